@@ -1,0 +1,1 @@
+"""The decoding loop: its types and its four verbs over token ids, standard library only."""

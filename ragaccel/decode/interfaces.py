@@ -1,0 +1,88 @@
+"""The two seams of decoding: who guesses (Drafter) and who decides (Verifier)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ragaccel.decode.tree import DraftTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.decode.context import Context
+    from ragaccel.decode.request import Request
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens. Holds settings only; what a request teaches is in its context."""
+
+    @property
+    def probe_ids(self) -> Sequence[int]:
+        """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's."""
+        ...
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess at most ``budget`` tokens in a tree rooted at the last token of ``context``."""
+        ...
+
+
+class NoDrafter:
+    """Never guesses: plain autoregressive decoding, the baseline."""
+
+    probe_ids: tuple[int, ...] = ()
+
+    def draft(self, context: Context, budget: int) -> DraftTree:  # noqa: ARG002
+        """Return the root alone."""
+        return DraftTree.chain(context.token_ids[-1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the target model chose after every node of a tree, probes included.
+
+    ``next_ids`` is [len(tree)]. ``runner_ups`` is [len(tree)] lists of the next likeliest tokens,
+    likeliest first, when they were asked for. ``uncertain`` is [len(tree)], true where the choice
+    was a near tie that another number of rows might decide otherwise; empty means never.
+    """
+
+    next_ids: Sequence[int]
+    runner_ups: Sequence[Sequence[int]] = ()
+    uncertain: Sequence[bool] = ()
+
+
+class Verifier(Protocol):
+    """A target model and its KV cache over one sequence."""
+
+    @property
+    def max_rows(self) -> int:
+        """The most nodes one verify pass takes: root, guesses and probes."""
+        ...
+
+    def prefill(self, request: Request) -> None:
+        """Cache the prompt but for its last token, which is the root of the first tree.
+
+        Raises:
+            CapacityError: the prompt and its answer do not fit.
+        """
+        ...
+
+    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+        """Choose the next token after every node, in one forward pass."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes of the last verified tree in the KV cache and forget the others.
+
+        ``path`` starts with the root and follows parents to children. Recorded now, moved at the
+        start of the next pass.
+        """
+        ...
+
+    def cost_seconds(self, rows: int) -> float:
+        """Estimate how long a verify pass over ``rows`` nodes takes at the present length."""
+        ...
+
+    def close(self) -> None:
+        """Give the cache back; whoever opened the verifier calls it."""
+        ...

@@ -1,0 +1,129 @@
+"""Requests: what is to be generated, from which tokens, and when it must end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Token ids of a text the answer is likely to repeat, such as a retrieved passage.
+
+    It need not be in the prompt. ``weight`` is its retrieval score scaled to 0..1 and ranks equal
+    matches; ``passage_id`` comes back in the ``Origin`` of every token copied from it.
+    """
+
+    token_ids: tuple[int, ...]
+    weight: float = 1.0
+    passage_id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", tuple(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target model chooses: greedily when the temperature is 0.
+
+    ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 filter nothing. A position's draw depends on the
+    seed and the position alone, so drafting never changes a sampled answer.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0.0, "temperature", self.temperature, "0 or more")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1 (off)")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 (off) and 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always chosen."""
+        return self.temperature == 0.0
+
+
+class StopRule(Protocol):
+    """A pure function of the answer's tokens that says where generation must have ended."""
+
+    def cut(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Return how many answer tokens to keep, or None to go on.
+
+        ``token_ids`` are the new tokens of the answer, the block just accepted included;
+        ``start`` is the index of the block's first token. What is returned is the first end
+        inside the block, counted from the start of the answer: above ``start`` and at most
+        ``len(token_ids)``. Tokens before ``start`` were judged in earlier calls.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation, in token ids.
+
+    An end token (``eos_ids``) is kept in the answer and ends it once ``min_new_tokens`` tokens
+    stand before it; stop rules apply from the first token on, both as in transformers.
+    ``processors`` are the caller's logits processors, pure functions of (ids, scores) which only
+    the verifier looks into; one with a true attribute ``stateful`` is called once per token in
+    order, and forces plain decoding. ``namespace`` keeps what is learned from one tenant's
+    requests away from the others.
+
+    Raises:
+        ConfigurationError: a field that cannot work, named with its value.
+    """
+
+    prompt_ids: tuple[int, ...]
+    references: tuple[Reference, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    stop_rules: tuple[StopRule, ...] = ()
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    processors: tuple[Any, ...] = ()
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "references", "stop_rules", "processors"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "eos_ids", frozenset(self.eos_ids))
+        if not self.prompt_ids:
+            raise ConfigurationError("the prompt is empty: give at least one token")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")
+        limits = f"between 0 and max_new_tokens ({self.max_new_tokens})"
+        _require(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            "min_new_tokens",
+            self.min_new_tokens,
+            limits,
+        )
+        _require(
+            self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "above 0"
+        )
+        _require(
+            self.no_repeat_ngram_size >= 0,
+            "no_repeat_ngram_size",
+            self.no_repeat_ngram_size,
+            "0 (off) or more",
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a stateful processor forbids drafting: its state must see each token once."""
+        return any(getattr(processor, "stateful", False) for processor in self.processors)
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name} must be {wanted}, not {value}")

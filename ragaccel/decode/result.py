@@ -1,0 +1,89 @@
+"""What decoding reports: one Step per verify pass, one GenerationResult per request."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ragaccel.decode.tree import Origin
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verify pass: the tokens it emitted, and what it took.
+
+    ``origins`` has an entry per token: the sources that had guessed it, the surest first; empty
+    for the bonus token and for guesses whose drafter names no source.
+    """
+
+    token_ids: tuple[int, ...]
+    num_drafts: int = 0
+    num_accepted: int = 0
+    origins: tuple[tuple[Origin, ...], ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """For each token the source it is credited to; "" where the target model spoke alone."""
+        return tuple(origins[0].source if origins else "" for origins in self.origins)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and seconds of one request.
+
+    ``accepted_by_source`` credits each accepted token to the surest source that guessed it and
+    sums to ``accepted_tokens``. ``verify_seconds`` holds all that stands between a draft and its
+    commit; ``total_seconds`` is the sum of the three stages and leaves out what the consumer
+    of the steps does between them.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    verify_passes: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Emitted tokens per verify pass, end token and first pass included; plainly 1.0."""
+        return self.new_tokens / max(1, self.verify_passes)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the verified guesses that were emitted."""
+        return self.accepted_tokens / max(1, self.draft_tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second of work, prefill included."""
+        return self.new_tokens / self.total_seconds if self.total_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all counts, seconds and ratios, ready for JSON."""
+        return {
+            **asdict(self),
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation, in token ids; an end token that ended it is included.
+
+    ``finish_reason`` is "stop" for an end token or a stop rule, "length" for
+    ``max_new_tokens``, "cancelled" for a session closed before its end.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats = field(default_factory=Stats)

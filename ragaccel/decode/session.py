@@ -1,0 +1,196 @@
+"""The decoding loop: draft, verify, accept, commit, until the answer ends."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.accept import Acceptance, accept
+from ragaccel.decode.budget import worth_verifying
+from ragaccel.decode.context import Context
+from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
+from ragaccel.decode.stopping import ending
+from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ragaccel.decode.interfaces import Choices, Drafter, Verifier
+    from ragaccel.decode.request import Request
+    from ragaccel.decode.tree import Origin
+
+
+class Session:
+    """One generation. Iterate it once for its steps; ``result()`` is there when it ends.
+
+    ``token_budget`` is the most guesses a verify pass takes: None asks the verifier's cost table
+    at every step, 0 decodes plainly. A scheduler drives it by halves instead: ``prefill``, then
+    ``propose`` and ``absorb`` until ``finish_reason`` is set. Whoever opened the verifier closes
+    it. An error of the drafter or verifier reaches the caller between two steps: what was
+    emitted before stays right.
+
+    Raises:
+        ConfigurationError: a negative budget, or more probes than a verify pass has rows.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        drafter: Drafter,
+        request: Request,
+        *,
+        token_budget: int | None = None,
+    ) -> None:
+        self.verifier, self.drafter, self.request = verifier, drafter, request
+        self.token_budget = 0 if request.is_plain else token_budget
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stats = Stats(prompt_tokens=len(request.prompt_ids))
+        self.context = Context(request.prompt_ids, request.references)
+        self._rows_per_node = 1 + (len(drafter.probe_ids) if self.token_budget != 0 else 0)
+        self._tree: DraftTree | None = None
+        self._prefilled = self._recheck = False
+        self._mark = 0.0
+        if token_budget is not None and token_budget < 0:
+            raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
+        if self._rows_per_node > verifier.max_rows:
+            raise ConfigurationError(
+                f"{len(drafter.probe_ids)} probes and a root exceed the {verifier.max_rows} rows "
+                "of a verify pass: use fewer probes or a larger max_rows"
+            )
+
+    def __iter__(self) -> Iterator[Step]:
+        """Decode to the end; goes on where an earlier iteration was left."""
+        self.prefill()
+        while self.finish_reason is None:
+            tree = self.propose(self.budget())
+            yield self.absorb(self.verifier.verify(tree))
+
+    def prefill(self) -> None:
+        """Cache the prompt, once."""
+        if self._prefilled:
+            return
+        self._mark = perf_counter()
+        self.verifier.prefill(self.request)
+        self._prefilled = True
+        self.stats.prefill_seconds = self._lap()
+
+    def budget(self) -> int:
+        """Count the guesses the next verify pass may take at most.
+
+        Never more than the answer has room for, so that no guess stands past its length limit.
+        """
+        rows = self.verifier.max_rows // self._rows_per_node - 1
+        room = self.request.max_new_tokens - len(self.token_ids) - 1
+        limit = rows if self.token_budget is None else min(rows, self.token_budget)
+        return 0 if self._recheck else max(0, min(limit, room))
+
+    def propose(self, budget: int) -> DraftTree:
+        """Draft the tree that the next verify pass is to run over; its choices go to ``absorb``.
+
+        Raises:
+            MalformedTreeError: the drafter returned no proper tree; nothing was verified.
+            RuntimeError: the session has ended.
+        """
+        if self.finish_reason is not None:
+            raise RuntimeError(f"the session has ended ({self.finish_reason})")
+        self.prefill()
+        self._mark = perf_counter()
+        budget = min(budget, self.budget())
+        self._tree = self._draft(budget) if budget else DraftTree.chain(self.context.token_ids[-1:])
+        if self._rows_per_node > 1 and not self._recheck:
+            self._tree = self._with_probes(self._tree)
+        self.stats.draft_seconds += self._lap()
+        return self._tree
+
+    def absorb(self, choices: Choices) -> Step:
+        """Accept, apply the stop rules, commit, and advance the context.
+
+        Nothing past a stop reaches the answer, the statistics, the context or the cache.
+        """
+        if self._tree is None:
+            raise RuntimeError("absorb follows propose: there is no tree to judge")
+        tree, self._tree = self._tree, None
+        acceptance = self._end(self._doubt(accept(tree, choices)))
+        self.verifier.commit(acceptance.committed)
+        self.context.advance(acceptance)
+        step = Step(
+            tuple(acceptance.emitted),
+            tree.num_drafts,
+            acceptance.num_accepted,
+            _origins(acceptance),
+        )
+        self._count(step, acceptance)
+        return step
+
+    def close(self) -> None:
+        """End the session here, as "cancelled" unless it had ended; what it emitted stays."""
+        self.finish_reason = self.finish_reason or "cancelled"
+        self._tree = None
+
+    def result(self) -> GenerationResult:
+        """Return the finished generation.
+
+        Raises:
+            RuntimeError: it has neither ended nor been closed.
+        """
+        if self.finish_reason is None:
+            raise RuntimeError("the session has not ended: iterate it to its end, or close it")
+        return GenerationResult(tuple(self.token_ids), self.finish_reason, self.stats)
+
+    def _draft(self, budget: int) -> DraftTree:
+        tree = self.drafter.draft(self.context, budget)
+        try:
+            check_tree(tree, self.context.token_ids[-1], budget)
+        except MalformedTreeError as error:
+            name = type(self.drafter).__name__
+            raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
+        if self.token_budget is None:
+            tree = worth_verifying(tree, self.verifier.cost_seconds, self._rows_per_node)
+        return tree
+
+    def _with_probes(self, tree: DraftTree) -> DraftTree:
+        """Hang the probes under every node that leaves them room before the length limit."""
+        probes = self.drafter.probe_ids
+        room = self.request.max_new_tokens - len(self.token_ids) - 1 - len(probes)
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
+        return attach_probes(tree, probes, nodes)
+
+    def _doubt(self, acceptance: Acceptance) -> Acceptance:
+        """Hold back a bonus token that was a near tie: the next pass asks again, at plain width."""
+        uncertain = acceptance.choices.uncertain
+        self._recheck = bool(
+            uncertain and uncertain[acceptance.path[-1]] and len(acceptance.tree) > 1
+        )
+        return acceptance.cut(len(acceptance.path) - 1) if self._recheck else acceptance
+
+    def _end(self, acceptance: Acceptance) -> Acceptance:
+        start = len(self.token_ids)
+        self.token_ids += acceptance.emitted
+        keep, self.finish_reason = ending(self.request, self.token_ids, start)
+        del self.token_ids[keep:]
+        return acceptance.cut(keep - start)
+
+    def _count(self, step: Step, acceptance: Acceptance) -> None:
+        stats = self.stats
+        stats.verify_passes += 1
+        stats.new_tokens += len(step.token_ids)
+        stats.draft_tokens += step.num_drafts
+        stats.accepted_tokens += step.num_accepted
+        for node in acceptance.accepted:
+            origins = acceptance.tree.origins[node]
+            source = origins[0].source if origins else type(self.drafter).__name__
+            stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
+        stats.verify_seconds += self._lap()
+
+    def _lap(self) -> float:
+        """Return the seconds since the last mark, and set a new one."""
+        last, self._mark = self._mark, perf_counter()
+        self.stats.total_seconds += self._mark - last
+        return self._mark - last
+
+
+def _origins(acceptance: Acceptance) -> tuple[tuple[Origin, ...], ...]:
+    origins = [acceptance.tree.origins[node] for node in acceptance.accepted]
+    return tuple(origins + [()] * (acceptance.num_emitted - len(origins)))

@@ -1,0 +1,1 @@
+"""Drafters: where the guesses come from; standard library and numpy."""

@@ -1,0 +1,114 @@
+"""Stand-ins for the slow parts: no torch, no model, no network."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+
+from ragaccel.decode.interfaces import Choices
+from ragaccel.decode.tree import DraftTree, Origin
+
+
+class ScriptedVerifier:
+    """A target model given as a function from all token ids so far to the next one."""
+
+    def __init__(self, next_token, max_rows=64, cost_seconds=lambda rows: 1.0):
+        self.next_token, self.max_rows, self.cost_seconds = next_token, max_rows, cost_seconds
+        self.cached, self.tree, self.largest_tree, self.closed = [], None, 0, False
+
+    def prefill(self, request):
+        self.cached = list(request.prompt_ids[:-1])
+
+    def verify(self, tree, num_runner_ups=0):
+        assert self.tree is None, "commit before the next verify"
+        self.tree, self.largest_tree = tree, max(self.largest_tree, len(tree))
+        paths = [[tree.token_ids[i] for i in tree.path(node)] for node in range(len(tree))]
+        return Choices([self.next_token(self.cached + path) for path in paths])
+
+    def commit(self, path):
+        assert all(self.tree.parents[b] == a for a, b in zip(path, path[1:], strict=False))
+        self.cached += [self.tree.token_ids[node] for node in path]
+        self.tree = None
+
+    def close(self):
+        self.closed = True
+
+
+class RandomDrafter:
+    """Guesses nonsense trees of random shape: decoding must stay lossless whatever it is given."""
+
+    probe_ids = ()
+
+    def __init__(self, seed, vocab_size):
+        self.random, self.vocab_size = random.Random(seed), vocab_size
+
+    def draft(self, context, budget):
+        tokens, parents, probs = [context.token_ids[-1]], [-1], [1.0]
+        used = set()
+        for _ in range(self.random.randint(0, budget)):
+            parent = self.random.choice([len(tokens) - 1, self.random.randrange(len(tokens))])
+            token = self.random.randrange(self.vocab_size)
+            if (parent, token) not in used:
+                used.add((parent, token))
+                tokens.append(token)
+                parents.append(parent)
+                probs.append(probs[parent] * self.random.random())
+        origins = ((), *[(Origin("random", 0),)] * (len(tokens) - 1))
+        return DraftTree(tuple(tokens), tuple(parents), tuple(probs), origins)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids, the ends of text and turn above them."""
+
+    eos_ids, vocab_size, has_chat_template, takes_documents = frozenset({256}), 258, True, False
+
+    def encode(self, text, add_special_tokens=False):
+        return list(text.encode())
+
+    def encode_with_offsets(self, text, add_special_tokens=False):
+        spans = [(i, i + 1) for i, c in enumerate(text) for _ in c.encode()]
+        return self.encode(text), spans
+
+    def decode(self, token_ids):
+        return bytes(t for t in token_ids if t < 256).decode(errors="replace")
+
+    def chat_text(self, messages, documents=None, add_generation_prompt=True):
+        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return turns + "assistant:" * add_generation_prompt
+
+    def chat(self, messages, documents=None, add_generation_prompt=True):
+        return self.encode(self.chat_text(messages, documents, add_generation_prompt))
+
+
+class HashEmbedder:
+    """Bags of hashed words as vectors: texts that share words are near."""
+
+    dimension, max_tokens, fingerprint = 64, 256, "hash-embedder-1"
+
+    def count_tokens(self, texts):
+        return [len(text.split()) for text in texts]
+
+    def embed_documents(self, texts):
+        vectors = np.full((len(texts), self.dimension), 1e-6, dtype=np.float32)
+        for i, text in enumerate(texts):
+            for word in text.lower().split():
+                digest = hashlib.sha256(word.strip(".,;:?!()").encode()).digest()
+                vectors[i, digest[0] % self.dimension] += 1.0 if digest[1] % 2 else -1.0
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def embed_query(self, text):
+        return self.embed_documents([text])[0]
+
+
+def decode_plainly(next_token, request):
+    """One token at a time, each stop rule asked after each: what every session must equal."""
+    answer = []
+    while len(answer) < request.max_new_tokens:
+        answer.append(next_token([*request.prompt_ids, *answer]))
+        if len(answer) > request.min_new_tokens and answer[-1] in request.eos_ids:
+            return tuple(answer), "stop"
+        if any(rule.cut(answer, len(answer) - 1) is not None for rule in request.stop_rules):
+            return tuple(answer), "stop"
+    return tuple(answer), "length"
