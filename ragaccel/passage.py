@@ -10,22 +10,28 @@ from dataclasses import dataclass
 class Document:
     """The text of one file, with where its pages start when it has pages.
 
-    ``page_starts[i]`` is the character offset at which page ``i + 1`` begins; empty for formats
-    without pages.
+    ``page_starts[i]`` is the character offset at which page ``i + 1`` begins (a slide and a
+    notebook cell count as pages); empty for formats without pages. ``markup`` says how headings
+    are written: ``"markdown"``, ``"rst"``, ``"code"``, ``"rows"`` (a record a line) or ``""``.
+    ``line_numbers[i]`` is the line of the file that line ``i + 1`` of the text was made from, where
+    the two differ (HTML, JSON); empty when the lines are the file's own.
     """
 
     path: str
     text: str
     title: str = ""
     page_starts: tuple[int, ...] = ()
+    markup: str = ""
+    line_numbers: tuple[int, ...] = ()
 
     def page_at(self, offset: int) -> int | None:
         """The 1-based page that holds a character offset; None when there are no pages."""
         return bisect_right(self.page_starts, offset) or None
 
     def line_at(self, offset: int) -> int:
-        """The 1-based line that holds a character offset."""
-        return self.text.count("\n", 0, offset) + 1
+        """The 1-based line of the file that holds a character offset."""
+        line = self.text.count("\n", 0, offset)
+        return self.line_numbers[line] if self.line_numbers else line + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Passage:
 
     @property
     def citation(self) -> str:
-        """Where the passage stands, as a person would look it up: ``guide.pdf:3``, ``notes.md:12``."""
+        """Where the passage stands, for people: ``guide.pdf:3``, ``notes.md:12``."""
         place = self.page if self.page is not None else self.line
         where = self.path or self.passage_id
         return where if place is None else f"{where}:{place}"

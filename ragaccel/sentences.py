@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-_BREAK = re.compile(
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(?:.*\n)*?[ \t]*\1[ \t]*$", re.MULTILINE)
+_HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
+_TABLE_ROW = re.compile(r"[ \t]*\|")
+_RULE = re.compile(r"[ \t]*(?:[|:+ \t]*-{3,}[-|:+ \t]*|={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$")
+_ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
+_GOES_ON = re.compile(
+    r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
+)
+_END = re.compile(
     r"""
-    \n\s*\n                                  # a blank line
-  | \n(?=\s*(?:[-*+•>|#]|\d+[.)]\s|```))     # a list item, heading, quote, table row or fence
-  | (?<=[|:;`])\n                            # a line that ends a row or an introduction
-  | (?<=[.!?…])["'”’)\]]*\s+(?=["'“‘(\[]*[A-Z0-9À-ÞА-Я])  # the end of a sentence
-  | (?<=[。！？])
+    (?<=[.!?…])["'”’)\]*_`]*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # the next one starts large
+  | (?<=[.!?…:])["'”’)\]*_`]*[ \t]*\n                                  # or on a line of its own
+  | (?<=[。！？।؟])\s*
     """,
     re.VERBOSE,
 )
@@ -20,23 +29,33 @@ _ABBREVIATION = re.compile(
     r"|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct"
     r"|Nov|Dec))\.$"
 )
+_LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
+_SHORT_LINE = 45
+_LONG_SENTENCE = 500
+_WORD = re.compile(r"\w")
+
+Span = tuple[int, int]
 
 
-def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+def sentence_spans(text: str) -> Iterator[Span]:
     """Yield (start, end) of every sentence, white space around it left out, in order.
 
-    A rule-based splitter for prose and Markdown alike: headings, list items and table rows count
-    as sentences; common abbreviations and initials do not end one. Spans never overlap.
+    A rule-based splitter for prose and Markdown alike: a heading, a list item, a table row and a
+    fenced block of code count as sentences; abbreviations, initials and list numbers do not end
+    one. Spans never overlap, and nothing but white space and rules (``---``) lies between them.
     """
-    start = 0
-    for found in _BREAK.finditer(text):
-        closing = found.group().rstrip()
-        end = found.start() + (len(closing) if closing and "\n" not in closing else 0)
-        if "\n" not in found.group() and _ABBREVIATION.search(text, start, end):
-            continue
-        yield from _trimmed(text, start, end)
-        start = found.end()
-    yield from _trimmed(text, start, len(text))
+    ready: Span | None = None
+    held: Span | None = None
+    for start, end in _pieces(text):
+        begins = held[0] if held else start
+        held = (begins, end) if _is_fragment(text, begins, end) else None
+        if held is None:
+            if ready:
+                yield ready
+            ready = begins, end
+    last = (ready[0], held[1]) if ready and held else ready or held
+    if last:
+        yield last
 
 
 def split_sentences(text: str) -> list[str]:
@@ -44,9 +63,98 @@ def split_sentences(text: str) -> list[str]:
     return [text[start:end] for start, end in sentence_spans(text)]
 
 
-def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _is_fragment(text: str, start: int, end: int) -> bool:
+    """One or two characters, or a number with its stop: it belongs to what follows."""
+    return end - start <= 2 or bool(_LIST_NUMBER.fullmatch(text, start, end))
+
+
+def _pieces(text: str) -> Iterator[Span]:
+    """Sentences before fragments are joined to what follows them."""
+    for start, end in _blocks(text):
+        for piece in _sentences_of(text, start, end):
+            first, last = _trimmed(text, *piece)
+            if first < last and (_WORD.search(text, first, last) or last - first == len(text)):
+                yield first, last
+
+
+def _blocks(text: str) -> Iterator[Span]:
+    """Fenced code whole; between fences runs of lines that may share sentences."""
+    position = 0
+    for fence in _FENCED.finditer(text):
+        yield from _line_runs(text, position, fence.start())
+        yield from _fence_pieces(text, fence.start(), fence.end())
+        position = fence.end()
+    yield from _line_runs(text, position, len(text))
+
+
+def _line_runs(text: str, start: int, end: int) -> Iterator[Span]:
+    run, position = start, start
+    previous = ""
+    while position < end:
+        newline = text.find("\n", position, end)
+        stop = end if newline < 0 else newline + 1
+        line = text[position:stop]
+        if _starts_run(previous, line):
+            yield run, position
+            run = position
+        previous, position = line, stop
+    yield run, end
+
+
+def _starts_run(previous: str, line: str) -> bool:
+    """Whether a line has nothing to do with the sentence of the line before it."""
+    if not previous.strip() or not line.strip():
+        return True
+    if _RULE.match(line):
+        return False  # the underline of a heading, or the rule below a table's head
+    if _HEADING.match(previous) or _HEADING.match(line) or _RULE.match(previous):
+        return True
+    if _TABLE_ROW.match(previous) or _TABLE_ROW.match(line) or _ITEM.match(line):
+        return True
+    ended, started = previous.strip(), line.lstrip()
+    if started[0].islower() or len(ended) >= _SHORT_LINE:
+        return False
+    return not _GOES_ON.search(ended)
+
+
+def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
+    if _HEADING.match(text, start, end) or text.startswith(("```", "~~~", "|"), start):
+        yield start, end
+        return
+    position = start
+    for found in _END.finditer(text, start, end):
+        closing = found.group().rstrip()
+        stop = found.start() + len(closing)
+        if _ABBREVIATION.search(text[max(position, found.start() - 12) : found.start()]):
+            continue
+        yield from _shortened(text, position, stop)
+        position = found.end()
+    yield from _shortened(text, position, end)
+
+
+def _shortened(text: str, start: int, end: int) -> Iterator[Span]:
+    """A very long sentence is no prose but lines without stops: take it line by line."""
+    while end - start > _LONG_SENTENCE:
+        newline = text.find("\n", start, end)
+        if newline < 0:
+            break
+        yield start, newline
+        start = newline + 1
+    yield start, end
+
+
+def _fence_pieces(text: str, start: int, end: int) -> Iterator[Span]:
+    """Fenced code as one piece; a long block is cut at its blank lines."""
+    position = start
+    if end - start > _LONG_SENTENCE:
+        for gap in re.finditer(r"\n[ \t]*\n", text[start:end]):
+            yield position, start + gap.start()
+            position = start + gap.end()
+    yield position, end
+
+
+def _trimmed(text: str, start: int, end: int) -> Span:
     piece = text[start:end]
     stripped = piece.strip()
-    if stripped:
-        start += len(piece) - len(piece.lstrip())
-        yield start, start + len(stripped)
+    first = start + len(piece) - len(piece.lstrip())
+    return first, first + len(stripped)

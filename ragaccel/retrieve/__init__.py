@@ -1,0 +1,1 @@
+"""Retrieval: a folder of files in, the passages that bear on a question out."""

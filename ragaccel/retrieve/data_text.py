@@ -1,0 +1,213 @@
+"""Tables and records read as text: every row of a CSV or JSON file as ``column: value`` pairs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.passage import Document
+from ragaccel.retrieve.plain_text import decode_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
+_SPACE = re.compile(r"\s+")
+_JSON_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"(?P<key>\s*:)?|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n'
+)
+_NAMING_KEYS = ("title", "name", "id", "key")
+_DEEPEST_HEADING = 6
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Lines of text, each with the line of the file that it was made from."""
+
+    texts: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    def add(self, text: str, number: int) -> None:
+        for line in text.split("\n"):
+            self.texts.append(line)
+            self.numbers.append(number)
+
+    def document(self, name: str, markup: str) -> Document:
+        text = "\n".join(self.texts)
+        return Document(path=name, text=text, markup=markup, line_numbers=tuple(self.numbers))
+
+
+def read_csv(data: bytes, name: str) -> Document:
+    """Read a table: its columns on the first line, then a row a line, ``Name: Ada; Born: 1815``."""
+    text, _ = decode_text(data)
+    rows = csv.reader(io.StringIO(text, newline=""), _dialect(text, name))
+    lines, number = _Lines(), 1
+    columns: list[str] = []
+    for cells in rows:
+        if not any(cell.strip() for cell in cells):
+            pass
+        elif columns:
+            lines.add(_record(_named(columns, cells)), number)
+        elif _is_header(cells):
+            columns = [_tidy(cell) for cell in cells]
+            lines.add(f"Columns: {', '.join(columns)}.", number)
+        else:
+            columns = [f"column {position}" for position in range(1, len(cells) + 1)]
+            lines.add(_record(_named(columns, cells)), number)
+        number = rows.line_num + 1
+    return lines.document(name, "rows")
+
+
+def _dialect(text: str, name: str) -> type[csv.Dialect]:
+    if name.lower().endswith(".tsv"):
+        return csv.excel_tab
+    try:
+        return csv.Sniffer().sniff(text[:8192], delimiters=",;\t|")
+    except csv.Error:
+        return csv.excel
+
+
+def _is_header(cells: list[str]) -> bool:
+    """A first row of distinct words names the columns; numbers or repetitions are data."""
+    tidy = [_tidy(cell) for cell in cells]
+    named = [cell for cell in tidy if cell]
+    return len(set(named)) == len(named) and not any(map(_NUMBER.fullmatch, named))
+
+
+def _named(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
+    for position, cell in enumerate(cells):
+        if cell.strip():
+            yield (columns[position] if position < len(columns) else ""), _tidy(cell)
+
+
+def _record(pairs: Iterator[tuple[str, str]]) -> str:
+    text = "; ".join(f"{key}: {value}" if key else value for key, value in pairs)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def read_json(data: bytes, name: str) -> Document:
+    """Read JSON: nested objects under headings, flat ones a line each, with the file's lines."""
+    text, _ = decode_text(data)
+    lines = _Lines()
+    if not _add_value(text, 0, lines):
+        return Document(path=name, text=text, markup="code")
+    return lines.document(name, "markdown")
+
+
+def read_json_lines(data: bytes, name: str) -> Document:
+    """Read JSON Lines: every line a value of its own; a line that is none is kept as it is."""
+    text, _ = decode_text(data)
+    lines = _Lines()
+    for number, line in enumerate(text.split("\n")):
+        if line.strip() and not _add_value(line, number, lines):
+            lines.add(line, number + 1)
+    return lines.document(name, "markdown")
+
+
+def _add_value(text: str, first_line: int, lines: _Lines) -> bool:
+    try:
+        value = json.loads(text, object_pairs_hook=_Pairs)
+        _Renderer(lines, _scalar_lines(text, first_line + 1)).render(value, "", 1)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as its pairs, in the file's order."""
+
+
+def _scalar_lines(text: str, line: int) -> Iterator[int]:
+    """The line of every scalar of a JSON text, in order; keys are no scalars here."""
+    for token in _JSON_TOKEN.finditer(text):
+        if token.group() == "\n":
+            line += 1
+        elif token.group("key"):
+            line += token.group("key").count("\n")
+        else:
+            yield line
+
+
+class _Renderer:
+    """Writes a parsed JSON value as lines, taking each scalar's line number as it goes."""
+
+    def __init__(self, lines: _Lines, numbers: Iterator[int]) -> None:
+        self.lines = lines
+        self.numbers = numbers
+        self.last = 1
+
+    def render(self, value: Any, key: str, depth: int) -> None:
+        if not isinstance(value, list):
+            self._scalar(key, value)
+        elif _is_flat(value):
+            self._flat(key, value)
+        else:
+            self._nested(key, value, depth)
+
+    def _scalar(self, key: str, value: Any) -> None:
+        self.last = next(self.numbers, self.last)
+        text = _plain(value)
+        if not text:
+            return
+        if "\n" in text:
+            self.lines.add(f"{key}:\n\n{text}\n" if key else text, self.last)
+        else:
+            self.lines.add(_record(iter([(key, text)])), self.last)
+
+    def _flat(self, key: str, value: list[Any]) -> None:
+        pairs = value if isinstance(value, _Pairs) else [("", item) for item in value]
+        numbers = [next(self.numbers, self.last) for _ in pairs]
+        said = [(name, _tidy(_plain(item))) for name, item in pairs if _plain(item)]
+        if not said:
+            return
+        number = numbers[0]
+        self.last = numbers[-1]
+        if not isinstance(value, _Pairs):
+            self.lines.add(_record(iter([(key, ", ".join(item for _, item in said))])), number)
+        elif len(said) == 1:
+            self.lines.add(_record(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
+        else:
+            record = _record(iter(said))
+            self.lines.add(f"{key}: {record}" if key else record, number)
+
+    def _nested(self, key: str, value: list[Any], depth: int) -> None:
+        if key:
+            self.lines.add(f"\n{'#' * min(depth, _DEEPEST_HEADING)} {key}\n", self.last)
+            depth += 1
+        if isinstance(value, _Pairs):
+            for name, item in value:
+                self.render(item, name, depth)
+        else:
+            for position, item in enumerate(value, 1):
+                self.render(item, "" if _is_flat(item) else _item_name(item, position), depth)
+
+
+def _is_flat(value: Any) -> bool:
+    """A record or list of scalars without line breaks: something to say in one line."""
+    if not isinstance(value, list):
+        return True
+    items = [item for _, item in value] if isinstance(value, _Pairs) else value
+    return not any(isinstance(item, list) or "\n" in _plain(item) for item in items)
+
+
+def _item_name(item: Any, position: int) -> str:
+    if isinstance(item, _Pairs):
+        named = {key.lower(): value for key, value in item if not isinstance(value, list)}
+        for key in _NAMING_KEYS:
+            if named.get(key):
+                return _tidy(_plain(named[key]))
+    return f"Item {position}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    return "" if value is None else json.dumps(value)
+
+
+def _tidy(text: str) -> str:
+    return _SPACE.sub(" ", text).strip()

@@ -1,0 +1,60 @@
+"""Plain text: bytes to characters, whatever the encoding, and never a binary taken for text."""
+
+from __future__ import annotations
+
+import codecs
+from contextlib import suppress
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_SAMPLE_BYTES = 1 << 16
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x1a")
+
+
+def looks_binary(data: bytes) -> bool:
+    """Whether the bytes are no text in any encoding that :func:`decode_text` knows."""
+    sample = data[:_SAMPLE_BYTES]
+    if _marked_encoding(sample) or _unmarked_utf16(sample):
+        return False
+    if b"\0" in sample:
+        return True
+    return len(sample) - len(sample.translate(None, _CONTROLS)) > len(sample) // 50
+
+
+def decode_text(data: bytes) -> tuple[str, str]:
+    """Decode a text file; return (text, encoding), every line end a single newline.
+
+    A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then Windows-1252
+    (a superset of Latin-1's letters), then Latin-1, which decodes anything.
+    """
+    encoding = _marked_encoding(data) or _unmarked_utf16(data[:_SAMPLE_BYTES])
+    for name in (encoding or "utf-8", "utf-8", "cp1252"):
+        with suppress(UnicodeDecodeError):
+            return _unix_lines(data.decode(name)), name
+    return _unix_lines(data.decode("latin-1")), "latin-1"
+
+
+def _marked_encoding(data: bytes) -> str | None:
+    return next((name for mark, name in _MARKS if data.startswith(mark)), None)
+
+
+def _unmarked_utf16(sample: bytes) -> str | None:
+    """UTF-16 without a mark: in Western text every other byte is zero, always on the same side."""
+    if len(sample) < 4 or b"\0" not in sample:
+        return None
+    even, odd = sample[0::2].count(0), sample[1::2].count(0)
+    half = len(sample) // 2
+    if odd > 0.6 * half and even < 0.02 * half:
+        return "utf-16-le"
+    if even > 0.6 * half and odd < 0.02 * half:
+        return "utf-16-be"
+    return None
+
+
+def _unix_lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
