@@ -1,0 +1,171 @@
+"""Answer and Stream: what comes back from a question, whole or piece by piece."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
+from ragaccel.highlighting import Highlighter, Segment, segments
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ragaccel.decode.result import GenerationResult, Stats
+    from ragaccel.passage import Passage
+
+__all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens read and written; the token that ends the answer counts as written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer: its text, where that was copied from, and what it took.
+
+    ``text`` ends before the stop string, if one ended it; ``token_ids`` are all tokens that were
+    generated, the ending one included. ``finish_reason`` is ``"stop"`` (an end token, a stop
+    string or a stopping criterion) or ``"length"`` (``max_new_tokens``). ``passages[n - 1]`` is
+    the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    stats: Stats
+    passages: tuple[Passage, ...] = ()
+    copied_spans: tuple[CopiedSpan, ...] = ()
+    dropped_passages: tuple[Passage, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        result: GenerationResult,
+        passages: Sequence[Passage] = (),
+        dropped_passages: Sequence[Passage] = (),
+    ) -> Answer:
+        """Put together an answer from its text and the generation it came from."""
+        stats = result.stats
+        usage = Usage(
+            prompt_tokens=stats.prompt_tokens,
+            completion_tokens=len(result.token_ids),
+            total_tokens=stats.prompt_tokens + len(result.token_ids),
+        )
+        return cls(
+            text=text,
+            token_ids=tuple(result.token_ids),
+            finish_reason=result.finish_reason,
+            usage=usage,
+            stats=stats,
+            passages=tuple(passages),
+            copied_spans=copied_spans(text, passages),
+            dropped_passages=tuple(dropped_passages),
+        )
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def cited_numbers(self) -> tuple[int, ...]:
+        """The passage numbers that the text names, ``[2]``, in the order of first mention."""
+        return tuple(cited_numbers(self.text, len(self.passages), self.copied_spans))
+
+    @property
+    def cited_passages(self) -> tuple[Passage, ...]:
+        """The passages that the text names, in the order of first mention."""
+        return tuple(self.passages[number - 1] for number in self.cited_numbers)
+
+    def segments(self) -> list[Segment]:
+        """The text in pieces for display, each copied from one passage or from none."""
+        return segments(self.text, self.copied_spans)
+
+
+class Stream(Iterator[str]):
+    """An answer being generated: iterate it for pieces of text, then ask for ``answer``.
+
+    Nothing computes between two pieces: the thread that iterates does the work, so leaving
+    (``close()``, the end of a ``with`` block, or dropping the stream) is all it takes to stop, and
+    an error during generation reaches whoever iterates. The pieces joined are ``answer.text``.
+    A stream may be closed from any thread.
+    """
+
+    def __init__(
+        self, pieces: Generator[str, None, Answer], passages: Sequence[Passage] = ()
+    ) -> None:
+        self.passages = tuple(passages)
+        self._pieces = pieces
+        self._answer: Answer | None = None
+        self._busy = threading.Lock()
+        self._left = threading.Event()
+
+    def __next__(self) -> str:
+        with self._busy:
+            if self._left.is_set():
+                self._pieces.close()
+                raise StopIteration
+            try:
+                piece = next(self._pieces)
+            except StopIteration as end:
+                self._left.set()
+                self._answer = end.value
+                raise StopIteration from None
+            except BaseException:
+                self._left.set()
+                raise
+            if self._left.is_set():  # by another thread, while this one was computing
+                self._pieces.close()
+                raise StopIteration
+            return piece
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        if self._answer is None:
+            raise RuntimeError(
+                "the stream was closed before its end: there is no answer"
+                if self._left.is_set()
+                else "the answer is there when the stream has been read to its end"
+            )
+        return self._answer
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended or been closed: no further piece will come."""
+        return self._left.is_set()
+
+    def close(self) -> None:
+        """Stop generating and free what the request held; safe to call twice, from any thread."""
+        self._left.set()
+        if self._busy.acquire(blocking=False):
+            try:
+                self._pieces.close()
+            finally:
+                self._busy.release()
+
+    def text(self) -> str:
+        """Read the stream to its end and return the whole text of the answer."""
+        for _ in self:
+            pass
+        return self.answer.text
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,116 @@
+"""References: texts an answer is likely to repeat, as token ids of the prompt where it has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.request import Reference
+from ragaccel.errors import ConfigurationError
+from ragaccel.passage import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ragaccel.models.tokenizer import Tokenizer
+
+# What a spaced variant keeps behind the point where both variants agree: enough to be found again.
+_TAIL_TOKENS = 16
+TURN_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text with its token ids and the characters [start, end) that each token stands for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
+        """The ids of the tokens that share a character with [start, end), and ``margin`` beside."""
+        inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
+        if not inside:
+            return ()
+        return self.token_ids[max(0, inside[0] - margin) : inside[-1] + 1 + margin]
+
+
+def rank_weights(passages: Sequence[Passage]) -> list[float]:
+    """Weights in (0, 1] from retrieval scores, or from ranks where there are no scores."""
+    best = max((passage.score for passage in passages), default=0.0)
+    if best <= 0.0:
+        return [1.0 / rank for rank in range(1, len(passages) + 1)]
+    return [max(passage.score / best, 0.01) for passage in passages]
+
+
+def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage]:
+    """The references that have a text, as passages; strings are named by their number."""
+    passages: list[Passage] = []
+    for number, reference in enumerate(references, start=1):
+        if isinstance(reference, str):
+            passages.append(Passage(f"reference-{number}", reference, end=len(reference)))
+        elif isinstance(reference, Passage):
+            passages.append(reference)
+    return passages
+
+
+def make_references(
+    references: Sequence[str | Passage | Reference],
+    tokenizer: Tokenizer,
+    prompt: EncodedText | None,
+) -> list[Reference]:
+    """Turn what a caller gives into references, cut from the prompt's own ids where it holds them.
+
+    Tokens at a passage's borders differ when it is tokenized apart, and matches would break there.
+
+    Raises:
+        ConfigurationError: something that is neither str, Passage nor Reference.
+    """
+    for reference in references:
+        if not isinstance(reference, str | Passage | Reference):
+            raise ConfigurationError(
+                f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
+            )
+    made = [reference for reference in references if isinstance(reference, Reference)]
+    passages = [passage for passage in as_passages(references) if passage.text.strip()]
+    for passage, weight in zip(passages, rank_weights(passages), strict=True):
+        made += refer(passage.text, tokenizer, prompt, weight=weight, passage_id=passage.passage_id)
+    return made
+
+
+def refer(
+    text: str,
+    tokenizer: Tokenizer,
+    prompt: EncodedText | None = None,
+    *,
+    weight: float = 1.0,
+    passage_id: str = "",
+) -> list[Reference]:
+    """One text as references: cut from the prompt if it stands there, else tokenized apart.
+
+    Apart, the text is taken with and without a space before it, since either may be how the model
+    writes its first word.
+    """
+    text = text.strip()
+    at = prompt.text.find(text) if prompt is not None else -1
+    if prompt is not None and at >= 0:
+        return [Reference(prompt.cut(at, at + len(text)), weight, passage_id)]
+    plain = tuple(tokenizer.encode(text, add_special_tokens=False))
+    spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
+    variants = [plain, _head_of_variant(spaced, plain)]
+    return [Reference(ids, weight, passage_id) for ids in variants if ids]
+
+
+def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a variant up to where both agree to the end, and a few tokens more."""
+    if variant == other:
+        return ()
+    same = 0
+    for a, b in zip(reversed(variant), reversed(other), strict=False):
+        if a != b:
+            break
+        same += 1
+    return variant[: len(variant) - same + _TAIL_TOKENS]

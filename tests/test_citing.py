@@ -1,0 +1,200 @@
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragaccel.citing import TOKEN, cited_numbers, copied_spans
+from ragaccel.highlighting import Highlighter, Segment, segments
+from ragaccel.passage import Passage
+
+LAMP = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
+TIDE = "At spring tide the water rises 4.7 metres. The lamp burns rapeseed oil all night long."
+
+
+def passages(*texts):
+    return [Passage(f"p{i}", text) for i, text in enumerate(texts, start=1)]
+
+
+def texts_of(text, spans):
+    return [text[span.start : span.end] for span in spans]
+
+
+def brute_force(text, given):
+    """The inclusion-maximal qualifying runs, by looking at every pair of tokens."""
+    tokens = TOKEN.findall(text)
+    starts = [0]
+    for token in tokens:
+        starts.append(starts[-1] + len(token))
+    others = [TOKEN.findall(passage.text) for passage in given]
+    held = set()
+    for other in others:
+        for i in range(len(other)):
+            for j in range(i + 1, len(other) + 1):
+                held.add(tuple(other[i:j]))
+    runs = []
+    for i in range(len(tokens)):
+        for j in range(i + 1, len(tokens) + 1):
+            run = tokens[i:j]
+            if run[0].isspace() or run[-1].isspace() or tuple(run) not in held:
+                continue
+            weight = sum(not token.isspace() for token in run)
+            if any(map(str.isalnum, "".join(run))) and (weight >= 5 or starts[j] - starts[i] >= 24):
+                runs.append((starts[i], starts[j]))
+    return [r for r in runs if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in runs)]
+
+
+def test_a_quotation_is_found_at_its_exact_place():
+    text = "It says: The lamp burns rapeseed oil. [1]"
+    (span,) = copied_spans(text, passages(LAMP))
+    assert text[span.start : span.end] == "The lamp burns rapeseed oil."
+    assert LAMP[span.passage_start : span.passage_end] == "The lamp burns rapeseed oil."
+    assert (span.passage_id, span.passage_number) == ("p1", 1)
+
+
+def test_of_equal_passages_the_cited_one_is_named_then_the_last_one_then_the_best():
+    same = passages("zzz", LAMP, TIDE)
+    assert copied_spans("The lamp burns rapeseed oil [3].", same)[0].passage_number == 3
+    assert copied_spans("The lamp burns rapeseed oil.", same)[0].passage_number == 2
+    both = "At spring tide the water rises 4.7 metres. So: The lamp burns rapeseed oil."
+    assert [s.passage_number for s in copied_spans(both, same)] == [3, 2]
+    both = "At spring tide the water rises 4.7 metres. So: The lamp burns rapeseed oil"
+    assert [s.passage_number for s in copied_spans(both, same)] == [3, 3]
+
+
+def test_short_runs_and_rows_of_punctuation_do_not_count():
+    assert copied_spans("a lamp burns oil", passages(LAMP)) == ()
+    assert (
+        copied_spans("|---|---|---|---|---|---|---|", passages("|---|---|---|---|---|---|")) == ()
+    )
+
+
+def test_twenty_four_characters_are_enough():
+    text = "see github.com/example/lighthouse"
+    assert texts_of(text, copied_spans(text, passages("at github.com/example/lighthouse"))) == [
+        "github.com/example/lighthouse"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "passage"),
+    [
+        ("it costs about 4.70 euros a day", "it costs about 4.7 euros a week"),
+        ("they can't have been here before", "they can have been here"),
+        ("one two three four fivefold", "one two three four five"),
+    ],
+)
+def test_runs_end_at_word_boundaries_on_both_sides(text, passage):
+    for span in copied_spans(text, passages(passage)):
+        run = text[span.start : span.end]
+        assert not run.endswith(("4", "4.7", "can", "five"))
+        assert not run.startswith(("t have", "0 euros"))
+
+
+def test_scripts_without_spaces_are_matched_by_character():
+    text = "答えは東京タワーです"
+    spans = copied_spans(text, passages("高い東京タワーで"))
+    assert texts_of(text, spans) == ["東京タワーで"]
+
+
+def test_nothing_to_match_gives_nothing():
+    assert copied_spans("", passages(LAMP)) == ()
+    assert copied_spans(LAMP, []) == ()
+    assert copied_spans(LAMP, passages("", "   ")) == ()
+
+
+words = st.sampled_from(
+    ["the", "lamp", "oil", "a", "1,000", "don't", "x.y", "é", "東", "京", "Straße"]
+)
+glue = st.sampled_from([" ", "  ", "\n", ". ", ", ", "-", "'", "", "[1] ", "“", "."])
+prose = st.lists(st.tuples(words, glue), max_size=25).map(
+    lambda pairs: "".join(word + mark for word, mark in pairs)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(prose, st.lists(prose, max_size=3), st.data())
+def test_spans_are_the_maximal_runs_of_a_brute_force_search(text, others, data):
+    if others and data.draw(st.booleans()):  # make copying likely
+        source = data.draw(st.sampled_from(others))
+        cut = data.draw(st.integers(0, len(source)))
+        text = text + source[cut:] + data.draw(prose)
+    given_passages = passages(*others)
+    spans = copied_spans(text, given_passages)
+    assert [(s.start, s.end) for s in spans] == brute_force(text, given_passages)
+    for span in spans:
+        passage = given_passages[span.passage_number - 1]
+        assert passage.passage_id == span.passage_id
+        assert passage.text[span.passage_start : span.passage_end] == text[span.start : span.end]
+
+
+@settings(max_examples=300, deadline=None)
+@given(prose, st.lists(prose, max_size=3), st.data())
+def test_streamed_marks_are_those_of_the_whole_answer(text, others, data):
+    if others:
+        text += data.draw(st.sampled_from(others))
+    highlighter = Highlighter(passages(*others))
+    shown = []
+    at = 0
+    while at < len(text):
+        size = data.draw(st.integers(1, 9))
+        shown += highlighter.feed(text[at : at + size])
+        at += size
+    shown += highlighter.finish()
+    assert "".join(piece.text for piece in shown) == text
+    streamed = [bool(piece.passage_number) for piece in shown for _ in piece.text]
+    expected = [False] * len(text)
+    for span in copied_spans(text, passages(*others)):
+        expected[span.start : span.end] = [True] * (span.end - span.start)
+    assert streamed == expected
+
+
+def test_streamed_marks_lag_by_a_few_words_only():
+    highlighter = Highlighter(passages(LAMP))
+    shown = ""
+    for i, letter in enumerate(LAMP):
+        shown += "".join(piece.text for piece in highlighter.feed(letter))
+        assert i - len(shown) <= 40
+    assert highlighter.feed("") == []
+
+
+def test_segments_cover_the_text_and_never_overlap():
+    text = "At spring tide the water rises 4.7 metres. The lamp burns rapeseed oil all day."
+    overlapping = passages(TIDE[:70], TIDE[20:])
+    spans = copied_spans(text, overlapping)
+    assert len(spans) == 2
+    assert spans[0].end > spans[1].start
+    pieces = segments(text, spans)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.passage_number for piece in pieces] == [1, 2, 0]
+    assert segments("own words", []) == [Segment("own words")]
+    assert segments("", []) == []
+
+
+def test_citations_are_read_from_the_text():
+    text = "One [2]. Two [1, 3] and [1-2], not x[1] nor [0] nor [12] nor [text]."
+    assert cited_numbers(text, 3) == [2, 1, 3]
+
+
+def test_brackets_inside_a_copied_span_are_the_passages_own():
+    passage = "The mole was built in 1861 [2] and lengthened."
+    text = "The mole was built in 1861 [2] and lengthened. [1]"
+    assert cited_numbers(text, 2, copied_spans(text, passages(passage))) == [1]
+
+
+def test_twenty_long_passages_take_milliseconds():
+    rng = random.Random(0)
+    vocabulary = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(800)]
+    long = [" ".join(rng.choices(vocabulary, k=330)) for _ in range(20)]
+    text = long[3][100:500] + " indeed " + long[8][900:1300] + " and so on."
+    given_passages = passages(*long)
+    best = min(_seconds(text, given_passages) for _ in range(5))
+    assert len(copied_spans(text, given_passages)) == 2
+    assert best < 0.05
+
+
+def _seconds(text, given_passages):
+    started = time.perf_counter()
+    copied_spans(text, given_passages)
+    return time.perf_counter() - started
