@@ -1,0 +1,48 @@
+# Two verbs do everything on a fresh machine: `make demo` and `make test`. Both are safe to run twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+QUESTION ?= How tall is the lighthouse tower?
+export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
+
+.PHONY: demo test lint types check gpu eval reader clean
+
+demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
+	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
+
+test: $(VENV)/.dev  ## the whole suite, offline
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+check: lint types test
+
+gpu:  ## every CUDA-marked test, in the environment at hand; needs neither faiss nor a framework
+	$(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/engine tests/models
+
+eval: $(VENV)/.dev  ## speed of the bundled reader on this machine
+	$(BIN)/python -m eval.speed --task demo --model reader
+
+reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
+	$(BIN)/python -m ragaccel.train.reader --out .cache/reader
+
+clean:
+	rm -rf $(VENV) .cache build dist
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[retrieval,embedded,pdf]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]'
+	touch $@ $(VENV)/.demo

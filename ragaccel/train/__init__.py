@@ -1,0 +1,1 @@
+"""Training: the recipes behind the models that ship with the package."""

@@ -1,0 +1,1 @@
+"""The bundled reader's recipe: from text archives to a small model that answers by quoting."""

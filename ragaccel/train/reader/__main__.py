@@ -1,0 +1,113 @@
+"""The recipe as one resumable command: ``python -m ragaccel.train.reader --data DIR --out DIR``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import PreTrainedTokenizerFast
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.train.reader.corpus import Article, HumanQuestion, load_articles, load_questions
+from ragaccel.train.reader.evaluate import evaluate
+from ragaccel.train.reader.examples import ExampleMaker
+from ragaccel.train.reader.fit import Fit
+from ragaccel.train.reader.network import new_reader
+from ragaccel.train.reader.publish import publish
+from ragaccel.train.reader.vocabulary import train_tokenizer
+
+BOOK_CHARACTERS = 8_000_000
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Run folder: checkpoint, log; and reader/ to ship.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of text archives and question sets.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Training time, over all resumed runs.")] = 100.0,
+    hidden: Annotated[int, typer.Option(help="Width, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Depth.")] = 6,
+    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 2.5e-3,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
+    examples: Annotated[int, typer.Option(help="Held-out questions of each kind.")] = 400,
+) -> None:
+    """Train the bundled reader, or go on where it was interrupted; then evaluate and write it."""
+    folder = data or Path(os.environ.get("RAGACCEL_DATA", ""))
+    if not (folder / "text").is_dir():
+        raise ConfigurationError(
+            "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
+        )
+    articles, questions = _limited(load_articles(folder), seed), load_questions(folder)
+    tokenizer = _tokenizer(out / "tokenizer", articles, questions)
+    makers = [
+        ExampleMaker(
+            [a for a in articles if a.held_out == held_out],
+            [q for q in questions if q.held_out == held_out],
+            tokenizer,
+            seed=seed,
+        )
+        for held_out in (False, True)
+    ]
+    torch.manual_seed(seed)
+    model = new_reader(
+        len(tokenizer),
+        {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id},
+        hidden=hidden,
+        layers=layers,
+    )
+    fit = Fit(
+        model, makers[0], out, minutes=minutes, learning_rate=learning_rate, device=device
+    )
+    try:
+        fit.run()
+    except KeyboardInterrupt:
+        fit.save()
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
+    figures = evaluate(model, makers[1], examples=examples)
+    publish(model.to("cpu"), tokenizer, out / "reader")
+    trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
+    print(json.dumps({"trained": trained, "held_out": figures}))
+
+
+def _limited(articles: list[Article], seed: int) -> list[Article]:
+    """All articles, but of the books (nine tenths of the text) only a part."""
+    random.Random(seed).shuffle(articles)
+    kept, characters = [], 0
+    for article in articles:
+        if article.source.startswith("books"):
+            characters += sum(map(len, article.sentences))
+            if characters > BOOK_CHARACTERS:
+                continue
+        kept.append(article)
+    return kept
+
+
+def _tokenizer(
+    folder: Path, articles: list[Article], questions: list[HumanQuestion]
+) -> PreTrainedTokenizerFast:
+    if folder.exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    texts = [" " + s for a in articles if not a.held_out for s in a.sentences]
+    for question in questions:
+        if not question.held_out:
+            texts += [" " + question.question, *(" " + s for s in question.sentences)]
+    tokenizer = train_tokenizer(texts)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")

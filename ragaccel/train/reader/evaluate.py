@@ -1,0 +1,105 @@
+"""How good the reader is on documents it never saw: the right sentence, the right passage, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from transformers import LlamaForCausalLM
+
+from ragaccel.train.reader.examples import Example, ExampleMaker, Shape
+
+FOUR_PASSAGES = Shape(length=1000, min_passages=4, max_passages=4, max_passage_tokens=150)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Shares over ``examples`` questions, each with four passages, in percent.
+
+    ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and its
+    citation; ``passage``: whose sentence stands in the right passage; ``refused``: unanswerable ones
+    refused; ``wrongly_refused``: answerable ones refused; ``chance``: verbatim of a random choice.
+    """
+
+    examples: int
+    verbatim: float
+    passage: float
+    refused: float
+    wrongly_refused: float
+    chance: float
+
+
+@torch.inference_mode()
+def outcome(model: LlamaForCausalLM, example: Example) -> dict[str, float]:
+    """Judge one example by the model's greedy choices at every token of the answer.
+
+    Given the right tokens so far, greedy decoding gives the recorded answer exactly when each choice is
+    the recorded token, so one forward pass decides it.
+    """
+    ids, start = example.token_ids, example.answer_start
+    device = model.device
+    logits = model(torch.tensor([ids[:-1]], device=device)).logits[0, start:]
+    choices = logits.argmax(-1).tolist()
+    markers = [ids[end] for end in example.sentence_ends]
+    chosen = markers.index(choices[0]) if choices[0] in markers else -1
+    refusal = len(markers) - 1
+    answerable = example.gold_end != refusal
+    passages = _passage_numbers(example)
+    return {
+        "answerable": answerable,
+        "verbatim": choices == ids[start + 1 :],
+        "passage": answerable and chosen >= 0 and passages[chosen] == passages[example.gold_end],
+        "refused": chosen == refusal,
+        "chance": 1 / len(markers),
+    }
+
+
+def _passage_numbers(example: Example) -> list[int]:
+    """Which passage each sentence belongs to, read off the citation before its closing marker."""
+    return [example.token_ids[end - 1] for end in example.sentence_ends]
+
+
+def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
+    """Sum outcomes up."""
+    outcomes = list(outcomes)
+    totals: Counter[str] = Counter()
+    for one in outcomes:
+        if one["answerable"]:
+            totals.update(
+                answerable=1, verbatim=one["verbatim"], passage=one["passage"],
+                wrongly_refused=one["refused"], chance=one["chance"],
+            )  # fmt: skip
+        else:
+            totals.update(unanswerable=1, refused=one["refused"])
+
+    def percent(name: str, of: str) -> float:
+        return round(100 * totals[name] / max(1, totals[of]), 1)
+
+    return Figures(
+        len(outcomes),
+        percent("verbatim", "answerable"),
+        percent("passage", "answerable"),
+        percent("refused", "unanswerable"),
+        percent("wrongly_refused", "answerable"),
+        percent("chance", "answerable"),
+    )
+
+
+def evaluate(
+    model: LlamaForCausalLM, maker: ExampleMaker, *, examples: int = 400, seed: int = 1
+) -> dict[str, dict[str, float]]:
+    """Figures over held-out documents, for made-up and for people's questions apart.
+
+    The same seed draws the same examples, whatever was drawn before.
+    """
+    model.eval()
+    maker.rng.seed(seed)
+    drawn: dict[str, list[dict[str, float]]] = {"made": [], "people": []}
+    while min(map(len, drawn.values())) < examples:
+        example = maker.make(FOUR_PASSAGES)
+        kind = drawn["people" if example.is_human else "made"]
+        if len(kind) < examples:
+            kind.append(outcome(model, example))
+    return {name: asdict(figures(kind)) for name, kind in drawn.items()}
