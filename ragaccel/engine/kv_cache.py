@@ -1,0 +1,143 @@
+"""The KV cache: one pair of buffers per layer, with scratch slots for the rows being verified.
+
+Shapes: H KV heads, C slots (the capacity, in tokens), D head size, n rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ragaccel.errors import CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+FIRST_CAPACITY = 512
+
+
+class KVCache:
+    """Keys and values of one sequence, [1, H, C, D] per layer.
+
+    Slots 0..length hold committed tokens; the slots after them are scratch for the rows of the
+    running pass. Buffers are made from the first states a layer writes, so that device, dtype
+    and number of heads are right however the model is spread or quantized. A pass reads views
+    cut to the attended length: its cost follows the length and never the capacity.
+
+    Args:
+        capacity: slots to hold; ``None`` starts small and doubles as needed.
+        limit: the most slots it may grow to; ``None`` for no limit.
+    """
+
+    __slots__ = ("_keys", "_moves", "_stop", "_values", "adapter", "capacity", "length", "limit")
+
+    def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
+        if capacity is None:
+            self.capacity = FIRST_CAPACITY if limit is None else min(FIRST_CAPACITY, limit)
+            self.limit = limit
+        else:
+            self.capacity = self.limit = capacity
+        self.length = 0
+        self.adapter: object | None = None  # what the model layer hangs here, built once
+        self._stop = 0
+        self._moves: list[tuple[int, tuple[int, ...]]] = []
+        self._keys: list[Tensor | None] = []
+        self._values: list[Tensor | None] = []
+
+    @property
+    def stop(self) -> int:
+        """End of the running pass: committed slots plus its rows."""
+        return self._stop
+
+    def begin(self, num_rows: int) -> int:
+        """Make room for a pass of ``num_rows`` and do the moves recorded by ``keep``.
+
+        Returns:
+            The slot of the first row.
+
+        Raises:
+            CapacityError: if the rows do not fit and the cache may not grow further.
+        """
+        self._apply_moves()
+        self._stop = self.length + num_rows
+        if self._stop > self.capacity:
+            self._grow(self._stop)
+        return self.length
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the rows' states [1, H, n, D]; return all attended ones, [1, H, length + n, D]."""
+        while layer >= len(self._keys):
+            self._keys.append(None)
+            self._values.append(None)
+        stored_keys, stored_values = self._keys[layer], self._values[layer]
+        if stored_keys is None or stored_values is None:
+            stored_keys = self._keys[layer] = _buffer(keys, self.capacity)
+            stored_values = self._values[layer] = _buffer(values, self.capacity)
+        start, stop = self.length, self._stop
+        stored_keys[:, :, start:stop] = keys
+        stored_values[:, :, start:stop] = values
+        return stored_keys[:, :, :stop], stored_values[:, :, :stop]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit these rows of the last pass, in this order; the others are forgotten.
+
+        A row that lies where it belongs (a chain, or the head of a branch) costs nothing; the
+        rest move at the start of the next pass.
+        """
+        if any(not 0 <= row < self._stop - self.length for row in rows):
+            raise ValueError(f"rows {tuple(rows)} are not rows of the last pass")
+        settled = 0
+        while settled < len(rows) and rows[settled] == settled:
+            settled += 1
+        if settled < len(rows):
+            sources = tuple(self.length + row for row in rows[settled:])
+            self._moves.append((self.length + settled, sources))
+        self.length += len(rows)
+        self._stop = self.length
+
+    def truncate(self, length: int) -> None:
+        """Forget everything after the first ``length`` tokens."""
+        self._apply_moves()
+        self.length = self._stop = min(self.length, length)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory the buffers take, in bytes."""
+        return sum(
+            buffer.numel() * buffer.element_size()
+            for buffer in (*self._keys, *self._values)
+            if buffer is not None
+        )
+
+    def _apply_moves(self) -> None:
+        for target, sources in self._moves:
+            index = torch.tensor(sources)
+            for buffer in (*self._keys, *self._values):
+                if buffer is not None:
+                    index = index.to(buffer.device)
+                    buffer[:, :, target : target + len(sources)] = buffer.index_select(2, index)
+        self._moves.clear()
+
+    def _grow(self, needed: int) -> None:
+        if self.limit is not None and needed > self.limit:
+            raise CapacityError(
+                f"{needed:,} tokens do not fit the capacity of {self.limit:,}: "
+                f"shorten the prompt, or load with capacity={needed:,} or more"
+            )
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        self.capacity = capacity if self.limit is None else min(capacity, self.limit)
+        for buffers in (self._keys, self._values):
+            for i, old in enumerate(buffers):
+                if old is not None:
+                    new = buffers[i] = _buffer(old, self.capacity)
+                    new[:, :, : self.length] = old[:, :, : self.length]
+
+
+def _buffer(like: Tensor, capacity: int) -> Tensor:
+    _, heads, _, size = like.shape
+    return torch.zeros(1, heads, capacity, size, dtype=like.dtype, device=like.device)

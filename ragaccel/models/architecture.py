@@ -1,0 +1,146 @@
+"""Architecture: what a model's configuration says about how it must be decoded, or refused."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ragaccel.errors import ModelRefusedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How a model attends and how far it reads.
+
+    ``window`` is the sliding window of its sliding layers, in positions; ``is_mixed`` tells that
+    it has sliding and full layers, which are given a mask each; ``skips_plain_masks`` that its
+    attention is causal without a mask.
+    """
+
+    num_layers: int
+    max_positions: int | None
+    window: int | None
+    is_mixed: bool
+    skips_plain_masks: bool
+
+
+def read_architecture(model: PreTrainedModel) -> Architecture:
+    """Read what decoding needs from a model.
+
+    Raises:
+        ModelRefusedError: for models that cannot be verified in blocks or rolled back.
+    """
+    model = cast("Any", model)
+    config: Any = model.config.get_text_config(decoder=True)
+    name = type(model).__name__
+    _refuse_by_kind(model, config, name)
+    _refuse_by_quantization(model, name)
+    attention = getattr(config, "_attn_implementation", None) or "eager"
+    _refuse_by_attention(attention, name)
+    kinds = _layer_kinds(config, name)
+    window = getattr(config, "sliding_window", None) if _SLIDING in kinds else None
+    if _SLIDING in kinds and not window:
+        raise ModelRefusedError(f"{name} has sliding layers but its config names no window")
+    return Architecture(
+        num_layers=config.num_hidden_layers,
+        max_positions=_max_positions(config),
+        window=window,
+        is_mixed=len(kinds) > 1,
+        skips_plain_masks=attention == "sdpa",
+    )
+
+
+def _refuse_by_kind(model: Any, config: Any, name: str) -> None:
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelRefusedError(f"{name} is an encoder-decoder: only causal models are decoded")
+    if getattr(model, "_is_stateful", False):
+        raise ModelRefusedError(
+            f"{name} is recurrent: its state cannot be rolled back to an accepted token"
+        )
+    if not model.can_generate() or model.get_output_embeddings() is None:
+        raise ModelRefusedError(
+            f"{name} has no language model head: load it with AutoModelForCausalLM"
+        )
+    if not getattr(config, "is_causal", True):
+        raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
+    parameters = inspect.signature(model.forward).parameters
+    missing = [
+        needed
+        for needed in ("position_ids", "past_key_values", "attention_mask")
+        if needed not in parameters
+    ]
+    if missing:
+        raise ModelRefusedError(
+            f"{name} takes no {', '.join(missing)}: a tree of guesses cannot be placed in it"
+        )
+
+
+def _refuse_by_quantization(model: Any, name: str) -> None:
+    quantization = getattr(model.config, "quantization_config", None)
+    as_dict = quantization if isinstance(quantization, dict) else vars(quantization or object)
+    eight_bit = bool(as_dict.get("load_in_8bit") or as_dict.get("_load_in_8bit"))
+    if eight_bit or getattr(model, "is_loaded_in_8bit", False):
+        raise ModelRefusedError(
+            f"{name} is quantized with LLM.int8, whose outlier columns depend on the other rows "
+            "of a pass: load it in 4 bits, or without quantization"
+        )
+
+
+def _refuse_by_attention(attention: str, name: str) -> None:
+    kernel = attention.split("|")[-1]
+    if "flash" in kernel or "flex" in kernel or kernel.startswith("paged"):
+        raise ModelRefusedError(
+            f"{name} uses {attention}, which takes no tree masks: "
+            "load it with attn_implementation='sdpa' or 'eager'"
+        )
+
+
+def _layer_kinds(config: Any, name: str) -> set[str]:
+    shared = getattr(config, "num_kv_shared_layers", 0) or getattr(config, "kv_sharing_modes", None)
+    if shared:
+        raise ModelRefusedError(f"{name} shares keys and values between layers: not supported")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None):
+            kinds = ["chunked_attention"]
+        else:
+            kinds = [_SLIDING if getattr(config, "sliding_window", None) else _FULL]
+    others = sorted(set(kinds) - {_FULL, _SLIDING})
+    if others:
+        raise ModelRefusedError(
+            f"{name} has {', '.join(others)} layers: only full and sliding attention can be "
+            "rolled back to an accepted token"
+        )
+    return set(kinds)
+
+
+def _max_positions(config: Any) -> int | None:
+    """Return the longest sequence whose tokens all see the same rotary frequencies.
+
+    With dynamic and long scaling the frequencies change once a sequence outgrows the trained
+    length, so that what a row computes depends on the longest row of its pass.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind == "dynamic":
+            trained = rope.get("original_max_position_embeddings") or limit
+        elif kind == "longrope":
+            trained = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", limit
+            )
+        else:
+            continue
+        limit = trained if limit is None or trained is None else min(limit, trained)
+    return limit
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [found, *(part for part in found.values() if isinstance(part, dict))]

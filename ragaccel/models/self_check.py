@@ -1,0 +1,145 @@
+"""Self-check: a small tree and its compaction against transformers' own passes, at loading.
+
+Whatever a model does with masks, positions or its cache that we did not foresee shows here, and
+refuses the model before anything is decoded wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.layout import run_rows, tree_rows
+from ragaccel.errors import ModelRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ragaccel.models.huggingface import HuggingFaceModel
+
+_PREFIX, _CHUNK = 12, 7
+# Eight nodes, three leaves; the branch that is kept (0, 2, 4, 7) needs its rows moved.
+_PARENTS = (-1, 0, 0, 1, 2, 2, 3, 4)
+_KEPT = (0, 2, 4, 7)
+# Deviation allowed, as a share of the spread of the logits, where the model itself shows none.
+_FLOOR = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+_TIMES_NOISE = 4.0
+
+
+def check_model(target: HuggingFaceModel) -> None:
+    """Verify a tree, keep one branch, go on from it, and compare with plain passes.
+
+    The allowed deviation is a few times that of the model from itself: transformers' pass over a
+    whole sequence against its own cached passes, one token at a time.
+
+    Raises:
+        ModelRefusedError: naming the step that deviates and by how much.
+    """
+    vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
+    limit = target.max_positions
+    if limit is not None and limit < _PREFIX + len(_PARENTS) + 1:
+        raise ModelRefusedError(f"{_name(target)} reads {limit} tokens: too few to be of use")
+    ids = _some_ids(vocab_size, _PREFIX + len(_PARENTS) + 2)
+    prefix, tokens, after = ids[:_PREFIX], ids[_PREFIX:-2], ids[-2:]
+    with torch.inference_mode():
+        try:
+            found = _ours(target, prefix, tokens, after)
+            wanted = _theirs(target, prefix, tokens, after)
+        except ModelRefusedError:
+            raise
+        except Exception as error:
+            raise ModelRefusedError(
+                f"{_name(target)} cannot verify a tree of guesses over our cache: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        allowed = _allowed(target, [*prefix, *(tokens[node] for node in _KEPT)], wanted[0])
+    for step, ours, theirs in zip(_STEPS, found, wanted, strict=True):
+        _compare(target, step, ours, theirs, allowed)
+
+
+_STEPS = (
+    "verifying a tree (does its attention ignore the mask, or its embedding the positions?)",
+    "going on after keeping one branch (is its state more than keys and values by position?)",
+)
+
+
+def _ours(
+    target: HuggingFaceModel, prefix: list[int], tokens: list[int], after: list[int]
+) -> tuple[Tensor, Tensor]:
+    cache = KVCache(limit=64)
+    for start in range(0, len(prefix), _CHUNK):
+        chunk = prefix[start : start + _CHUNK]
+        target.forward(run_rows(chunk, cache.begin(len(chunk)), target.device), cache, 1)
+        cache.keep(range(len(chunk)))
+    n = len(tokens)
+    tree = DraftTree(tuple(tokens), _PARENTS, (1.0,) * n, ((),) * n)
+    rows = tree_rows(tree, cache.begin(n), target.device)
+    verified = target.forward(rows, cache, n)
+    cache.keep(_KEPT)
+    rows = run_rows(after, cache.begin(len(after)), target.device)
+    return _exact(verified), _exact(target.forward(rows, cache, len(after)))
+
+
+def _theirs(
+    target: HuggingFaceModel, prefix: list[int], tokens: list[int], after: list[int]
+) -> tuple[Tensor, Tensor]:
+    paths: list[list[int]] = []
+    for parent in _PARENTS:
+        paths.append([*(paths[parent] if parent >= 0 else ()), len(paths)])
+    rows: list[Tensor] = [torch.empty(0)] * len(paths)
+    leaves = [node for node in range(len(_PARENTS)) if node not in _PARENTS]
+    for leaf in leaves:
+        logits = _whole_pass(target, [*prefix, *(tokens[node] for node in paths[leaf])])
+        for depth, node in enumerate(paths[leaf]):
+            rows[node] = logits[len(prefix) + depth]
+    kept = [*prefix, *(tokens[node] for node in _KEPT), *after]
+    return torch.stack(rows), _whole_pass(target, kept)[-len(after) :]
+
+
+def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
+    inputs = torch.tensor([list(ids)], device=target.device)
+    return _exact(target.model(input_ids=inputs, use_cache=False).logits[0])
+
+
+def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
+    """Measure how far the model deviates from itself, and allow a few times that."""
+    spread = float(wanted.std())
+    floor = _FLOOR.get(target.model.dtype, _FLOOR[torch.bfloat16]) * max(spread, 1e-12)
+    state, rows = None, []
+    for token in ids:
+        inputs = torch.tensor([[token]], device=target.device)
+        output = target.model(input_ids=inputs, past_key_values=state, use_cache=True)
+        state = output.past_key_values
+        rows.append(_exact(output.logits[0, -1]))
+    noise = float((torch.stack(rows) - _whole_pass(target, ids)).abs().max())
+    return max(floor, _TIMES_NOISE * noise)
+
+
+def _compare(
+    target: HuggingFaceModel, step: str, ours: Tensor, theirs: Tensor, allowed: float
+) -> None:
+    deviation = float((ours - theirs).abs().max())
+    if not deviation <= allowed:
+        raise ModelRefusedError(
+            f"{_name(target)} deviates from plain decoding when {step}: logits differ by "
+            f"{deviation:.2g}, {allowed:.2g} would be rounding. It cannot be decoded exactly."
+        )
+
+
+def _some_ids(vocab_size: int, count: int) -> list[int]:
+    """Pick well-spread ids, the same every time; no two neighbours alike."""
+    return [(7919 * (i + 1) + i * i) % vocab_size for i in range(count)]
+
+
+def _exact(logits: Tensor) -> Tensor:
+    # Compared on the host: not every device has float64.
+    return logits.cpu().double()
+
+
+def _name(target: HuggingFaceModel) -> str:
+    return type(target.model).__name__
