@@ -1,0 +1,1 @@
+"""The command line: ask a folder of documents, one file a verb."""

@@ -1,0 +1,111 @@
+"""``ragaccel chat``: a conversation about a folder of documents."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from ragaccel.cli import options
+
+if TYPE_CHECKING:
+    from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.room import Room
+    from ragaccel.cli.terminal import Terminal
+
+_HELP = """\
+/sources  every passage the last answer was made from
+/new      forget what was said and begin anew
+/quit     leave (so does Ctrl-D)"""
+
+
+def chat(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    k: options.K = None,
+    model: options.Model = None,
+    embedder: options.Embedder = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    seed: options.Seed = None,
+    show_sources: options.ShowSources = False,
+    stats: options.ShowStats = False,
+    no_accel: options.NoAccel = False,
+    resume: options.Continue = False,
+) -> "ExitCode":
+    """Ask one question after the other; what was said before is remembered.
+
+    Questions are read from the terminal, or a line each from a pipe.
+    """
+    from ragaccel.cli.answering import Manner
+    from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.room import open_room
+    from ragaccel.cli.settings import resolve
+    from ragaccel.cli.source import locate
+
+    source = locate(target, index)
+    settings = resolve(
+        {
+            "k": k,
+            "model": model,
+            "embedder": embedder,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+    )
+    manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
+    with open_room(terminal, source, settings, manner=manner, resume=resume) as room:
+        if sys.stdin.isatty():
+            terminal.note("a question, /help, or Ctrl-D to leave")
+        while (line := _read_line(terminal)) is not None:
+            if line in ("/quit", "/exit"):
+                break
+            if line.startswith("/"):
+                _command(terminal, room, line)
+            elif line:
+                _answer(terminal, room, line)
+    return ExitCode.OK
+
+
+def _read_line(terminal: "Terminal") -> str | None:
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    try:
+        import readline  # noqa: F401  (gives input() its editing and history)
+    except ImportError:
+        pass
+    try:
+        terminal.err.print("\n[bold]> [/]", end="")
+        return input().strip()
+    except EOFError:
+        terminal.note("")
+        return None
+
+
+def _answer(terminal: "Terminal", room: "Room", question: str) -> None:
+    """Answer one question; what goes wrong with it, or Ctrl-C, ends the answer and not the chat."""
+    from ragaccel.cli.exits import explain
+    from ragaccel.errors import RagaccelError
+
+    try:
+        room.ask(question)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        terminal.note("interrupted")
+    except RagaccelError as error:
+        terminal.fail(explain(error))
+
+
+def _command(terminal: "Terminal", room: "Room", line: str) -> None:
+    from ragaccel.cli.report import show_sources
+
+    if line == "/new":
+        room.conversation.start_over()
+        terminal.note("a new conversation")
+    elif line == "/sources" and room.last is not None:
+        show_sources(terminal, room.last, everything=True)
+    elif line == "/sources":
+        terminal.note("nothing was asked yet")
+    else:
+        terminal.note(_HELP)

@@ -1,0 +1,126 @@
+"""History: every question asked and what was answered, in one SQLite file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.cli.homes import data_home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS conversation (
+  id INTEGER PRIMARY KEY, source TEXT NOT NULL, started REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS turn (
+  id INTEGER PRIMARY KEY, conversation INTEGER NOT NULL REFERENCES conversation(id),
+  asked REAL NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL DEFAULT '',
+  state TEXT NOT NULL, model TEXT NOT NULL DEFAULT '', details TEXT NOT NULL DEFAULT '{}');
+CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation, id);
+"""
+UNFINISHED, ANSWERED, INTERRUPTED, FAILED = "unfinished", "answered", "interrupted", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and its answer; ``state`` tells whether the answer is whole."""
+
+    turn_id: int
+    conversation: int
+    source: str
+    asked: float
+    question: str
+    answer: str
+    state: str
+    model: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def default_history_path() -> Path:
+    """Where the history is kept."""
+    return data_home() / "history.db"
+
+
+class History:
+    """The log of questions and answers, grouped by conversation.
+
+    A question is written before it is answered, so that whatever ends the process, the log shows
+    that it was asked. Several processes may write at once (WAL).
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_history_path()
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def open_conversation(self, source: str) -> int:
+        """Begin a conversation about a folder or index and return its number."""
+        row = self._db.execute(
+            "INSERT INTO conversation (source, started) VALUES (?, ?)", (_clean(source), time.time())
+        )
+        return int(row.lastrowid or 0)
+
+    def last_conversation(self, source: str) -> int | None:
+        """The conversation about this folder or index that was spoken in last."""
+        row = self._db.execute(
+            "SELECT c.id FROM conversation c JOIN turn t ON t.conversation = c.id"
+            " WHERE c.source = ? ORDER BY t.id DESC LIMIT 1",
+            (_clean(source),),
+        ).fetchone()
+        return int(row[0]) if row else None
+
+    def begin(self, conversation: int, question: str, model: str = "") -> int:
+        """Write down a question and return the number of its turn."""
+        row = self._db.execute(
+            "INSERT INTO turn (conversation, asked, question, state, model) VALUES (?, ?, ?, ?, ?)",
+            (conversation, time.time(), _clean(question), UNFINISHED, model),
+        )
+        return int(row.lastrowid or 0)
+
+    def finish(
+        self, turn_id: int, answer: str, state: str, details: dict[str, Any] | None = None
+    ) -> None:
+        """Write down how a question ended: its answer, whole or not, and what belongs to it."""
+        self._db.execute(
+            "UPDATE turn SET answer = ?, state = ?, details = ? WHERE id = ?",
+            (_clean(answer), state, json.dumps(details or {}, default=str), turn_id),
+        )
+
+    def exchanges(self, conversation: int) -> list[tuple[str, str]]:
+        """The answered questions of a conversation, first to last."""
+        return self._db.execute(
+            "SELECT question, answer FROM turn WHERE conversation = ? AND state = ? ORDER BY id",
+            (conversation, ANSWERED),
+        ).fetchall()
+
+    def recent(
+        self, limit: int = 10, containing: str = "", conversation: int | None = None
+    ) -> list[Turn]:
+        """The latest turns, newest first, that contain a text in question or answer."""
+        rows = self._db.execute(
+            "SELECT t.id, t.conversation, c.source, t.asked, t.question, t.answer, t.state,"
+            " t.model, t.details FROM turn t JOIN conversation c ON c.id = t.conversation"
+            " WHERE (instr(lower(t.question), lower(?1)) OR instr(lower(t.answer), lower(?1))"
+            " OR ?1 = '') AND (?2 IS NULL OR t.conversation = ?2) ORDER BY t.id DESC LIMIT ?3",
+            (_clean(containing), conversation, limit),
+        )
+        return [Turn(*row[:8], details=json.loads(row[8])) for row in rows]
+
+
+def _clean(text: str) -> str:
+    """SQLite holds no lone surrogates, as a file name in another encoding brings them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,62 @@
+"""The command ``ragaccel``: its verbs, and how they are found."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ragaccel.cli.ask import ask
+from ragaccel.cli.chat import chat
+from ragaccel.cli.config import config
+from ragaccel.cli.doctor import doctor
+from ragaccel.cli.index import index
+from ragaccel.cli.logs import logs
+from ragaccel.cli.ls import ls
+from ragaccel.cli.rm import rm
+from ragaccel.cli.search import search
+from ragaccel.cli.stats import stats
+from ragaccel.cli.verb import verb
+
+_EPILOG = (
+    "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing found to answer from, "
+    "4 indexed but for some files, 130 interrupted."
+)
+
+# Plain help: it needs no rich, which keeps `ragaccel --help` quick.
+app = typer.Typer(
+    help="Answers from your own documents, by a local model that copies what it found.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for function in (ask, chat, index, search, ls, rm, stats, logs, doctor):
+    app.command(function.__name__)(verb(function))
+app.add_typer(config, name="config")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"ragaccel {version('ragaccel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Carry out a command line and exit with its code (see ``exits.ExitCode``)."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="ragaccel")
+    except KeyboardInterrupt:
+        sys.exit(130)

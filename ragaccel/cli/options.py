@@ -1,0 +1,58 @@
+"""Options: the arguments and flags that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str | None,
+    typer.Argument(metavar="DIR", help="Folder of documents (or an index file).", show_default=False),
+]
+Index = Annotated[
+    Path | None,
+    typer.Option("--index", metavar="PATH", help="Index file; default: DIR/.ragaccel/index.db."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Only files that match; may be repeated."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="No files that match; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+K = Annotated[
+    int | None, typer.Option("-k", min=1, help="Passages to retrieve. [6]", show_default=False)
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Language model: a folder or a hub name. [bundled reader]"),
+]
+Embedder = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Embedding model: a folder or a hub name. [MiniLM]"),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens. [256]")
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, help="0: the likeliest token; above: sample. [0]")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of sampling. [0]")]
+NoAccel = Annotated[
+    bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Also decode plainly; show the speed-up.")
+]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
+Plain = Annotated[bool, typer.Option("--plain", help="The answer's text alone, without marks.")]
+ShowSources = Annotated[
+    bool, typer.Option("--show-sources", help="List every passage read, with score and text.")
+]
+ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time went.")]
+Continue = Annotated[
+    bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
+]
+ExportSvg = Annotated[Path | None, typer.Option("--export-svg", hidden=True)]

@@ -1,0 +1,195 @@
+"""Report: what is said about an answer besides its text, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ragaccel.cli.marking import number_mark
+from ragaccel.cli.terminal import passage_style, printable
+
+if TYPE_CHECKING:
+    from ragaccel.answer import Answer
+    from ragaccel.cli.terminal import Terminal
+    from ragaccel.decode.result import Stats
+    from ragaccel.passage import Passage
+
+_EXCERPT = 300  # characters of a passage that --show-sources prints
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same question answered by plain decoding."""
+
+    plain: Stats
+    speed_up: float
+    same_tokens: bool
+
+    @classmethod
+    def of(cls, answer: Answer, plain: Answer) -> Comparison:
+        """Compare an answer with that of plain decoding, by seconds for the whole request."""
+        ours = answer.stats.total_seconds
+        speed_up = plain.stats.total_seconds / ours if ours else 0.0
+        return cls(plain.stats, speed_up, answer.token_ids == plain.token_ids)
+
+
+def used_numbers(answer: Answer) -> list[int]:
+    """The numbers of the passages that the answer names or copies from, in that order."""
+    copied = [span.passage_number for span in answer.copied_spans]
+    return list(dict.fromkeys([*answer.cited_numbers, *copied]))
+
+
+def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
+    """List where the answer comes from, one ``file:page`` or ``file:line`` a line.
+
+    With ``everything`` all passages that the model read are listed, with scores and their text.
+    """
+    used = used_numbers(answer)
+    if everything:
+        listed = [*used, *(n for n in range(1, len(answer.passages) + 1) if n not in used)]
+    else:
+        listed = used
+    if listed:
+        terminal.write("\n")
+    for number in listed:
+        passage = answer.passages[number - 1]
+        terminal.write(source_line(terminal, number, passage, score=everything), end="\n")
+        if everything:
+            terminal.write(Text(excerpt(passage, indent="      "), style="dim"), end="\n")
+
+
+def source_line(terminal: Terminal, number: int, passage: Passage, *, score: bool) -> Text:
+    """One source: its number in its colour, where it stands, and its title."""
+    style = passage_style(number) if terminal.colored else ""
+    line = Text("  ").append(number_mark(terminal, number), style=style)
+    line.append(" " + printable(passage.citation), style=style)
+    if passage.title:
+        line.append("  " + printable(passage.title), style="dim")
+    if score:
+        line.append(f"  score {passage.score:.3f}", style="dim")
+    return line
+
+
+def excerpt(passage: Passage, indent: str = "") -> str:
+    """The start of a passage's text on one indented line."""
+    text = " ".join(printable(passage.text).split())
+    return indent + (text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…")
+
+
+def speed_line(answer: Answer, comparison: Comparison | None) -> str:
+    """How fast the answer came, in one line."""
+    stats = answer.stats
+    parts = [
+        f"{stats.tokens_per_second:.0f} tokens/s",
+        f"{stats.acceptance_length:.1f} tokens a pass",
+        f"{stats.new_tokens} tokens in {stats.total_seconds:.2f} s",
+    ]
+    if comparison is not None:
+        parts += [
+            f"{comparison.speed_up:.1f}× plain decoding"
+            f" ({comparison.plain.tokens_per_second:.0f} tokens/s)",
+            f"same tokens: {'yes' if comparison.same_tokens else 'NO'}",
+        ]
+    return " · ".join(parts)
+
+
+def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
+    """Where the time went and what was guessed right."""
+    stats = answer.stats
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+        *((f"{stage} seconds", f"{taken:.3f}") for stage, taken in seconds.items()),
+        ("prefill seconds", f"{stats.prefill_seconds:.3f}"),
+        ("draft seconds", f"{stats.draft_seconds:.3f}"),
+        ("verify seconds", f"{stats.verify_seconds:.3f}"),
+        ("prompt tokens", f"{stats.prompt_tokens}"),
+        ("new tokens", f"{stats.new_tokens}"),
+        ("verify passes", f"{stats.verify_passes}"),
+        ("accepted of guessed", f"{stats.accepted_tokens} of {stats.draft_tokens}"),
+        *((f"  by {source}", f"{n}") for source, n in stats.accepted_by_source.items()),
+        ("acceptance length", f"{stats.acceptance_length:.2f}"),
+        ("tokens/s", f"{stats.tokens_per_second:.1f}"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def passage_document(passage: Passage) -> dict[str, Any]:
+    """A passage as JSON."""
+    return {
+        "passage_id": passage.passage_id,
+        "citation": passage.citation,
+        "path": passage.path,
+        "page": passage.page,
+        "line": passage.line,
+        "title": passage.title,
+        "score": passage.score,
+        "start": passage.start,
+        "end": passage.end,
+        "text": passage.text,
+    }
+
+
+def answer_document(
+    question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
+) -> dict[str, Any]:
+    """An answer as one JSON document: text, sources, copied spans, timings, acceptance."""
+    used = used_numbers(answer)
+    stats = answer.stats
+    document: dict[str, Any] = {
+        "question": question,
+        "answer": answer.text,
+        "finish_reason": answer.finish_reason,
+        "sources": [
+            {"number": number, "used": number in used, **passage_document(passage)}
+            for number, passage in enumerate(answer.passages, start=1)
+        ],
+        "copied_spans": [
+            {
+                "start": span.start,
+                "end": span.end,
+                "text": answer.text[span.start : span.end],
+                "number": span.passage_number,
+                "citation": answer.passages[span.passage_number - 1].citation,
+                "passage_id": span.passage_id,
+                "passage_start": span.passage_start,
+                "passage_end": span.passage_end,
+            }
+            for span in answer.copied_spans
+        ],
+        "dropped_sources": [passage_document(passage) for passage in answer.dropped_passages],
+        "usage": {
+            "prompt_tokens": answer.usage.prompt_tokens,
+            "completion_tokens": answer.usage.completion_tokens,
+            "total_tokens": answer.usage.total_tokens,
+        },
+        "timings": {
+            **{f"{stage}_seconds": taken for stage, taken in seconds.items()},
+            "prefill_seconds": stats.prefill_seconds,
+            "draft_seconds": stats.draft_seconds,
+            "verify_seconds": stats.verify_seconds,
+            "total_seconds": stats.total_seconds,
+            "tokens_per_second": stats.tokens_per_second,
+        },
+        "acceptance": {
+            "acceptance_length": stats.acceptance_length,
+            "acceptance_rate": stats.acceptance_rate,
+            "verify_passes": stats.verify_passes,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "accepted_by_source": dict(stats.accepted_by_source),
+        },
+    }
+    if comparison is not None:
+        document["comparison"] = {
+            "speed_up": comparison.speed_up,
+            "same_tokens": comparison.same_tokens,
+            "plain_tokens_per_second": comparison.plain.tokens_per_second,
+            "plain_total_seconds": comparison.plain.total_seconds,
+        }
+    return document

@@ -1,0 +1,91 @@
+"""Room: an open index, a loaded model and a conversation, ready for questions."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ragaccel.cli.answering import Answering
+from ragaccel.cli.conversation import Conversation
+from ragaccel.cli.knowledge import open_knowledge
+from ragaccel.cli.searching import Search, passages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ragaccel.answer import Answer
+    from ragaccel.cli.answering import Manner
+    from ragaccel.cli.knowledge import Knowledge
+    from ragaccel.cli.settings import Settings
+    from ragaccel.cli.source import Source
+    from ragaccel.cli.terminal import Terminal
+    from ragaccel.llm import LLM
+
+
+class Room:
+    """Where questions about one source are asked."""
+
+    def __init__(
+        self, knowledge: Knowledge, search: Search, answering: Answering, talk: Conversation
+    ) -> None:
+        self._knowledge = knowledge
+        self._search = search
+        self._answering = answering
+        self.conversation = talk
+        self.last: Answer | None = None
+
+    def ask(self, question: str, context: str = "") -> Answer:
+        """Answer a question; ``context`` is a text to take into account beside the documents."""
+        embedder = self._knowledge.embedder
+        limit = max(1, self._knowledge.k // 2)
+        self._search.first = passages_of(context, question, embedder, limit) if context else ()
+        self.last = self._answering.ask(question)
+        return self.last
+
+
+@contextmanager
+def open_room(
+    terminal: Terminal, source: Source, settings: Settings, *, manner: Manner, resume: bool = False
+) -> Iterator[Room]:
+    """Index what is new, load the model and open the history.
+
+    Raises:
+        NothingIndexedError: there is nothing to answer from.
+        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+    """
+    from ragaccel.rag import RAG
+
+    began = time.perf_counter()
+    with open_knowledge(terminal, source, settings) as knowledge:
+        indexed = time.perf_counter()
+        llm = load_llm(terminal, settings)
+        search = Search(knowledge.retriever, source.name)
+        rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
+        talk = Conversation(terminal, source.name, resume=resume)
+        generation = {
+            "temperature": settings.number("temperature"),
+            "seed": settings.whole("seed"),
+        }
+        answering = Answering(terminal, rag, search, talk, manner=manner, generation=generation)
+        answering.model = settings.text("model") or "bundled reader"
+        answering.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
+        try:
+            yield Room(knowledge, search, answering, talk)
+        finally:
+            talk.close()
+
+
+def load_llm(terminal: Terminal, settings: Settings) -> LLM:
+    """Load the language model that the settings name, or the bundled reader.
+
+    Raises:
+        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+    """
+    name = settings.text("model")
+    if name is None:
+        terminal.note("no model named: the bundled reader answers (--model NAME for another)")
+    with terminal.working("loading the model"):
+        from ragaccel.llm import LLM
+
+        return LLM.load(name, dtype=settings.text("dtype") or "auto", device=settings.text("device"))

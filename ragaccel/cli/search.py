@@ -1,0 +1,69 @@
+"""``ragaccel search``: the passages nearest to a query, without a language model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ragaccel.cli import options
+
+if TYPE_CHECKING:
+    from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.terminal import Terminal
+
+
+def search(
+    terminal: "Terminal",
+    target: options.Target = None,
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="What to look for; or pipe it in.")
+    ] = None,
+    index: options.Index = None,
+    k: options.K = None,
+    mode: Annotated[
+        Literal["fused", "dense", "text"],
+        typer.Option("--mode", help="By meaning and words together, by meaning, or by words."),
+    ] = "fused",
+    embedder: options.Embedder = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
+    json: options.Json = False,
+) -> "ExitCode":
+    """Find passages and show their scores."""
+    from ragaccel.cli.knowledge import open_knowledge
+    from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.question import read_question
+    from ragaccel.cli.report import passage_document
+    from ragaccel.cli.settings import resolve
+    from ragaccel.errors import NothingIndexedError
+
+    asked = read_question(terminal, target, query, index)
+    settings = resolve({"k": k, "embedder": embedder})
+    with open_knowledge(terminal, asked.source, settings) as knowledge:
+        passages = knowledge.retriever.search(asked.text, settings.whole("k"), mode=mode)
+    if json:
+        terminal.json(
+            {
+                "query": asked.text,
+                "mode": mode,
+                "passages": [passage_document(passage) for passage in passages],
+            }
+        )
+    if not passages:
+        raise NothingIndexedError(f"no passage of {asked.source.name} has to do with it")
+    if not json:
+        for number, passage in enumerate(passages, start=1):
+            _show(terminal, number, passage, full=full)
+    return ExitCode.OK
+
+
+def _show(terminal: "Terminal", number: int, passage: object, *, full: bool) -> None:
+    from rich.text import Text
+
+    from ragaccel.cli.report import excerpt, source_line
+    from ragaccel.cli.terminal import printable
+    from ragaccel.passage import Passage
+
+    assert isinstance(passage, Passage)
+    terminal.write(source_line(terminal, number, passage, score=True), end="\n")
+    body = printable(passage.text) + "\n" if full else excerpt(passage, indent="      ")
+    terminal.write(Text(body), end="\n")

@@ -1,0 +1,55 @@
+"""Searching: the retriever of a question, with the text that was piped in put first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import NothingIndexedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.passage import Passage
+    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.retriever import Retriever
+
+
+class Search:
+    """A retriever that takes its time with a stopwatch and never comes back empty-handed.
+
+    ``first`` are passages that go before those found; ``seconds`` is what the last search took.
+    """
+
+    def __init__(self, retriever: Retriever, name: str) -> None:
+        self._retriever = retriever
+        self._name = name
+        self.first: Sequence[Passage] = ()
+        self.seconds = 0.0
+
+    def search(self, query: str, k: int = 6) -> list[Passage]:
+        """The piped-in passages, then the nearest ones of the index, k in all.
+
+        Raises:
+            NothingIndexedError: there is none.
+        """
+        began = time.perf_counter()
+        passages = [*self.first, *self._retriever.search(query, k)][:k]
+        self.seconds = time.perf_counter() - began
+        if not passages:
+            raise NothingIndexedError(f"no passage of {self._name} has to do with the question")
+        return passages
+
+
+def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
+    """Cut a piped-in text into passages and keep those nearest to the question, in their order."""
+    from ragaccel.passage import Document
+    from ragaccel.retrieve.chunking import split_document
+
+    document = Document(path="<stdin>", text=text)
+    passages = split_document(document, embedder.count_tokens, embedder.max_tokens)
+    if len(passages) <= limit:
+        return passages
+    nearness = embedder.embed_documents([p.text for p in passages]) @ embedder.embed_query(question)
+    nearest = sorted(range(len(passages)), key=lambda i: -float(nearness[i]))[:limit]
+    return [passages[i] for i in sorted(nearest)]

@@ -1,0 +1,172 @@
+"""Settings: ragaccel.toml, then RAGACCEL_* variables, then flags; the later wins."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.cli.exits import UsageError
+from ragaccel.cli.homes import project_settings_file, user_settings_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set; ``env`` is the variable that sets it."""
+
+    key: str
+    kind: type[str] | type[int] | type[float]
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+
+    @property
+    def env(self) -> str:
+        return f"RAGACCEL_{self.key.upper()}"
+
+    def parse(self, raw: object, where: str) -> Value:
+        """Turn what was written into a value, or say what may be written there.
+
+        Raises:
+            UsageError: it is of another type, too small, or not one of the choices.
+        """
+        wrong = f"{where}: {self.key} = {raw!r} is not {self._wanted()}"
+        if isinstance(raw, bool) or (self.kind is int and isinstance(raw, float)):
+            raise UsageError(wrong)
+        try:
+            value = self.kind(raw)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise UsageError(wrong) from None
+        if self.choices and value not in self.choices:
+            raise UsageError(wrong)
+        if self.least is not None and float(value) < self.least:
+            raise UsageError(wrong)
+        return value
+
+    def _wanted(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        noun = {str: "a text", int: "a whole number", float: "a number"}[self.kind]
+        return noun if self.least is None else f"{noun} of at least {self.least:g}"
+
+
+SETTINGS = (
+    Setting("model", str, None, "language model: a folder or a hub name; unset: the bundled reader"),
+    Setting("embedder", str, None, "embedding model: a folder or a hub name; unset: all-MiniLM-L6-v2"),
+    Setting("device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"),
+    Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
+    Setting("k", int, 6, "passages retrieved for a question", least=1),
+    Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
+    Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
+    Setting("seed", int, 0, "seed of sampling", least=0),
+    Setting("color", str, "auto", "colours on the terminal", choices=("auto", "always", "never")),
+)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting's value and, beside it, where the value came from."""
+
+    values: Mapping[str, Value]
+    origins: Mapping[str, str]
+
+    def text(self, key: str) -> str | None:
+        """A setting that is a text, or None where it is unset."""
+        value = self.values[key]
+        return None if value is None else str(value)
+
+    def whole(self, key: str) -> int:
+        """A setting that is a whole number."""
+        return int(self.values[key] or 0)
+
+    def number(self, key: str) -> float:
+        """A setting that is a number."""
+        return float(self.values[key] or 0.0)
+
+
+def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
+    """Collect the settings; a flag that was not given is None and decides nothing.
+
+    Raises:
+        UsageError: a file or variable holds an unknown key or a value of another type.
+    """
+    values: dict[str, Value] = {setting.key: setting.default for setting in SETTINGS}
+    origins = dict.fromkeys(values, "default")
+    for path in (user_settings_file(), project_settings_file()):
+        for key, raw in read_file(path).items():
+            values[key] = known(key, str(path)).parse(raw, str(path))
+            origins[key] = str(path)
+    for setting in SETTINGS:
+        if raw := os.environ.get(setting.env):
+            values[setting.key] = setting.parse(raw, setting.env)
+            origins[setting.key] = setting.env
+    for key, flag in (flags or {}).items():
+        if flag is not None:
+            values[key] = BY_KEY[key].parse(flag, "--" + key.replace("_", "-"))
+            origins[key] = "flag"
+    return Settings(values, origins)
+
+
+def known(key: str, where: str) -> Setting:
+    """The setting of a key.
+
+    Raises:
+        UsageError: there is none; the message names the nearest.
+    """
+    if key in BY_KEY:
+        return BY_KEY[key]
+    near = get_close_matches(key, BY_KEY, n=1)
+    hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(BY_KEY)
+    raise UsageError(f"{where}: no setting is called {key!r}; {hint}")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The keys and values of a settings file; empty when there is none.
+
+    Raises:
+        UsageError: the file is not TOML or cannot be read.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is not a settings file: {error}") from None
+
+
+def write_value(path: Path, key: str, value: Value) -> None:
+    """Set one key in a settings file and leave every other line as it is; None takes it out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [line for line in lines if line.partition("=")[0].strip() != key]
+    if value is not None:
+        kept.insert(_end_of_top_table(kept), f"{key} = {_toml(value)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _end_of_top_table(lines: list[str]) -> int:
+    return next((i for i, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+
+
+def _toml(value: Value) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    import json
+
+    return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML basic string

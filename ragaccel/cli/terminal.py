@@ -1,0 +1,165 @@
+"""Terminal: the answer on stdout, everything else on stderr, colours where they can be seen."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+# One colour a passage, told apart on dark and light backgrounds; the seventh starts again.
+PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_CAPTURE_WIDTH = 96
+
+# A document may hold escape sequences; shown to a terminal they would be obeyed.
+_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160))}
+_CONTROL = {code: to for code, to in _CONTROL.items() if code not in (9, 10)}
+
+
+def passage_style(number: int) -> str:
+    """The colour of the passage with this number, counted from 1."""
+    return PALETTE[(number - 1) % len(PALETTE)]
+
+
+def printable(text: str) -> str:
+    """The text without the control characters that a terminal would obey."""
+    return text.translate(_CONTROL)
+
+
+class Terminal:
+    """Where a command's output goes.
+
+    With ``capture`` everything that is shown is recorded as well, stdout and stderr in the order
+    they were written, and saved as an SVG picture when the terminal closes.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        color: str = "auto",
+        capture: Path | None = None,
+        title: str = "ragaccel",
+    ) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        self.quiet = quiet
+        self.capture = capture
+        self.title = title
+        always = True if color == "always" or capture else None
+        never = True if color == "never" else None
+        self.out = Console(highlight=False, force_terminal=always, no_color=never)
+        self.err = Console(highlight=False, stderr=True, no_color=never)
+        self._record = (
+            Console(
+                file=io.StringIO(),
+                record=True,
+                force_terminal=True,
+                color_system="truecolor",
+                width=_CAPTURE_WIDTH,
+                highlight=False,
+            )
+            if capture
+            else None
+        )
+
+    @property
+    def colored(self) -> bool:
+        """Whether stdout shows colours."""
+        return self.out.color_system is not None and not self.out.no_color
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person watches stderr, so that progress may be drawn there."""
+        return self.err.is_terminal and not self.err.is_dumb_terminal and not self.quiet
+
+    @property
+    def wrap_width(self) -> int | None:
+        """Where to break lines of running text, in cells; None when stdout is no terminal."""
+        if self._record is not None:
+            return _CAPTURE_WIDTH
+        return self.out.width if self.out.is_terminal else None
+
+    @property
+    def unicode(self) -> bool:
+        """Whether stdout can show more than ASCII."""
+        encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+        return "utf" in encoding.lower()
+
+    def write(self, text: str | Text, end: str = "") -> None:
+        """Write to stdout, at once and as it is: nothing is wrapped or taken for markup."""
+        body = text if isinstance(text, Text) else Text(text)
+        self.out.print(body, end=end, soft_wrap=True)
+        self.out.file.flush()
+        if self._record is not None:
+            self._record.print(body, end=end, soft_wrap=True)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Write a table or the like to stdout."""
+        self.out.print(renderable, soft_wrap=not self.out.is_terminal)
+        if self._record is not None:
+            self._record.print(renderable)
+
+    def json(self, document: Any) -> None:
+        """Write one JSON document to stdout."""
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2, default=str) + "\n")
+        sys.stdout.flush()
+
+    def note(self, text: str | Text | RenderableType, style: str = "dim") -> None:
+        """Tell on stderr how things went; --quiet leaves it out."""
+        if not self.quiet:
+            self._tell(text, style)
+
+    def warn(self, text: str) -> None:
+        """Tell on stderr what a person should look into."""
+        self._tell(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
+
+    def fail(self, text: str) -> None:
+        """Tell on stderr why the command could not do what was asked."""
+        self._tell(Text.assemble(("error: ", "bold red"), printable(text)), "")
+
+    def _tell(self, text: str | Text | RenderableType, style: str) -> None:
+        body = Text(printable(text), style=style) if isinstance(text, str) else text
+        self.err.print(body, soft_wrap=isinstance(body, Text))
+        if self._record is not None:
+            self._record.print(body, soft_wrap=isinstance(body, Text))
+
+    def working(self, what: str) -> AbstractContextManager[object]:
+        """A spinner on stderr while something takes its time, where a person watches."""
+        if not self.interactive:
+            return nullcontext()
+        return self.err.status(f"[dim]{what}[/]", spinner="dots")
+
+    def prompt_line(self, command: str) -> None:
+        """Put the command that was typed into the capture."""
+        if self._record is not None:
+            self._record.print(Text.assemble(("$ ", "dim"), (command, "bold")))
+
+    def close(self) -> None:
+        """Flush stdout and save the capture."""
+        self.out.file.flush()
+        if self._record is not None and self.capture is not None:
+            self._record.save_svg(str(self.capture), title=self.title)
+
+
+def silence_libraries() -> None:
+    """Keep the progress bars and notices of the libraries below off the terminal."""
+    for name, value in (
+        ("TRANSFORMERS_VERBOSITY", "error"),
+        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+        ("HF_HUB_DISABLE_TELEMETRY", "1"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+    ):
+        os.environ.setdefault(name, value)
