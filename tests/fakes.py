@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class ScriptedVerifier:
         return Choices([self.next_token(self.cached + path) for path in paths])
 
     def commit(self, path):
-        assert all(self.tree.parents[b] == a for a, b in zip(path, path[1:], strict=False))
+        assert all(self.tree.parents[b] == a for a, b in pairwise(path))
         self.cached += [self.tree.token_ids[node] for node in path]
         self.tree = None
 

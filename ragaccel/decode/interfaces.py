@@ -74,8 +74,8 @@ class Verifier(Protocol):
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes of the last verified tree in the KV cache and forget the others.
 
-        ``path`` starts with the root and follows parents to children. Recorded now, moved at the
-        start of the next pass.
+        ``path`` starts with the root and follows parents to children; an empty one keeps none.
+        Recorded now, moved at the start of the next pass.
         """
         ...
 

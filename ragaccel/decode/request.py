@@ -24,7 +24,7 @@ class Reference:
     passage_id: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_ids", tuple(self.token_ids))
+        object.__setattr__(self, "token_ids", _ids("a reference's token_ids", self.token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class Request:
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_ids", "references", "stop_rules", "processors"):
+        object.__setattr__(self, "prompt_ids", _ids("prompt_ids", self.prompt_ids))
+        for name in ("references", "stop_rules", "processors"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "eos_ids", frozenset(self.eos_ids))
         if not self.prompt_ids:
@@ -122,6 +123,13 @@ class Request:
     def is_plain(self) -> bool:
         """Whether a stateful processor forbids drafting: its state must see each token once."""
         return any(getattr(processor, "stateful", False) for processor in self.processors)
+
+
+def _ids(name: str, token_ids: Sequence[int]) -> tuple[int, ...]:
+    ids = token_ids if isinstance(token_ids, tuple) else tuple(int(token) for token in token_ids)
+    if ids and min(ids) < 0:
+        raise ConfigurationError(f"{name} must be 0 or more, not {min(ids)}")
+    return ids
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

@@ -115,12 +115,9 @@ class Session:
         acceptance = self._end(self._doubt(accept(tree, choices)))
         self.verifier.commit(acceptance.committed)
         self.context.advance(acceptance)
-        step = Step(
-            tuple(acceptance.emitted),
-            tree.num_drafts,
-            acceptance.num_accepted,
-            _origins(acceptance),
-        )
+        tokens, origins = tuple(acceptance.emitted), _origins(acceptance)
+        step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
+        self.token_ids += tokens
         self._count(step, acceptance)
         return step
 
@@ -167,9 +164,8 @@ class Session:
 
     def _end(self, acceptance: Acceptance) -> Acceptance:
         start = len(self.token_ids)
-        self.token_ids += acceptance.emitted
-        keep, self.finish_reason = ending(self.request, self.token_ids, start)
-        del self.token_ids[keep:]
+        answer = self.token_ids + acceptance.emitted
+        keep, self.finish_reason = ending(self.request, answer, start)
         return acceptance.cut(keep - start)
 
     def _count(self, step: Step, acceptance: Acceptance) -> None:

@@ -82,7 +82,7 @@ class DraftTree:
         )
 
     def depths(self) -> list[int]:
-        """Measure each node's distance from the root; its position is the cache length plus this."""
+        """Measure each node's distance from the root: its position, less the cache length."""
         depths = [0] * len(self.parents)
         for node in range(1, len(self.parents)):
             depths[node] = depths[self.parents[node]] + 1
@@ -145,7 +145,7 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
 
 
 def likeliest(tree: DraftTree, budget: int) -> DraftTree:
-    """Keep the ``budget`` likeliest guesses of a tree without probes; ties keep the earlier node."""
+    """Keep the ``budget`` likeliest guesses of a tree without probes, the earlier of equals."""
     if tree.num_drafts <= budget:
         return tree
     guesses = sorted(range(1, len(tree)), key=lambda node: -tree.path_probs[node])

@@ -1,0 +1,125 @@
+"""The property above all: drafting changes how fast the tokens come, and never which."""
+
+import random
+
+import pytest
+from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Reference, Request
+from ragaccel.decode.session import Session
+from ragaccel.decode.tree import merge
+from ragaccel.draft.copying import CopyDrafter
+
+
+class EndsWith:
+    """Ends the answer at the first of some token sequences, as a stop string would."""
+
+    def __init__(self, *endings):
+        self.endings = endings
+
+    def cut(self, token_ids, start):
+        for keep in range(start + 1, len(token_ids) + 1):
+            if any(tuple(token_ids[:keep][-len(e) :]) == e for e in self.endings):
+                return keep
+        return None
+
+
+class SumDivides:
+    """Ends the answer where the sum of its tokens is a multiple of ``n``."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def cut(self, token_ids, start):
+        ends = (k for k in range(start + 1, len(token_ids) + 1) if sum(token_ids[:k]) % self.n == 0)
+        return next(ends, None)
+
+
+class Together:
+    """Two drafters as one tree."""
+
+    def __init__(self, *drafters):
+        self.drafters = drafters
+        self.probe_ids = next((d.probe_ids for d in drafters if d.probe_ids), ())
+
+    def draft(self, context, budget):
+        return merge([drafter.draft(context, budget) for drafter in self.drafters], budget)
+
+
+class ProbingDrafter(RandomDrafter):
+    probe_ids = (0, 1)
+
+
+def random_target(rng, vocab):
+    """A function of the last few tokens that sometimes quotes, so that some drafts are good."""
+    order, seed = rng.randrange(1, 4), rng.random()
+
+    def next_token(context):
+        return random.Random(str((seed, context[-order:]))).randrange(vocab)
+
+    return next_token
+
+
+def random_request(rng, vocab, next_token):
+    def tokens(longest, shortest=0):
+        return [rng.randrange(vocab) for _ in range(rng.randrange(shortest, longest))]
+
+    prompt = tokens(40, 1)
+    future = list(prompt)
+    for _ in range(60):
+        future.append(next_token(future))
+    quotes = [future[start : start + 20] for start in rng.sample(range(len(future)), 1)]
+    references = [Reference(tuple(t), rng.random()) for t in (*quotes, tokens(50), tokens(5))]
+    rules = [EndsWith(tuple(tokens(4, 1)), tuple(tokens(3, 1))), SumDivides(rng.randrange(20, 90))]
+    most = rng.randrange(1, 70)
+    return Request(
+        tuple(prompt),
+        tuple(references),
+        max_new_tokens=most,
+        min_new_tokens=rng.choice([0, 0, rng.randrange(most + 1)]),
+        eos_ids=frozenset(rng.sample(range(vocab), rng.choice([0, 0, 1, 2]))),
+        stop_rules=tuple(rng.sample(rules, rng.choice([0, 0, 1, 2]))),
+    )
+
+
+DRAFTERS = {
+    "none": lambda rng, vocab: NoDrafter(),
+    "nonsense": lambda rng, vocab: RandomDrafter(rng.random(), vocab),
+    "probing": lambda rng, vocab: ProbingDrafter(rng.random(), vocab),
+    "copy": lambda rng, vocab: CopyDrafter(
+        min_n=rng.randrange(1, 4), max_length=rng.randrange(1, 40)
+    ),
+    "paper": lambda rng, vocab: CopyDrafter.paper(rng.randrange(1, 4), rng.randrange(2, 30)),
+    "both": lambda rng, vocab: Together(CopyDrafter(), ProbingDrafter(rng.random(), vocab)),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("seed", range(250))
+def test_the_tokens_are_those_of_plain_decoding(name, seed):
+    rng = random.Random(f"{name} {seed}")
+    vocab = rng.choice([2, 5, 11, 50])
+    next_token = random_target(rng, vocab)
+    request = random_request(rng, vocab, next_token)
+    costs = sorted(rng.random() + 0.01 for _ in range(65))
+    verifier = ScriptedVerifier(next_token, rng.randrange(3, 65), costs.__getitem__)
+    budget = rng.choice([None, None, 0, rng.randrange(64)])
+    session = Session(verifier, DRAFTERS[name](rng, vocab), request, token_budget=budget)
+
+    steps = list(session)
+    result = session.result()
+
+    expected = decode_plainly(next_token, request)
+    assert (result.token_ids, result.finish_reason) == expected
+    assert result.token_ids == tuple(token for step in steps for token in step.token_ids)
+    assert tuple(verifier.cached) == (*request.prompt_ids, *result.token_ids)[:-1]
+    assert tuple(session.context.token_ids) == (*request.prompt_ids, *result.token_ids)
+    assert verifier.largest_tree <= verifier.max_rows
+    stats = result.stats
+    assert stats.new_tokens == len(result.token_ids)
+    assert stats.verify_passes == len(steps) > 0
+    assert stats.accepted_tokens == sum(stats.accepted_by_source.values())
+    assert stats.accepted_tokens == sum(step.num_accepted for step in steps)
+    assert stats.new_tokens - stats.accepted_tokens in (len(steps), len(steps) - 1)
+    assert all(len(step.origins) == len(step.token_ids) for step in steps)

@@ -1,0 +1,241 @@
+import pytest
+from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
+
+from ragaccel.decode.interfaces import Choices, NoDrafter
+from ragaccel.decode.request import Request
+from ragaccel.decode.session import Session
+from ragaccel.decode.tree import DraftTree, MalformedTreeError, Origin
+from ragaccel.errors import ConfigurationError
+
+
+def count_up(context):
+    return (context[-1] + 1) % 100
+
+
+class Oracle:
+    """Guesses right, so that blocks are long."""
+
+    probe_ids = ()
+
+    def draft(self, context, budget):
+        guesses = [(context.token_ids[-1] + 1 + i) % 100 for i in range(budget)]
+        origins = [(Origin("oracle", 1, "p", i),) for i in range(budget)]
+        return DraftTree.chain([context.token_ids[-1], *guesses], None, [(), *origins])
+
+
+def run(drafter, request, next_token=count_up, **settings):
+    verifier = ScriptedVerifier(next_token)
+    session = Session(verifier, drafter, request, **settings)
+    return list(session), session, verifier
+
+
+def test_blocks_are_counted_whole():
+    steps, session, verifier = run(Oracle(), Request((0,), max_new_tokens=10), token_budget=3)
+    assert [len(step.token_ids) for step in steps] == [4, 4, 2]
+    assert [step.num_drafts for step in steps] == [3, 3, 1]
+    assert steps[0].sources == ("oracle", "oracle", "oracle", "")
+    stats = session.result().stats
+    assert (stats.verify_passes, stats.new_tokens, stats.draft_tokens) == (3, 10, 7)
+    assert stats.accepted_tokens == 7
+    assert stats.accepted_by_source == {"oracle": 7}
+    assert stats.acceptance_length == pytest.approx(10 / 3)
+    assert stats.acceptance_rate == 1.0
+    assert verifier.cached == list(range(10))
+
+
+def test_nothing_past_an_end_token_is_kept():
+    request = Request((0,), max_new_tokens=50, eos_ids={6})
+    steps, session, verifier = run(Oracle(), request, token_budget=8)
+    assert session.result().token_ids == (1, 2, 3, 4, 5, 6)
+    assert session.result().finish_reason == "stop"
+    assert steps[-1].num_accepted == 6
+    assert steps[-1].sources == ("oracle",) * 6
+    assert session.stats.accepted_by_source == {"oracle": 6}
+    assert session.context.token_ids == [0, 1, 2, 3, 4, 5, 6]
+    assert verifier.cached == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_guess_stands_past_the_length_limit():
+    _, session, _ = run(Oracle(), Request((0,), max_new_tokens=6), token_budget=40)
+    assert session.stats.draft_tokens == 5
+
+
+def test_budget_zero_and_stateful_processors_never_ask_the_drafter():
+    class Refuses:
+        probe_ids = (1, 2)
+
+        def draft(self, context, budget):
+            raise AssertionError("asked")
+
+    class Stateful:
+        stateful = True
+
+    for request, settings in [
+        (Request((0,), max_new_tokens=4), {"token_budget": 0}),
+        (Request((0,), max_new_tokens=4, processors=(Stateful(),)), {}),
+    ]:
+        _, session, verifier = run(Refuses(), request, **settings)
+        assert session.result().token_ids == (1, 2, 3, 4)
+        assert verifier.largest_tree == 1
+        assert session.stats.acceptance_length == 1.0
+
+
+def test_the_cost_table_is_asked_unless_the_budget_is_fixed():
+    def run_at(cost_seconds, **settings):
+        verifier = ScriptedVerifier(count_up, cost_seconds=cost_seconds)
+        session = Session(verifier, Oracle(), Request((0,), max_new_tokens=40), **settings)
+        list(session)
+        return verifier.largest_tree
+
+    assert run_at(lambda rows: 1.0) == 40
+    assert run_at(lambda rows: float(rows**2)) == 1
+    assert run_at(lambda rows: float(rows**2), token_budget=7) == 8
+
+
+def test_halves_of_a_step_give_what_iterating_gives():
+    request = Request((0,), max_new_tokens=30, eos_ids={17})
+    expected, whole, _ = run(Oracle(), request, token_budget=4)
+    verifier = ScriptedVerifier(count_up)
+    session, steps = Session(verifier, Oracle(), request, token_budget=4), []
+    while session.finish_reason is None:
+        steps.append(session.absorb(verifier.verify(session.propose(99))))
+    assert steps == expected
+    assert session.result().token_ids == whole.result().token_ids
+    with pytest.raises(RuntimeError, match="has ended"):
+        session.propose(1)
+    with pytest.raises(RuntimeError, match="follows propose"):
+        session.absorb(Choices([1]))
+
+
+def test_a_consumer_may_leave_and_come_back():
+    verifier = ScriptedVerifier(count_up)
+    session = Session(verifier, Oracle(), Request((0,), max_new_tokens=10), token_budget=2)
+    for _ in session:
+        break
+    with pytest.raises(RuntimeError, match="not ended"):
+        session.result()
+    list(session)
+    assert session.result().token_ids == tuple(range(1, 11))
+
+
+def test_a_closed_session_keeps_what_it_emitted():
+    verifier = ScriptedVerifier(count_up)
+    session = Session(verifier, Oracle(), Request((0,), max_new_tokens=10), token_budget=2)
+    steps = iter(session)
+    next(steps)
+    session.close()
+    assert list(steps) == []
+    assert session.result().token_ids == (1, 2, 3)
+    assert session.result().finish_reason == "cancelled"
+    assert verifier.cached == [0, 1, 2]
+    session.close()
+    assert not verifier.closed, "whoever opened the verifier closes it"
+
+
+def test_a_finished_session_stays_finished_when_closed():
+    _, session, _ = run(NoDrafter(), Request((0,), max_new_tokens=2))
+    session.close()
+    assert session.result().finish_reason == "length"
+
+
+class FailsAt:
+    """Guesses right until its third draft, which ``fail`` makes."""
+
+    probe_ids = ()
+
+    def __init__(self, fail):
+        self.fail, self.drafts = fail, 0
+
+    def draft(self, context, budget):
+        self.drafts += 1
+        return self.fail(context) if self.drafts == 3 else Oracle().draft(context, budget)
+
+
+def broken(context):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("fail", "error"),
+    [
+        (broken, ZeroDivisionError),
+        (lambda context: None, MalformedTreeError),
+        (lambda context: DraftTree.chain([context.token_ids[-1] + 1]), MalformedTreeError),
+        (lambda context: DraftTree.chain([context.token_ids[-1]] * 9), MalformedTreeError),
+    ],
+)
+def test_a_broken_drafter_costs_an_error_and_no_token(fail, error):
+    verifier = ScriptedVerifier(count_up)
+    request = Request((0,), max_new_tokens=20)
+    session = Session(verifier, FailsAt(fail), request, token_budget=2)
+    with pytest.raises(error, match="FailsAt drafted" if error is MalformedTreeError else None):
+        list(session)
+    assert session.token_ids == [1, 2, 3, 4, 5, 6]
+    assert verifier.cached == [0, 1, 2, 3, 4, 5]
+    list(session)
+    assert session.result().token_ids == tuple(range(1, 21))
+
+
+def test_near_ties_are_decided_at_plain_width():
+    class NearTies(ScriptedVerifier):
+        """Wrong about every third token whenever it verifies several rows, and unsure of it."""
+
+        def verify(self, tree, num_runner_ups=0):
+            choices = super().verify(tree, num_runner_ups)
+            unsure = [token % 3 == 0 and len(tree) > 1 for token in choices.next_ids]
+            wrong = zip(choices.next_ids, unsure, strict=True)
+            return Choices([token + 50 * doubt for token, doubt in wrong], (), unsure)
+
+    request = Request((0,), max_new_tokens=30, eos_ids={20})
+    verifier = NearTies(count_up)
+    session = Session(verifier, RandomDrafter(0, 21), request, token_budget=20)
+    steps = list(session)
+    assert session.result().token_ids == decode_plainly(count_up, request)[0]
+    assert verifier.cached == list(range(20))
+    assert any(step.token_ids == () for step in steps)
+
+
+def test_probes_are_hung_where_they_have_room_and_never_accepted():
+    class Probing(RandomDrafter):
+        probe_ids = (7, 7)
+
+    seen = []
+
+    class Watching(ScriptedVerifier):
+        def verify(self, tree, num_runner_ups=0):
+            seen.append((tree.num_drafts, tree.num_probes, max(tree.depths())))
+            return super().verify(tree, num_runner_ups)
+
+    request = Request((3,), max_new_tokens=12)
+    verifier = Watching(lambda context: 7, max_rows=16)
+    session = Session(verifier, Probing(1, 9), request)
+    list(session)
+    assert session.result().token_ids == (7,) * 12
+    assert session.stats.accepted_by_source.keys() <= {"random"}
+    assert verifier.largest_tree <= 16
+    assert any(probes for _, probes, _ in seen)
+    assert seen[-1][2] == 0
+
+
+def test_impossible_settings_are_refused_at_once():
+    with pytest.raises(ConfigurationError, match="token_budget"):
+        Session(ScriptedVerifier(count_up), NoDrafter(), Request((0,)), token_budget=-1)
+
+    class ManyProbes(NoDrafter):
+        probe_ids = tuple(range(64))
+
+    with pytest.raises(ConfigurationError, match="64 probes and a root exceed the 64 rows"):
+        Session(ScriptedVerifier(count_up), ManyProbes(), Request((0,)))
+
+
+def test_seconds_add_up_and_leave_the_consumer_out():
+    from time import sleep
+
+    session = Session(ScriptedVerifier(count_up), Oracle(), Request((0,), max_new_tokens=9))
+    for _ in session:
+        sleep(0.05)
+    stats = session.result().stats
+    parts = stats.prefill_seconds + stats.draft_seconds + stats.verify_seconds
+    assert stats.total_seconds == pytest.approx(parts)
+    assert stats.total_seconds < 0.05
+    assert stats.as_dict()["tokens_per_second"] == stats.tokens_per_second > 0

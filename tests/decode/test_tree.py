@@ -1,0 +1,89 @@
+import math
+
+import pytest
+
+from ragaccel.decode.tree import (
+    DraftTree,
+    MalformedTreeError,
+    Origin,
+    attach_probes,
+    check_tree,
+    likeliest,
+    merge,
+)
+
+A, B = Origin("a", 1), Origin("b", 2)
+
+
+def tree(tokens=(7, 1, 2), parents=(-1, 0, 0), probs=(1.0, 0.5, 0.4), origins=None):
+    return DraftTree(tokens, parents, probs, origins or ((),) * len(tokens))
+
+
+def test_chain_knows_its_shape():
+    chain = DraftTree.chain([7, 1, 2], [1.0, 0.5, 0.25])
+    assert chain.parents == (-1, 0, 1)
+    assert chain.depths() == [0, 1, 2]
+    assert chain.is_chain
+    assert not tree().is_chain
+    assert (len(chain), chain.num_drafts, chain.path(2)) == (3, 2, [0, 1, 2])
+
+
+def test_merge_unites_origins_and_keeps_the_best_estimate():
+    left = DraftTree.chain([7, 1, 2], [1.0, 0.5, 0.4], [(), (A,), (A,)])
+    right = DraftTree.chain([7, 1, 3], [1.0, 0.8, 0.1], [(), (B,), (B,)])
+    union = merge([left, right], 9)
+    assert union.token_ids == (7, 1, 2, 3)
+    assert union.parents == (-1, 0, 1, 1)
+    assert union.path_probs == (1.0, 0.8, 0.4, 0.1)
+    assert union.origins == ((), (B, A), (A,), (B,))
+
+
+def test_merge_keeps_the_likeliest_nodes_as_a_tree():
+    union = merge(
+        [DraftTree.chain([7, 1, 2], [1.0, 0.5, 0.4]), tree((7, 5), (-1, 0), (1.0, 0.45))], 2
+    )
+    assert union.token_ids == (7, 1, 5)
+    check_tree(union, 7, 2)
+
+
+@pytest.mark.parametrize("trees", [[], [DraftTree.chain([1]), DraftTree.chain([2])]])
+def test_merge_needs_one_root(trees):
+    with pytest.raises(ValueError, match="one common root"):
+        merge(trees, 4)
+
+
+def test_likeliest_keeps_the_root_alone_without_a_budget():
+    assert len(likeliest(tree(), 0)) == 1
+
+
+def test_probes_hang_in_chains_under_chosen_nodes():
+    probed = attach_probes(tree(), (90, 91), [0, 2])
+    assert probed.token_ids == (7, 1, 2, 90, 91, 90, 91)
+    assert probed.parents == (-1, 0, 0, 0, 3, 2, 5)
+    assert (probed.num_probes, probed.num_drafts) == (4, 2)
+    assert [probed.probes_of(node) for node in range(3)] == [[3, 4], [], [5, 6]]
+    with pytest.raises(ValueError, match="attach probes to the result"):
+        merge([probed], 3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (None, "NoneType is not a DraftTree"),
+        (tree((), (), (), ()), "at least 1, got 0"),
+        (tree(parents=(-1, 0)), "one common length"),
+        (tree((8, 1, 2)), "last token of the context"),
+        (tree(parents=(0, 0, 0)), "last token of the context"),
+        (tree((7, 1, 2, 3), (-1, 0, 0, 0), (1.0,) * 4), "exceed the budget of 2"),
+        (tree((7, 1, 1)), "repeats token 1 under node 0"),
+        (tree(parents=(-1, 2, 0)), "node 1 has parent 2"),
+        (tree(parents=(-1, 0, -1)), "node 2 has parent -1"),
+        (tree((7, -3, 2)), "negative token id"),
+        (tree(probs=(0.1, 0.5, 0.1)), "node 1 has path_prob"),
+        (tree(probs=(1.0, math.nan, 0.1)), "node 1 has path_prob"),
+        (attach_probes(tree(), (9,), [0]), "holds probes"),
+    ],
+)
+def test_malformed_trees_are_named(bad, message):
+    with pytest.raises(MalformedTreeError, match=message):
+        check_tree(bad, 7, 2)

@@ -1,0 +1,36 @@
+"""What each layer may load: the loop and the drafters work where no torch is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ragaccel
+
+PACKAGE = Path(ragaccel.__path__[0])
+
+
+def modules_of(folder):
+    return [
+        f"ragaccel.{folder}.{path.stem}" for path in sorted((PACKAGE / folder).glob("[!_]*.py"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("modules", "forbidden"),
+    [
+        (modules_of("decode"), ["torch", "transformers", "numpy", "faiss"]),
+        (["ragaccel.decode.session", *modules_of("draft")], ["torch", "transformers", "faiss"]),
+    ],
+    ids=["decode", "draft"],
+)
+def test_light_layers_load_nothing_heavy(modules, forbidden):
+    code = (
+        f"import sys, importlib\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        f"print([name for name in {forbidden} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert len(modules) > 3
