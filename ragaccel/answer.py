@@ -153,11 +153,11 @@ class Stream(Iterator[str]):
             finally:
                 self._busy.release()
 
-    def text(self) -> str:
-        """Read the stream to its end and return the whole text of the answer."""
+    def finish(self) -> Answer:
+        """Read the stream to its end and return the answer."""
         for _ in self:
             pass
-        return self.answer.text
+        return self.answer
 
     def __enter__(self) -> Stream:
         return self

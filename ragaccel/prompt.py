@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.decode.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.references import TURN_WEIGHT, EncodedText, rank_weights, refer
+from ragaccel.references import TURN_WEIGHT, EncodedText, encode_text, rank_weights, refer
 from ragaccel.sentences import split_sentences
 
 if TYPE_CHECKING:
@@ -176,12 +176,6 @@ class _Layout:
         if not self.by_documents:
             return list(passages)
         return _packed(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
-
-
-def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
-    """Tokenize a text, with the characters of every token."""
-    ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
-    return EncodedText(text, tuple(ids), tuple(offsets))
 
 
 def _check_template(template: Template | None) -> None:

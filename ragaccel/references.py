@@ -38,6 +38,12 @@ class EncodedText:
         return self.token_ids[max(0, inside[0] - margin) : inside[-1] + 1 + margin]
 
 
+def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
+    """Tokenize a text, with the characters of every token."""
+    ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+    return EncodedText(text, tuple(ids), tuple(offsets))
+
+
 def rank_weights(passages: Sequence[Passage]) -> list[float]:
     """Weights in (0, 1] from retrieval scores, or from ranks where there are no scores."""
     best = max((passage.score for passage in passages), default=0.0)
@@ -69,6 +75,8 @@ def make_references(
     Raises:
         ConfigurationError: something that is neither str, Passage nor Reference.
     """
+    if isinstance(references, str | Passage | Reference):
+        raise ConfigurationError("references is a list: put this one between brackets")
     for reference in references:
         if not isinstance(reference, str | Passage | Reference):
             raise ConfigurationError(

@@ -1,0 +1,121 @@
+"""RAG: a question becomes an answer from passages; the one file that sees both halves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.prompt import Prompt, build_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Unpack
+
+    from ragaccel.answer import Answer, Stream
+    from ragaccel.llm import LLM, Settings
+    from ragaccel.passage import Passage
+    from ragaccel.prompt import Message, Template
+
+
+class PassageSource(Protocol):
+    """Whatever finds passages for a question: a ``Retriever``, or your own."""
+
+    def search(self, query: str, k: int = ...) -> Sequence[Passage]:
+        """Return at most ``k`` passages, the best first."""
+        ...
+
+
+class RAG:
+    """Answers questions from retrieved passages.
+
+    Args:
+        llm: the model that answers.
+        retriever: where passages come from; anything with ``search(query, k)``.
+        k: how many passages to ask for.
+        template: how the prompt is written; see ``build_prompt``.
+        max_new_tokens: most tokens of an answer, kept free in the context.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        retriever: PassageSource,
+        *,
+        k: int = 6,
+        template: Template | None = None,
+        max_new_tokens: int = 256,
+    ) -> None:
+        if k < 1:
+            raise ConfigurationError(f"k must be 1 or more, not {k}")
+        self.llm, self.retriever = llm, retriever
+        self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
+
+    def ask(
+        self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
+    ) -> Answer:
+        """Answer a question from the passages found for it.
+
+        ``history`` is the chat so far, as messages; ``settings`` are those of ``LLM.generate``.
+
+        Raises:
+            NothingIndexedError: there is no passage to answer from.
+            CapacityError: the question, or every single passage, is too long for the context.
+        """
+        return self.stream(question, history, **settings).finish()
+
+    def stream(
+        self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
+    ) -> Stream:
+        """Answer piece by piece; arguments and errors are those of ``ask``."""
+        if settings.get("max_new_tokens") is None:
+            settings["max_new_tokens"] = self.max_new_tokens
+        prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
+        return self.llm.stream(prompt, **settings)
+
+    def prompt(
+        self,
+        question: str,
+        history: Sequence[Message] = (),
+        *,
+        max_new_tokens: int | None = None,
+    ) -> Prompt:
+        """Find passages and write the prompt, without answering it."""
+        if not question.strip():
+            raise ConfigurationError("the question is empty")
+        context, new = self.llm.context_length, max_new_tokens or self.max_new_tokens
+        return build_prompt(
+            self.llm.tokenizer,
+            question,
+            self._search(question, history),
+            history=history,
+            template=self.template,
+            max_tokens=None if context is None else context - new,
+        )
+
+    def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
+        """The passages for a question, and for what it may follow on from ("And who built it?")."""
+        found = list(self.retriever.search(question, k=self.k))
+        asked = [turn["content"] for turn in history if turn.get("role") == "user"]
+        if asked and found:
+            again = self.retriever.search(f"{asked[-1]} {question}", k=self.k)
+            found = _alternate(found, again)[: self.k]
+        if not found:
+            raise NothingIndexedError(
+                "there is no passage to answer from: index a folder first, with "
+                "`ragaccel index FOLDER` or ragaccel.index_folder"
+            )
+        return found
+
+
+def _alternate(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
+    """Two rankings as one, the best of each in turn, every passage once."""
+    ranks: dict[str, tuple[int, int]] = {}
+    passage_of: dict[str, Passage] = {}
+    for which, ranking in enumerate((first, second)):
+        for rank, passage in enumerate(ranking):
+            passage_of.setdefault(passage.passage_id, passage)
+            ranks[passage.passage_id] = min(
+                ranks.get(passage.passage_id, (rank, which)), (rank, which)
+            )
+    return [passage_of[name] for name in sorted(ranks, key=ranks.__getitem__)]

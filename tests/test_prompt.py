@@ -1,0 +1,209 @@
+import pytest
+from word_tokenizer import WordTokenizer
+
+from ragaccel.decode.request import Reference
+from ragaccel.errors import CapacityError, ConfigurationError
+from ragaccel.passage import Passage
+from ragaccel.prompt import MAX_SENTENCES, build_prompt, number_passages
+from ragaccel.references import make_references, rank_weights, refer
+
+LAMP = Passage("a", "The lamp burns oil. Its keeper\ntrims the wick.", title="Lamp", score=0.9)
+TIDE = Passage("b", "The tide rises four metres.", title="Tide", score=0.45)
+FOG = Passage("c", "The fog horn sounds each minute.", score=0.09)
+PASSAGES = [LAMP, TIDE, FOG]
+QUESTION = "What burns?"
+
+
+def contains(token_ids, part):
+    return any(token_ids[i : i + len(part)] == part for i in range(len(token_ids)))
+
+
+def texts_of(tokenizer, references):
+    return [tokenizer.decode(reference.token_ids) for reference in references]
+
+
+def test_passages_are_numbered_with_their_titles():
+    assert number_passages([TIDE, FOG]) == (
+        "[1] Tide\nThe tide rises four metres.\n\n[2] The fog horn sounds each minute."
+    )
+
+
+def test_the_default_prompt_goes_through_the_chat_template():
+    tokenizer = WordTokenizer()
+    prompt = build_prompt(tokenizer, f" {QUESTION} ", PASSAGES)
+    assert prompt.text.startswith("<bos><user> Answer the question")
+    assert number_passages(PASSAGES) in prompt.text
+    assert prompt.text.endswith("Question: What burns?<assistant>")
+    assert prompt.token_ids == tuple(tokenizer.encode(prompt.text, add_special_tokens=False))
+    assert prompt.passages == tuple(PASSAGES)
+    assert prompt.dropped == ()
+
+
+def test_without_a_chat_template_the_prompt_is_plain_text():
+    tokenizer = WordTokenizer(has_chat_template=False)
+    history = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history)
+    assert prompt.text.startswith("user: Hello\n\nassistant: Hi.\n\nAnswer the question")
+    assert prompt.text.endswith("Question: What burns?\n\nAnswer:")
+    assert prompt.token_ids[0] == 0
+
+
+def test_references_are_cut_from_the_prompts_own_ids():
+    tokenizer = WordTokenizer()
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES)
+    cut = texts_of(tokenizer, prompt.references)
+    assert cut == [LAMP.text, TIDE.text, " " + FOG.text]  # a token brings the space before it
+    assert [reference.passage_id for reference in prompt.references] == ["a", "b", "c"]
+    assert [reference.weight for reference in prompt.references] == pytest.approx([1, 0.5, 0.1])
+    assert all(contains(prompt.token_ids, r.token_ids) for r in prompt.references)
+
+
+def test_documents_go_to_a_template_that_takes_them_with_their_sentences():
+    tokenizer = WordTokenizer(takes_documents=True)
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES)
+    assert "<s2> Its keeper trims the wick. [1]<s2>" in prompt.text
+    assert "Answer the question" not in prompt.text
+    assert prompt.text.endswith("<user> What burns?<assistant>")
+    first = tokenizer.decode(prompt.references[0].token_ids)
+    assert "<s1> The lamp burns oil. [1]<s1><s2> Its keeper trims the wick. [" in first
+    assert all(contains(prompt.token_ids, r.token_ids) for r in prompt.references)
+
+
+def test_no_more_sentences_than_such_a_template_can_number():
+    many = Passage("m", " ".join(f"Fact {i} holds." for i in range(60)))
+    tokenizer = WordTokenizer(takes_documents=True)
+    prompt = build_prompt(tokenizer, QUESTION, [TIDE, many, LAMP, FOG])
+    assert prompt.passages == (TIDE, many, LAMP, FOG)
+    more = Passage("n", many.text + " One more. Two more. And three.")
+    prompt = build_prompt(tokenizer, QUESTION, [TIDE, more, LAMP])
+    assert prompt.passages == (TIDE, more)
+    assert prompt.dropped == (LAMP,)
+    most = Passage("o", " ".join(f"Fact {i} holds." for i in range(100)))
+    prompt = build_prompt(tokenizer, QUESTION, [most, LAMP])
+    assert prompt.passages == (most,)
+    assert f"<s{MAX_SENTENCES}> " in prompt.text
+    assert "Fact 98 holds. Fact 99 holds. [1]" in prompt.text
+
+
+def test_a_format_string_template_becomes_the_users_message():
+    tokenizer = WordTokenizer(takes_documents=True)
+    prompt = build_prompt(
+        tokenizer, "Who {0}?", [TIDE], template="{passages}\nAsk: {question} {{}}"
+    )
+    assert prompt.text == (
+        "<bos><user> [1] Tide\nThe tide rises four metres.\nAsk: Who {0}? {}<assistant>"
+    )
+
+
+@pytest.mark.parametrize("template", ["{question}", "{context} {question}", "{question", "{}", ""])
+def test_a_template_with_other_fields_is_refused(template):
+    with pytest.raises(ConfigurationError, match="template"):
+        build_prompt(WordTokenizer(), QUESTION, PASSAGES, template=template)
+
+
+def test_a_callable_template_returns_messages_or_text():
+    tokenizer = WordTokenizer()
+
+    def as_messages(question, passages, history):
+        found = {"role": "system", "content": number_passages(passages)}
+        return [found, *history, {"role": "user", "content": question}]
+
+    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=as_messages)
+    assert prompt.text.startswith("<bos><system> [1] Tide")
+    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=lambda q, p, h: f"{p[0].text} {q}")
+    assert prompt.text == "The tide rises four metres. What burns?"
+    assert tokenizer.decode(prompt.references[0].token_ids) == TIDE.text
+
+
+def test_a_passage_that_the_template_leaves_out_is_a_reference_all_the_same():
+    tokenizer = WordTokenizer()
+    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=lambda q, p, h: q)
+    assert texts_of(tokenizer, prompt.references) == [TIDE.text, " " + TIDE.text]
+
+
+@pytest.mark.parametrize("takes_documents", [False, True])
+def test_passages_are_packed_whole_best_first_and_the_others_reported(takes_documents):
+    tokenizer = WordTokenizer(takes_documents=takes_documents)
+    full = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids)
+    for max_tokens in range(full - 25, full + 1):
+        prompt = build_prompt(tokenizer, QUESTION, PASSAGES, max_tokens=max_tokens)
+        assert len(prompt.token_ids) <= max_tokens
+        assert [*prompt.passages, *prompt.dropped] != []
+        assert {p.passage_id for p in (*prompt.passages, *prompt.dropped)} == {"a", "b", "c"}
+        for passage in prompt.dropped:
+            assert passage.text not in prompt.text
+    assert prompt.dropped == ()
+    assert build_prompt(tokenizer, QUESTION, PASSAGES, max_tokens=full - 1).passages == (LAMP, TIDE)
+
+
+def test_a_smaller_passage_takes_the_room_that_a_larger_one_left():
+    tokenizer = WordTokenizer()
+    small = len(build_prompt(tokenizer, QUESTION, [FOG]).token_ids)
+    huge = Passage("h", "word " * 500)
+    prompt = build_prompt(tokenizer, QUESTION, [huge, FOG], max_tokens=small)
+    assert prompt.passages == (FOG,)
+    assert prompt.dropped == (huge,)
+
+
+def test_what_cannot_fit_is_an_error_with_numbers():
+    tokenizer = WordTokenizer()
+    with pytest.raises(CapacityError, match=r"none of 1 passages fits.* [\d,]+ tokens"):
+        build_prompt(tokenizer, QUESTION, [Passage("h", "word " * 500)], max_tokens=120)
+    with pytest.raises(CapacityError, match="the question and its instructions take"):
+        build_prompt(tokenizer, QUESTION, PASSAGES, max_tokens=10)
+
+
+def test_an_empty_question_is_refused():
+    with pytest.raises(ConfigurationError, match="question is empty"):
+        build_prompt(WordTokenizer(), "  ", PASSAGES)
+
+
+def test_the_oldest_turns_give_way_but_stay_references():
+    tokenizer = WordTokenizer()
+    history = [
+        {"role": "user", "content": "What rises? " + "Tell me. " * 20},
+        {"role": "assistant", "content": "The water rises by four metres."},
+        {"role": "user", "content": "And when?"},
+        {"role": "assistant", "content": "At noon."},
+    ]
+    whole = build_prompt(tokenizer, QUESTION, PASSAGES, history=history)
+    assert whole.dropped_turns == 0
+    assert "<assistant> At noon.<user> Answer" in whole.text
+    room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
+    assert prompt.dropped_turns == 2
+    assert "<user> And when?" in prompt.text
+    assert "The water rises" not in prompt.text
+    assert "The water rises by four metres." in texts_of(tokenizer, prompt.references)
+    assert len(prompt.token_ids) <= room
+
+
+def test_weights_follow_scores_or_else_ranks():
+    assert rank_weights(PASSAGES) == pytest.approx([1.0, 0.5, 0.1])
+    assert rank_weights([Passage("x", "x"), Passage("y", "y")]) == [1.0, 0.5]
+    assert all(0 < weight <= 1 for weight in rank_weights([LAMP, Passage("z", "z", score=-3.0)]))
+    assert rank_weights([]) == []
+
+
+def test_a_text_apart_is_taken_with_and_without_a_space_before_it():
+    tokenizer = WordTokenizer()
+    plain, spaced = refer("one " + "more " * 40, tokenizer)
+    assert tokenizer.decode(plain.token_ids) == "one" + " more" * 40
+    assert tokenizer.decode(spaced.token_ids) == " one" + " more" * 16  # then both are the same
+    (only,) = refer("- item", WordTokenizerWithoutSpaces())
+    assert only.token_ids == (1, 2)
+
+
+class WordTokenizerWithoutSpaces(WordTokenizer):
+    def encode(self, text, add_special_tokens=True):
+        return [1, 2]
+
+
+def test_references_may_be_texts_passages_or_ids():
+    tokenizer = WordTokenizer()
+    ids = Reference((1, 2, 3), 0.3, "own")
+    made = make_references([ids, "some text", TIDE, " "], tokenizer, None)
+    assert made[0] is ids
+    assert {reference.passage_id for reference in made} == {"own", "reference-2", "b"}
+    with pytest.raises(ConfigurationError, match="not int"):
+        make_references([7], tokenizer, None)

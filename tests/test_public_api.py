@@ -1,0 +1,46 @@
+import subprocess
+import sys
+
+import pytest
+
+import ragaccel
+
+HEAVY = ("torch", "transformers", "faiss", "sentence_transformers", "numpy")
+
+
+def loaded_after(code):
+    script = f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("name", ragaccel.__all__)
+def test_every_public_name_is_there(name):
+    value = getattr(ragaccel, name)
+    assert getattr(value, "__name__", name) == name
+
+
+def test_the_list_of_names_is_the_table_of_where_they_live():
+    assert sorted(ragaccel.__all__) == sorted(ragaccel._MODULE_OF)
+    assert set(ragaccel.__all__) <= set(dir(ragaccel))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="NoSuchName"):
+        _ = ragaccel.NoSuchName
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert loaded_after("import ragaccel") == []
+
+
+def test_the_light_half_loads_nothing_heavy():
+    names = "Answer, Passage, Prompt, Reference, RAG, build_prompt, copied_spans, Highlighter"
+    assert loaded_after(f"from ragaccel import {names}") == []
+
+
+def test_the_version_is_that_of_the_project(request):
+    text = (request.config.rootpath / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{ragaccel.__version__}"' in text
