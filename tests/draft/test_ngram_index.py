@@ -124,6 +124,12 @@ def test_a_match_never_crosses_into_another_reference():
     assert index.texts.following(match.place, 10) == [4]
 
 
+def test_a_match_ends_where_its_texts_begin():
+    prompt = tuple(range(10))
+    context = Context(prompt, [Reference((*prompt, 10)), Reference((*prompt, 11))])
+    assert NgramIndex(context).find().length == 10
+
+
 def test_the_end_of_a_reference_is_no_match():
     assert NgramIndex(Context([1, 2], [Reference((1, 2))])).find() is None
 

@@ -1,0 +1,91 @@
+"""What copying costs: indexing references, and one draft, without any model.
+
+``python -m eval.drafting`` prints one JSON line. The text is a seeded mixture as documents are:
+Zipf-distributed tokens in which a third of the sentences come back. The answer copies runs of
+it and says something of its own in between. The prompt holds the references, so that the index
+holds every token twice; ``build_tokens_per_second`` counts the reference tokens once, per second
+of processor time, so that what else the machine does is left out; steps are wall-clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+from statistics import median, quantiles
+from time import perf_counter, process_time
+
+import numpy as np
+
+from ragaccel.decode.context import Context
+from ragaccel.decode.request import Reference
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.ngram_index import NgramIndex
+
+SIZES = (1_000, 8_000, 32_000, 128_000)
+
+
+def sentences(rng: random.Random, num_tokens: int, vocab_size: int = 32_000) -> list[list[int]]:
+    """Make sentences of 8-30 tokens, ``num_tokens`` in all; a third repeat an earlier one."""
+    zipf = np.random.default_rng(rng.randrange(2**32)).zipf(1.3, num_tokens + 64) % vocab_size
+    made: list[list[int]] = []
+    used = 0
+    while used < num_tokens:
+        size = rng.randrange(8, 31)
+        fresh = zipf[used : used + size].tolist()
+        made.append(rng.choice(made) if made and rng.random() < 0.33 else fresh)
+        used += len(made[-1])
+    return made
+
+
+def make_case(num_tokens: int, seed: int) -> tuple[Context, list[int]]:
+    """Make a context with ten references and an answer of 600 tokens that quotes them."""
+    rng = random.Random(seed)
+    references, prompt, answer = [], [], []
+    for i in range(10):
+        text = [t for sentence in sentences(rng, num_tokens // 10) for t in sentence]
+        references.append(Reference(tuple(text), 1.0 - i / 20, f"p{i}"))
+        prompt += text
+    question = [t for sentence in sentences(rng, 40) for t in sentence]
+    while len(answer) < 600:
+        text = rng.choice(references).token_ids
+        start = rng.randrange(max(1, len(text) - 30))
+        answer += [*text[start : start + rng.randrange(4, 30)], *question[: rng.randrange(6)]]
+    return Context([*prompt, *question], references), answer[:600]
+
+
+def measure(num_tokens: int, repeats: int) -> dict[str, float]:
+    """Time index builds and every draft of answers decoded three tokens a step."""
+    builds, drafts = [], []
+    drafter = CopyDrafter()
+    for seed in range(repeats):
+        context, answer = make_case(num_tokens, seed)
+        started = process_time()
+        context.shared(NgramIndex)
+        builds.append(process_time() - started)
+        for i in range(0, len(answer), 3):
+            started = perf_counter()
+            drafter.draft(context, 31)
+            drafts.append(perf_counter() - started)
+            context.token_ids += answer[i : i + 3]
+    reference_tokens = sum(len(reference.token_ids) for reference in context.references)
+    return {
+        "build_tokens_per_second": round(reference_tokens / median(builds)),
+        "step_median_microseconds": round(median(drafts) * 1e6, 1),
+        "step_p95_microseconds": round(quantiles(drafts, n=20)[-1] * 1e6, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    measure(SIZES[0], 2)  # warm-up
+    figures = {str(size): measure(size, repeats) for size in SIZES}
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    print(json.dumps({"reference_tokens": figures, "machine": platform.machine(), **versions}))
+
+
+if __name__ == "__main__":
+    main()
