@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_INT8 = (
+    "{name} is quantized with LLM.int8, whose outlier columns depend on the other rows of a pass: "
+    "load it in 4 bits, or without quantization"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,12 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
         ModelRefusedError: for models that cannot be verified in blocks or rolled back.
     """
     model = cast("Any", model)
-    config: Any = model.config.get_text_config(decoder=True)
     name = type(model).__name__
-    _refuse_by_kind(model, config, name)
-    _refuse_by_quantization(model, name)
+    _refuse_by_class(model, name)
+    if getattr(model, "is_loaded_in_8bit", False):
+        raise ModelRefusedError(_INT8.format(name=name))
+    refuse_by_config(model.config, {}, name)
+    config: Any = model.config.get_text_config(decoder=True)
     attention = getattr(config, "_attn_implementation", None) or "eager"
     _refuse_by_attention(attention, name)
     kinds = _layer_kinds(config, name)
@@ -56,9 +63,34 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     )
 
 
-def _refuse_by_kind(model: Any, config: Any, name: str) -> None:
-    if getattr(model.config, "is_encoder_decoder", False):
+def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "") -> None:
+    """Refuse what the configuration alone rules out, before any weights are loaded.
+
+    Raises:
+        ModelRefusedError: naming the cause.
+    """
+    name = name or f"a {config.model_type} model"
+    if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError(f"{name} is an encoder-decoder: only causal models are decoded")
+    text_config = config.get_text_config(decoder=True)
+    if not getattr(text_config, "is_causal", True):
+        raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
+    _layer_kinds(text_config, name)
+    for quantization in (
+        getattr(config, "quantization_config", None),
+        model_kwargs.get("quantization_config"),
+        model_kwargs,
+    ):
+        as_dict = quantization if isinstance(quantization, Mapping) else _fields(quantization)
+        if as_dict.get("load_in_8bit") or as_dict.get("_load_in_8bit"):
+            raise ModelRefusedError(_INT8.format(name=name))
+
+
+def _fields(quantization: Any) -> dict[str, Any]:
+    return dict(vars(quantization)) if hasattr(quantization, "__dict__") else {}
+
+
+def _refuse_by_class(model: Any, name: str) -> None:
     if getattr(model, "_is_stateful", False):
         raise ModelRefusedError(
             f"{name} is recurrent: its state cannot be rolled back to an accepted token"
@@ -67,8 +99,6 @@ def _refuse_by_kind(model: Any, config: Any, name: str) -> None:
         raise ModelRefusedError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"
         )
-    if not getattr(config, "is_causal", True):
-        raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
     parameters = inspect.signature(model.forward).parameters
     missing = [
         needed
@@ -78,17 +108,6 @@ def _refuse_by_kind(model: Any, config: Any, name: str) -> None:
     if missing:
         raise ModelRefusedError(
             f"{name} takes no {', '.join(missing)}: a tree of guesses cannot be placed in it"
-        )
-
-
-def _refuse_by_quantization(model: Any, name: str) -> None:
-    quantization = getattr(model.config, "quantization_config", None)
-    as_dict = quantization if isinstance(quantization, dict) else vars(quantization or object)
-    eight_bit = bool(as_dict.get("load_in_8bit") or as_dict.get("_load_in_8bit"))
-    if eight_bit or getattr(model, "is_loaded_in_8bit", False):
-        raise ModelRefusedError(
-            f"{name} is quantized with LLM.int8, whose outlier columns depend on the other rows "
-            "of a pass: load it in 4 bits, or without quantization"
         )
 
 

@@ -1,0 +1,145 @@
+"""Loading: from a name, a folder or the bundled reader to a target model and its tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError, RagaccelError
+from ragaccel.models.architecture import refuse_by_config
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.locate import locate_model
+from ragaccel.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder")
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    device_map: Any = None,
+    self_check: bool = True,
+    **model_kwargs: Any,
+) -> tuple[HuggingFaceModel, Tokenizer]:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        name_or_path: a folder, or a name on the hub; a name in the local cache needs no network.
+        dtype: type of the weights; "auto" takes the checkpoint's, except that float16, which
+            processors compute slowly, becomes float32 on a CPU.
+        device: where to put the model; a GPU if there is one. Not together with ``device_map``.
+        device_map: how to spread it, as transformers takes it.
+        self_check: verify a small tree against transformers' own passes first.
+        **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
+            attn_implementation, revision, token …
+
+    Raises:
+        ModelNotFoundError: no such model in a folder, the cache or the hub.
+        ModelRefusedError: a model that cannot be decoded exactly, or needs code of its own.
+        ConfigurationError: arguments that exclude each other.
+    """
+    if device is not None and device_map is not None:
+        raise ConfigurationError("give device or device_map, not both")
+    hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
+    source, arguments = locate_model(name_or_path, hub)
+    arguments["trust_remote_code"] = model_kwargs.pop("trust_remote_code", False)
+    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in hub}
+    with _explained(name_or_path):
+        config = AutoConfig.from_pretrained(source, **arguments)
+        refuse_by_config(config, model_kwargs)
+        place = _place(device, device_map)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=_dtype(dtype, config, place),
+            device_map=device_map,
+            **arguments,
+            **model_kwargs,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    if place is not None and getattr(model, "hf_quantizer", None) is None:
+        model = model.to(place)
+    target = HuggingFaceModel(model, self_check=self_check)
+    return target, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Find the tokens that end an answer, as ``generate`` does; else the tokenizer's own."""
+    generation_config = getattr(model, "generation_config", None)
+    for holder in (generation_config, model.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else [int(eos) for eos in found])
+    return frozenset()
+
+
+def bundled_reader_path() -> Path:
+    """Return the folder of the reader that ships with the package.
+
+    Raises:
+        ModelNotFoundError: if this installation has none.
+    """
+    folder = Path(__file__).parent / "reader"
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(
+            "this installation has no bundled reader: install the package again, or name a model"
+        )
+    return folder
+
+
+def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:
+    if device_map is not None:
+        return None
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        if dtype not in _DTYPES:
+            raise ConfigurationError(f"dtype must be auto, {', '.join(_DTYPES)}, not {dtype!r}")
+        return _DTYPES[dtype]
+    saved = getattr(config, "dtype", None)
+    on_cpu = place is not None and place.type == "cpu"
+    quantized = getattr(config, "quantization_config", None) is not None
+    return torch.float32 if on_cpu and saved == torch.float16 and not quantized else "auto"
+
+
+@contextlib.contextmanager
+def _explained(name: str | Path) -> Iterator[None]:
+    """Turn transformers' errors about a checkpoint into ours."""
+    try:
+        yield
+    except RagaccelError:
+        raise
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot load {str(name)!r}: {_first_line(error)}") from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise ModelRefusedError(
+                f"{str(name)!r} brings code of its own: read it, then load with "
+                "trust_remote_code=True"
+            ) from error
+        raise ModelRefusedError(f"cannot load {str(name)!r}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

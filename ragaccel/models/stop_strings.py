@@ -1,0 +1,110 @@
+"""Stop strings: at the level of text, across token boundaries and inside accepted blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.detokenizer import IncrementalDecoder, decode_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ragaccel.models.tokenizer import Tokenizer
+
+
+class TextStopRule:
+    """Ends an answer with the first token that completes one of several strings.
+
+    A stop rule over tokens; ``trim`` and ``HeldBackText`` keep the string itself, and what the
+    same token spells after it, out of the text.
+
+    Raises:
+        ConfigurationError: for an empty string.
+    """
+
+    def __init__(self, strings: Sequence[str] | str, tokenizer: Tokenizer) -> None:
+        self.strings = (strings,) if isinstance(strings, str) else tuple(strings)
+        if not all(self.strings):
+            raise ConfigurationError("an empty stop string would end every answer at once")
+        self._tokenizer = tokenizer
+        self._longest = max((len(string) for string in self.strings), default=0)
+
+    def cut(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Return how many tokens to keep, the one that completes a stop string included.
+
+        Each token of the block is judged as if it were the last, so that the answer does not
+        depend on how it was cut into blocks.
+        """
+        if not self.strings:
+            return None
+        for end in range(start + 1, len(token_ids) + 1):
+            # What stood before this token was judged with it; its own text may be long.
+            own = len(self._tokenizer.decode(token_ids[end - 1 : end]))
+            text = decode_tail(self._tokenizer, token_ids[:end], self._longest + own)
+            if any(string in text for string in self.strings):
+                return end
+        return None
+
+    def trim(self, text: str) -> str:
+        """Cut a finished text before the first stop string in it."""
+        found = [at for string in self.strings if (at := text.find(string)) >= 0]
+        return text[: min(found)] if found else text
+
+    def hold_back(self) -> HeldBackText:
+        """Return a filter for streaming this rule's answer."""
+        return HeldBackText(self.strings)
+
+
+class HeldBackText:
+    """Streamed text without stop strings: what may be the start of one waits."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """Add text; return what is certainly no part of a stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [at for string in self._strings if (at := text.find(string)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        held = max((_overlap(text, string) for string in self._strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """Return what was held back: the answer ended without completing a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class StreamedText:
+    """One answer's text while it grows: whole characters, and no stop string.
+
+    All pieces together are exactly the text of all tokens, cut before the first stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str] = ()) -> None:
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._filter = HeldBackText(strings)
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """Add tokens; return the text that is now certain to be part of the answer."""
+        return self._filter.push(self._decoder.push(token_ids))
+
+    def finish(self) -> str:
+        """Return the rest of the text; no tokens follow."""
+        return self._filter.push(self._decoder.finish()) + self._filter.finish()
+
+
+def _overlap(text: str, string: str) -> int:
+    """Measure the longest end of ``text`` that begins ``string`` without completing it."""
+    for size in range(min(len(text), len(string) - 1), 0, -1):
+        if text.endswith(string[:size]):
+            return size
+    return 0

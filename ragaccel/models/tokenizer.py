@@ -1,0 +1,198 @@
+"""Tokenizers: text to ids with offsets, chat templates, and back to text."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.caller_rules import criterion_rules
+from ragaccel.models.detokenizer import IncrementalDecoder
+from ragaccel.models.stop_strings import StreamedText, TextStopRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from ragaccel.decode.request import StopRule
+
+__all__ = ["IncrementalDecoder", "StreamedText", "TextStopRule", "Tokenizer"]
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """A tokenizer of transformers, as the rest of the package uses it. Stateless after creation.
+
+    Args:
+        tokenizer: any tokenizer of transformers; offsets are best with a fast one.
+        eos_ids: tokens that end an answer; the tokenizer's own end token if not given.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int] | None = None
+    ) -> None:
+        self.tokenizer: Any = cast("Any", tokenizer)
+        own = getattr(tokenizer, "eos_token_id", None)
+        if eos_ids is None:
+            eos_ids = () if own is None else (own,)
+        self.eos_ids: frozenset[int] = frozenset(eos_ids)
+        vocabulary = self.tokenizer.get_vocab()
+        self.byte_ids: frozenset[int] = frozenset(
+            index for token, index in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
+        )
+        # Transformers cleans spaces of word pieces only; with BPE it would corrupt the text.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        is_bpe = type(getattr(backend, "model", None)).__name__ == "BPE"
+        self.cleans_spaces: bool = not is_bpe and bool(
+            getattr(tokenizer, "clean_up_tokenization_spaces", False)
+        )
+        self._template: str | None = self._read_template()
+        # Drops any truncation saved with the tokenizer now: later calls change nothing, so that
+        # threads may share it.
+        self.encode("")
+
+    def __len__(self) -> int:
+        """Count the tokens it knows, added ones included."""
+        return len(self.tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be laid out as the model was trained to read them."""
+        return self._template is not None
+
+    @property
+    def takes_documents(self) -> bool:
+        """Whether the chat template has a place of its own for retrieved documents."""
+        return (
+            self._template is not None and re.search(r"\bdocuments\b", self._template) is not None
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Turn text into token ids. A begin token that the text spells out is not doubled."""
+        ids: list[int] = self.tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, verbose=False
+        )
+        return ids[1:] if self._starts_twice(ids) else ids
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Turn text into token ids and the characters [start, end) each stands for.
+
+        A token that the tokenizer adds stands for no character: (0, 0).
+
+        Raises:
+            ConfigurationError: if the tokenizer is not a fast one and does not keep the text.
+        """
+        if not getattr(self.tokenizer, "is_fast", False):
+            return self._encode_slowly(text, add_special_tokens)
+        encoding = self.tokenizer(
+            text,
+            add_special_tokens=add_special_tokens,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        ids: list[int] = list(encoding["input_ids"])
+        spans = [(start, end) for start, end in encoding["offset_mapping"]]
+        return (ids[1:], spans[1:]) if self._starts_twice(ids) else (ids, spans)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Turn token ids into text, by default without special tokens."""
+        text: str = self.tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=self.cleans_spaces,
+        )
+        return text
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Lay out messages by the chat template, as text.
+
+        Raises:
+            ConfigurationError: if there is no template, or it rejects the messages.
+        """
+        if self._template is None:
+            raise ConfigurationError(
+                "this model has no chat template: give the prompt as text, or load a chat model"
+            )
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                documents=None if documents is None else [dict(document) for document in documents],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:
+            raise ConfigurationError(
+                f"the chat template rejects these messages: {error}"
+            ) from error
+        return text
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Lay out messages by the chat template, as token ids.
+
+        The template writes its own special tokens, so none are added: no begin token twice.
+        """
+        return self.encode(self.chat_text(messages, documents, add_generation_prompt))
+
+    def stop_rules(
+        self,
+        strings: Sequence[str],
+        criteria: Iterable[Callable[..., Any]] = (),
+        prompt_ids: Sequence[int] = (),
+        device: Any = "cpu",
+    ) -> tuple[StopRule, ...]:
+        """Make stop rules of stop strings and of transformers' StoppingCriteria.
+
+        Args:
+            strings: texts that end the answer and are left out of it.
+            criteria: called after every token with the ids of prompt and answer, [1, L].
+            prompt_ids: the prompt, for the criteria.
+            device: where the criteria expect the ids.
+        """
+        rules: list[StopRule] = [TextStopRule(strings, self)] if strings else []
+        rules += criterion_rules(criteria, prompt_ids, device)
+        return tuple(rules)
+
+    def streamed_text(self, strings: Sequence[str] = ()) -> StreamedText:
+        """Return what turns one answer's tokens into its text, piece by piece."""
+        return StreamedText(self, strings)
+
+    def _read_template(self) -> str | None:
+        if not getattr(self.tokenizer, "chat_template", None):
+            return None
+        try:
+            template: str = self.tokenizer.get_chat_template()
+        except ValueError:  # several templates and none of them the default
+            return None
+        return template
+
+    def _starts_twice(self, ids: Sequence[int]) -> bool:
+        begin = getattr(self.tokenizer, "bos_token_id", None)
+        return begin is not None and len(ids) > 1 and ids[0] == ids[1] == begin
+
+    def _encode_slowly(
+        self, text: str, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Find each token's characters by decoding ever longer starts of the text."""
+        ids = self.encode(text, add_special_tokens)
+        ends = [len(self.decode(ids[:end])) for end in range(1, len(ids) + 1)]
+        if self.decode(ids) != text:
+            raise ConfigurationError(
+                f"{type(self.tokenizer).__name__} gives no offsets: install its fast version "
+                "(pip install tokenizers sentencepiece)"
+            )
+        return ids, [(min(start, end), end) for start, end in zip([0, *ends], ends, strict=False)]
