@@ -58,13 +58,15 @@ def main(
     torch.manual_seed(seed)
     model = new_reader(
         len(tokenizer),
-        {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id},
+        {
+            "bos": tokenizer.bos_token_id,
+            "eos": tokenizer.eos_token_id,
+            "pad": tokenizer.pad_token_id,
+        },
         hidden=hidden,
         layers=layers,
     )
-    fit = Fit(
-        model, makers[0], out, minutes=minutes, learning_rate=learning_rate, device=device
-    )
+    fit = Fit(model, makers[0], out, minutes=minutes, learning_rate=learning_rate, device=device)
     try:
         fit.run()
     except KeyboardInterrupt:
@@ -72,7 +74,7 @@ def main(
         print("interrupted: the same command goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
     figures = evaluate(model, makers[1], examples=examples)
-    publish(model.to("cpu"), tokenizer, out / "reader")
+    publish(model.cpu(), tokenizer, out / "reader")
     trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
     print(json.dumps({"trained": trained, "held_out": figures}))
 
@@ -94,7 +96,8 @@ def _tokenizer(
     folder: Path, articles: list[Article], questions: list[HumanQuestion]
 ) -> PreTrainedTokenizerFast:
     if folder.exists():
-        return PreTrainedTokenizerFast.from_pretrained(folder)
+        saved: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+        return saved
     texts = [" " + s for a in articles if not a.held_out for s in a.sentences]
     for question in questions:
         if not question.held_out:
@@ -102,8 +105,6 @@ def _tokenizer(
     tokenizer = train_tokenizer(texts)
     tokenizer.save_pretrained(folder)
     return tokenizer
-
-
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training text: articles of sentences from the archives, and people's questions on passages."""
+"""The training text: articles from the archives, and people's questions on passages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_HELD_OUT_XQUAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """One document: its title and its sentences in order. Splits are by article, never by passage."""
+    """One document: title and sentences in order. Splits are by article, never by passage."""
 
     title: str
     sentences: tuple[str, ...]
@@ -50,9 +50,7 @@ def load_articles(data: Path) -> list[Article]:
     for title, text, source in _texts(folder):
         sentences = tuple(s for s in map(_one_line, split_sentences(text)) if _is_prose(s))
         if sentences:
-            articles.append(
-                Article(title.strip(), sentences, source, _is_held_out(source + title))
-            )
+            articles.append(Article(title.strip(), sentences, source, _is_held_out(source + title)))
     return articles
 
 
@@ -60,7 +58,9 @@ def load_questions(data: Path) -> list[HumanQuestion]:
     """Read the question sets that are marked for training, XQuAD's held-out articles among them."""
     squad = _rows(data / "rag" / "squad_like.jsonl")
     trained = {row["passages"][0]["title"] for row in squad[:2910]}
-    only_xquad = sorted({row["passages"][0]["title"] for row in squad[2910:]} - trained, key=_digest)
+    only_xquad = sorted(
+        {row["passages"][0]["title"] for row in squad[2910:]} - trained, key=_digest
+    )
     held_out = frozenset(only_xquad[:NUM_HELD_OUT_XQUAD])
     questions: dict[tuple[str, str], HumanQuestion] = {}
     for source, rows in (("squad", squad), ("nq", _rows(data / "rag" / "nq_open_oracle.jsonl"))):
@@ -116,7 +116,8 @@ def _members(archive: Path, suffix: str | tuple[str, ...]) -> Iterator[tuple[str
 
 
 def _wikitext(raw: str) -> Iterator[tuple[str, str, str]]:
-    title, lines = "", []
+    title = ""
+    lines: list[str] = []
     for line in raw.split("\n"):
         heading = re.fullmatch(r" = ([^=].*[^=]) = ", line)
         if heading:

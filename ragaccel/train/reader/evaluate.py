@@ -1,8 +1,8 @@
-"""How good the reader is on documents it never saw: the right sentence, the right passage, refusals."""
+"""How good the reader is on documents it never saw: right sentence, right passage, refusals."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -18,9 +18,10 @@ FOUR_PASSAGES = Shape(length=1000, min_passages=4, max_passages=4, max_passage_t
 class Figures:
     """Shares over ``examples`` questions, each with four passages, in percent.
 
-    ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and its
-    citation; ``passage``: whose sentence stands in the right passage; ``refused``: unanswerable ones
-    refused; ``wrongly_refused``: answerable ones refused; ``chance``: verbatim of a random choice.
+    ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and
+    its citation; ``passage``: whose sentence stands in the right passage; ``refused``:
+    unanswerable ones refused; ``wrongly_refused``: answerable ones refused; ``chance``: verbatim
+    of a random choice.
     """
 
     examples: int
@@ -35,8 +36,8 @@ class Figures:
 def outcome(model: LlamaForCausalLM, example: Example) -> dict[str, float]:
     """Judge one example by the model's greedy choices at every token of the answer.
 
-    Given the right tokens so far, greedy decoding gives the recorded answer exactly when each choice is
-    the recorded token, so one forward pass decides it.
+    Given the right tokens so far, greedy decoding gives the recorded answer exactly when each
+    choice is the recorded token, so one forward pass decides it.
     """
     ids, start = example.token_ids, example.answer_start
     device = model.device
@@ -64,15 +65,16 @@ def _passage_numbers(example: Example) -> list[int]:
 def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
     """Sum outcomes up."""
     outcomes = list(outcomes)
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     for one in outcomes:
         if one["answerable"]:
-            totals.update(
-                answerable=1, verbatim=one["verbatim"], passage=one["passage"],
-                wrongly_refused=one["refused"], chance=one["chance"],
-            )  # fmt: skip
+            totals["answerable"] += 1
+            for name in ("verbatim", "passage", "chance"):
+                totals[name] += one[name]
+            totals["wrongly_refused"] += one["refused"]
         else:
-            totals.update(unanswerable=1, refused=one["refused"])
+            totals["unanswerable"] += 1
+            totals["refused"] += one["refused"]
 
     def percent(name: str, of: str) -> float:
         return round(100 * totals[name] / max(1, totals[of]), 1)
@@ -94,7 +96,7 @@ def evaluate(
 
     The same seed draws the same examples, whatever was drawn before.
     """
-    model.eval()
+    model.train(False)
     maker.rng.seed(seed)
     drawn: dict[str, list[dict[str, float]]] = {"made": [], "people": []}
     while min(map(len, drawn.values())) < examples:

@@ -1,7 +1,8 @@
-"""Training examples: a question, passages and the sentence that answers, as token ids with their losses."""
+"""Training examples: question, passages and the answering sentence, as ids with their losses."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from bisect import bisect
@@ -13,12 +14,26 @@ from itertools import accumulate
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.train.reader.corpus import Article, HumanQuestion
-from ragaccel.train.reader.questions import make_question
+from ragaccel.train.reader.questions import make_question, stem
 from ragaccel.train.reader.vocabulary import (
-    ANSWER, BOS, CITATIONS, EOS, MARKERS, NONE, PASSAGE, QUESTION, REFUSAL,
+    ANSWER,
+    BOS,
+    CITATIONS,
+    EOS,
+    MARKERS,
+    NONE,
+    PASSAGE,
+    QUESTION,
+    REFUSAL,
 )  # fmt: skip
 
-SOURCE_SHARES = {"hipporag_2wiki": 0.26, "wikitext2": 0.10, "factbook": 0.10, "tech_docs": 0.16, "books": 0.16}
+SOURCE_SHARES = {
+    "hipporag_2wiki": 0.26,
+    "wikitext2": 0.10,
+    "factbook": 0.10,
+    "tech_docs": 0.16,
+    "books": 0.16,
+}
 HUMAN_SHARE = 0.22
 UNANSWERABLE_SHARE = 0.12
 
@@ -39,11 +54,12 @@ class Text:
 
     text: str
     ids: list[int]
+    stems: list[str]  # of the word each token belongs to; empty for function words
 
 
 @dataclass(slots=True)
 class Source:
-    """An article, tokenized. ``questions`` are people's own, each with the index of its sentence."""
+    """An article, tokenized. ``questions`` are people's, each with its sentence's index."""
 
     title: str
     sentences: list[Text]
@@ -64,8 +80,9 @@ class Piece:
 class Example:
     """Token ids and where the losses are.
 
-    ``targets`` maps a position to the weight of predicting the token after it; ``sentence_ends`` are the
-    positions of closing markers, ``gold_end`` the index among them of the sentence that answers.
+    ``targets`` maps a position to the weight of predicting the token after it; ``sentence_ends``
+    are the positions of closing markers, ``gold_end`` the index among them of the answer.
+    ``matches`` says of sentence tokens whether the question has their word, in any inflection.
     """
 
     token_ids: list[int]
@@ -73,12 +90,13 @@ class Example:
     targets: dict[int, float]
     sentence_ends: list[int]
     gold_end: int
+    matches: dict[int, bool]
     question: str = ""
     is_human: bool = False
 
 
 class ExampleMaker:
-    """Draws examples from tokenized sources, with distractors that share words with the question."""
+    """Draws examples from tokenized sources; distractors share words with the question."""
 
     def __init__(
         self,
@@ -92,9 +110,11 @@ class ExampleMaker:
         self._titles: dict[str, list[int]] = {}
         self.tokenizer = tokenizer
         special = [BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE]
-        self.id_of = dict(zip(special, tokenizer.convert_tokens_to_ids(special), strict=True))
-        self.markers: list[int] = tokenizer.convert_tokens_to_ids(list(MARKERS))
-        self.citations: list[int] = tokenizer.convert_tokens_to_ids(list(CITATIONS))
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self._pieces = {index: token for token, index in vocabulary.items()}
+        self.id_of = {token: vocabulary[token] for token in special}
+        self.markers = [vocabulary[token] for token in MARKERS]
+        self.citations = [vocabulary[token] for token in CITATIONS]
         self.refusal: list[int] = self._encode([" " + REFUSAL])[0]
         self.by_kind: dict[str, list[Source]] = defaultdict(list)
         self._load(articles, questions)
@@ -116,7 +136,8 @@ class ExampleMaker:
     def _load(self, articles: Sequence[Article], questions: Sequence[HumanQuestion]) -> None:
         asked: dict[tuple[str, ...], Source] = {}
         sources = [
-            (article, Source(article.title, [], article.source.split("/")[0])) for article in articles
+            (article, Source(article.title, [], article.source.split("/")[0]))
+            for article in articles
         ]
         texts: list[tuple[str, Source]] = [(t, s) for a, s in sources for t in a.sentences]
         for question in questions:
@@ -125,10 +146,21 @@ class ExampleMaker:
                 source = asked[question.sentences] = Source(question.title, [], "human")
                 texts += [(t, source) for t in question.sentences]
             source.questions.append((question.question, question.gold))
-        for (text, source), ids in zip(texts, self._encode([" " + t for t, _ in texts]), strict=True):
-            source.sentences.append(Text(text, ids))
+        for (text, source), ids in zip(
+            texts, self._encode([" " + t for t, _ in texts]), strict=True
+        ):
+            source.sentences.append(Text(text, ids, self._stems(ids)))
         for source in [*(s for _, s in sources), *asked.values()]:
             self.by_kind[source.kind].append(source)
+
+    def _stems(self, ids: list[int]) -> list[str]:
+        """The stem of the word that each token is part of."""
+        stems: list[str] = []
+        pieces = [self._pieces[i] for i in ids]
+        starts = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith("Ġ")]
+        for start, end in zip(starts, [*starts[1:], len(pieces)], strict=True):
+            stems += [stem("".join(pieces[start:end]))] * (end - start)
+        return stems
 
     def _index_words(self) -> None:
         """Where each rarer word stands, to find passages that share words with a question."""
@@ -211,9 +243,7 @@ class ExampleMaker:
             words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in self.places]
             if words:
                 weights = [1 / len(self.places[w]) ** 0.5 for w in words]
-                other, place = self.rng.choice(
-                    self.places[self.rng.choices(words, weights)[0]]
-                )
+                other, place = self.rng.choice(self.places[self.rng.choices(words, weights)[0]])
         if other is None:
             other = self.rng.choice(self.everything)
             place = self.rng.randrange(len(other.sentences))
@@ -232,7 +262,7 @@ class ExampleMaker:
         def score(piece: Piece) -> float:
             texts = " ".join(s.text for s in piece.source.sentences[piece.start : piece.end])
             found = asked & set(re.findall(r"\w{3,}", (texts + " " + piece.source.title).lower()))
-            return sum(1 / (1 + len(self.places.get(w, ()))) ** 0.5 for w in found)
+            return math.fsum((1 + len(self.places.get(w, ()))) ** -0.5 for w in found)
 
         pieces.sort(key=score, reverse=True)
 
@@ -242,6 +272,8 @@ class ExampleMaker:
         rng, id_of = self.rng, self.id_of
         number = rng.randrange(len(self.markers)) if rng.random() < 0.5 else 0
         ids = [id_of[BOS], id_of[QUESTION], *question_ids]
+        asked = set(self._stems(question_ids)) - {""}
+        matches: dict[int, bool] = {}
         ends: list[int] = []
         answer: list[int] = []
         gold_end = -1
@@ -251,6 +283,8 @@ class ExampleMaker:
                 marker = self.markers[number % len(self.markers)]
                 number += 1
                 block = [marker, *piece.source.sentences[i].ids, citation]
+                here = enumerate(piece.source.sentences[i].stems, start=len(ids) + 1)
+                matches |= {position: word in asked for position, word in here}
                 ids += [*block, marker]
                 ends.append(len(ids) - 1)
                 if gold is not None and piece.source is gold[0] and i == gold[1]:
@@ -264,11 +298,11 @@ class ExampleMaker:
         ids += [id_of[QUESTION], *question_ids, id_of[ANSWER]]
         answer_start = len(ids) - 1
         ids += [*answer, id_of[EOS]]
-        targets = {i: 0.5 for i in range(prompt_end, answer_start - 1)}  # the question, said again
+        targets = dict.fromkeys(range(prompt_end, answer_start - 1), 0.5)  # the question again
         targets |= {i: 0.2 for i in range(prompt_end) if rng.random() < 0.1}
-        targets |= {i: 1.0 for i in range(answer_start, len(ids) - 1)}
+        targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
         targets[answer_start] = 4.0
-        return Example(ids, answer_start, targets, ends, gold_end)
+        return Example(ids, answer_start, targets, ends, gold_end, matches)
 
     def _title(self, title: str) -> list[int]:
         if not title:

@@ -1,4 +1,4 @@
-"""Fitting the reader: a curriculum of growing examples, checkpoints that resume, figures while it runs."""
+"""Fitting the reader: a curriculum of growing examples, checkpoints that resume, figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURRICULUM = (
     (0.62, Shape(640, 6, 130), 13),
     (0.84, Shape(1024, 6, 160), 8),
 )
-RELEVANCE_WEIGHT = 0.5
+RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0
 
 
 @dataclass(slots=True)
@@ -49,6 +49,8 @@ class Batch:
     ends: Tensor  # [B, S] positions of closing markers, padded with 0
     end_mask: Tensor  # [B, S] bool
     gold: Tensor  # [B] index into S
+    sentence_tokens: Tensor  # [W] positions of the sentences' tokens
+    matches: Tensor  # [W] 1.0 where the question has the token's word
 
 
 def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
@@ -57,7 +59,8 @@ def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
     widest = max(len(e.sentence_ends) for e in examples)
     ends = torch.zeros(len(examples), widest, dtype=torch.long)
     mask = torch.zeros(len(examples), widest, dtype=torch.bool)
-    positions, next_ids, weights, first = [], [], [], []
+    positions, next_ids, weights, first, sentence_tokens = [], [], [], [], []
+    matches: list[bool] = []
     for row, example in enumerate(examples):
         ids = example.token_ids
         tokens[row, : len(ids)] = torch.tensor(ids)
@@ -68,9 +71,12 @@ def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
             next_ids.append(ids[position + 1])
             weights.append(weight)
             first.append(position == example.answer_start)
+        sentence_tokens += [row * length + position for position in example.matches]
+        matches += example.matches.values()
     return Batch(
         tokens, torch.tensor(positions), torch.tensor(next_ids), torch.tensor(weights),
         torch.tensor(first), ends, mask, torch.tensor([e.gold_end for e in examples]),
+        torch.tensor(sentence_tokens), torch.tensor(matches, dtype=torch.float),
     )  # fmt: skip
 
 
@@ -92,6 +98,7 @@ class Fit:
         self.minutes, self.learning_rate, self.device = minutes, learning_rate, device
         self.network = TrainingForward(model).to(device)
         self.model = model
+        self.pad_id = model.config.pad_token_id or 0
         self.forward = torch.compile(self.network, dynamic=False) if compiled else self.network
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
@@ -101,7 +108,9 @@ class Fit:
             torch.optim.Muon(
                 matrices, lr=learning_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
             ),
-            torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+            torch.optim.AdamW(
+                others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            ),
         ]
         self.progress = Progress()
 
@@ -120,10 +129,10 @@ class Fit:
         started = time.perf_counter()
         done = self.progress.seconds / (self.minutes * 60)
         shape, rows = next((s, r) for at, s, r in reversed(CURRICULUM) if done >= at)
-        batch = collate([self.maker.make(shape) for _ in range(rows)], shape.length, self._pad)
+        batch = collate([self.maker.make(shape) for _ in range(rows)], shape.length, self.pad_id)
         self._set_rate(done)
         figures = self._losses(batch)
-        figures["loss"].backward()
+        torch.autograd.backward(figures["loss"])
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -137,7 +146,7 @@ class Fit:
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         with torch.autocast(self.device, dtype=torch.bfloat16):
-            hidden, scores = self.forward(batch.token_ids.to(self.device))
+            hidden, matches, scores = self.forward(batch.token_ids.to(self.device))
             chosen = hidden.flatten(0, 1)[batch.positions.to(self.device)]
             logits = F.linear(chosen, self.model.lm_head.weight).float()
         next_ids, weights = batch.next_ids.to(self.device), batch.weights.to(self.device)
@@ -146,13 +155,20 @@ class Fit:
         at_ends = at_ends.masked_fill(~batch.end_mask.to(self.device), -1e9)
         gold = batch.gold.to(self.device)
         relevance = F.cross_entropy(at_ends, gold)
-        loss = (each * weights).sum() / weights.sum() + RELEVANCE_WEIGHT * relevance
+        match = F.binary_cross_entropy_with_logits(
+            matches.float().flatten()[batch.sentence_tokens.to(self.device)],
+            batch.matches.to(self.device),
+            pos_weight=torch.tensor(3.0, device=self.device),
+        )
+        loss = (each * weights).sum() / weights.sum()
+        loss = loss + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
         with torch.no_grad():
             copied = (weights == 1.0) & ~batch.first.to(self.device)
             right = logits.argmax(-1) == next_ids
             first = batch.first.to(self.device)
             return {
                 "loss": loss,
+                "match": match,
                 "copy": each[copied].mean(),
                 "copied": right[copied].float().mean(),
                 "choice": right[first].float().mean(),
@@ -172,15 +188,11 @@ class Fit:
         line = " ".join(f"{name} {value:.3f}" for name, value in figures.items())
         rate = progress.tokens / max(progress.seconds, 1e-9)
         print(
-            f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  {rate:,.0f}/s  "
-            f"length {shape.length}  {line}",
+            f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  "
+            f"{rate:,.0f}/s  length {shape.length}  {line}",
             file=sys.stderr,
             flush=True,
         )
-
-    @property
-    def _pad(self) -> int:
-        return int(self.model.config.pad_token_id)
 
     def save(self) -> None:
         """Write weights, optimizers and progress; the old checkpoint is replaced at once."""

@@ -1,4 +1,4 @@
-"""The reader's network: a stock LlamaForCausalLM, its initial weights, and a fast training forward pass."""
+"""The reader's network: a stock LlamaForCausalLM, its first weights, a fast training pass."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    apply_rotary_pos_emb,
+)
 
-PROBED_LAYER = 4  # after so many layers the relevance of each sentence must be readable
+# After so many layers it must be readable whether a token's word is in the question, and how
+# relevant a sentence is. Without these probes the choice of a sentence is learned ten times later.
+MATCH_LAYER, RELEVANCE_LAYER = 2, 4
 
 
 def new_reader(
@@ -16,9 +22,9 @@ def new_reader(
 ) -> LlamaForCausalLM:
     """Build an untrained reader.
 
-    Half of the heads start with equal query and key weights, so that from the first step a token attends
-    to its own earlier occurrences: copying and matching are learned sooner ("mimetic initialization",
-    Trockman and Kolter, arXiv 2305.09828).
+    Half of the heads start with equal query and key weights, so that from the first step a token
+    attends to its own earlier occurrences: copying and matching are learned sooner ("mimetic
+    initialization", Trockman and Kolter, arXiv 2305.09828).
     """
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -50,33 +56,38 @@ def new_reader(
 class TrainingForward(nn.Module):
     """The hidden states at chosen positions, and each sentence's relevance.
 
-    Equal to the model's own forward pass (tested), without what training does not need: no masks (rows
-    are right-padded), no cache, and logits only where a loss is. Shapes: B rows, T tokens, D hidden.
+    Equal to the model's own forward pass (tested), without what training does not need: no masks
+    (rows are right-padded), no cache, and logits only where a loss is. Shapes: B rows, T tokens,
+    D hidden.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         super().__init__()
         self.model = model
+        self.match = nn.Linear(model.config.hidden_size, 1)
         self.relevance = nn.Linear(model.config.hidden_size, 1, bias=False)
-        nn.init.normal_(self.relevance.weight, std=0.02)
+        for probe in (self.match, self.relevance):
+            nn.init.normal_(probe.weight, std=0.02)
 
-    def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states [B, T, D] after the last norm, and relevance scores [B, T]."""
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden states [B, T, D] after the last norm; match and relevance scores [B, T]."""
         body = self.model.model
         x = body.embed_tokens(token_ids)
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
         rotary = body.rotary_emb(x, positions)
-        scores = x[..., 0]
+        matches = scores = x[..., 0]
         for number, layer in enumerate(body.layers, start=1):
+            assert isinstance(layer, LlamaDecoderLayer)
             x = x + _attention(layer.self_attn, layer.input_layernorm(x), rotary)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-            if number == PROBED_LAYER:
-                normed = F.rms_norm(x, (x.shape[-1],))
-                scores = self.relevance(normed)[..., 0]
-        return body.norm(x), scores
+            if number == MATCH_LAYER:
+                matches = self.match(F.rms_norm(x, (x.shape[-1],)))[..., 0]
+            if number == RELEVANCE_LAYER:
+                scores = self.relevance(F.rms_norm(x, (x.shape[-1],)))[..., 0]
+        return body.norm(x), matches, scores
 
 
-def _attention(attention: nn.Module, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+def _attention(attention: LlamaAttention, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     rows, tokens, _ = x.shape
     shape = (rows, tokens, -1, attention.head_dim)
     query, key, value = (

@@ -1,4 +1,4 @@
-"""Writing the reader as a stock model folder: half-precision weights, tokenizer, generation settings."""
+"""Writing the reader as a stock model folder: weights, tokenizer, generation settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a folder that ``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer`` load.
 
-    Weights are stored in float16 and declared float32: half the size on disk, and computed in single
-    precision, which is faster than half precision on processors without native support.
+    Weights are stored in float16 and declared float32: half the size on disk, and computed in
+    single precision, which is faster on processors without native half precision.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.config.architectures = ["LlamaForCausalLM"]
@@ -29,7 +29,7 @@ def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)
     _without_local_paths(folder / "tokenizer_config.json")
-    GenerationConfig(
+    GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,17 +1,22 @@
-"""Pseudo-questions: what someone might have asked whom a sentence answers, made from the sentence."""
+"""Pseudo-questions: what someone whom a sentence answers might have asked."""
 
 from __future__ import annotations
 
 import random
 import re
+from functools import lru_cache
 
 _WORD = re.compile(r"[\w][\w'’.-]*[\w]|\w")
 _STOP = frozenset(
-    """a about after all also am an and any are as at be because been before being between both but by can could
-    did do does during each for from had has have he her here hers him his how i if in into is it its itself just
-    may me might more most must my no nor not of off on once only or other our out over own s same shall she should
-    so some such t than that the their them then there these they this those through to too under until up very was
-    we were what when where which while who whom why will with would you your one""".split()
+    """
+    a about after all also am an and any are as at be because been before being between
+    both but by can could did do does during each for from had has have he her here hers
+    him his how i if in into is it its itself just may me might more most must my no nor
+    not of off on once only or other our out over own s same shall she should so some such
+    t than that the their them then there these they this those through to too under until
+    up very was we were what when where which while who whom why will with would you your
+    one
+    """.split()
 )
 _FILLER = ("did", "does", "is", "was", "the", "of", "in", "a", "are", "were", "to", "do", "for")
 _NUMERIC = ("how many", "how much", "when", "in what year", "what year", "how long", "how old")
@@ -43,12 +48,28 @@ def make_question(rng: random.Random, sentence: str, title: str) -> str | None:
     return _finished(rng, phrased)
 
 
+@lru_cache(maxsize=100_000)
+def stem(word: str) -> str:
+    """What the inflections of a word have in common, roughly; empty for function words."""
+    plain = re.sub(r"\W|Ġ", "", word).lower()
+    if plain in _STOP or len(plain) < 2:
+        return ""
+    if plain.isdigit():
+        return plain
+    plain = plain[:-1] if plain.endswith("s") and len(plain) > 3 else plain
+    return plain[:5]
+
+
 def _asked_span(rng: random.Random, words: list[str], content: list[int]) -> range:
     """The words to ask for: preferably a number or a name, else any short run."""
     striking = [i for i in content if words[i][0].isdigit() or (i > 0 and words[i][0].isupper())]
     start = rng.choice(striking if striking and rng.random() < 0.7 else content)
     end = start + 1
-    while end < len(words) and end - start < 3 and words[end][0].isupper() == words[start][0].isupper():
+    while (
+        end < len(words)
+        and end - start < 3
+        and words[end][0].isupper() == words[start][0].isupper()
+    ):
         if rng.random() < 0.4:
             break
         end += 1

@@ -1,4 +1,4 @@
-"""The reader's tokenizer: byte-level BPE of its own, marker tokens, and the prompt format as a chat template."""
+"""The reader's tokenizer: byte-level BPE, marker tokens, and the prompt as a chat template."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ BOS, EOS, PAD, QUESTION, PASSAGE, ANSWER, NONE = (
 MARKERS = tuple(f"<s{i}>" for i in range(1, NUM_MARKERS + 1))
 CITATIONS = tuple(f" [{i}]" for i in range(1, NUM_CITATIONS + 1))
 
-# Sentences are numbered across all passages; each stands between two copies of its marker and ends with
-# its passage's citation. The answer is one of them, copied, so that a single choice (the marker) decides it.
+# Sentences are numbered across all passages; each stands between two copies of its marker and
+# ends with its passage's citation. The answer is one of them, copied: one choice (the marker)
+# decides it.
 CHAT_TEMPLATE = (
     "{%- set question = '<question> ' + (messages[-1]['content'] | trim) -%}"
     "{%- set count = namespace(value=0) -%}"
@@ -55,7 +56,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> PreTrainedT
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in CITATIONS])
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
