@@ -56,6 +56,8 @@ def read_prompt(
         ConfigurationError: the prompt is empty, has ids outside the vocabulary, or messages for
             a model without a chat template.
     """
+    if is_batch(prompt):
+        raise ConfigurationError("a list of lists of prompts is no prompt: give them in one list")
     if isinstance(prompt, Prompt):
         encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
         more = make_references(references, tokenizer, encoded)

@@ -1,0 +1,431 @@
+import gc
+import threading
+
+import pytest
+import tiny_models
+import torch
+from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
+from transformers import StoppingCriteriaList
+
+from ragaccel import llm as llm_module
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Reference
+from ragaccel.decode.tree import DraftTree
+from ragaccel.errors import CapacityError, ConfigurationError, ModelNotFoundError
+from ragaccel.llm import LLM
+from ragaccel.passage import Passage
+from ragaccel.prompt import Prompt
+
+PROMPT = "Who trims the wick?"
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+LAMP = Passage("a", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.")
+TIDE = Passage("b", "The tide rises four metres at the mole.")
+
+
+@pytest.fixture
+def llm():
+    return tiny_llm()
+
+
+def plainly(llm, ids, **settings):
+    """What transformers answers, for the same ids."""
+    settings = {"max_new_tokens": 24, "eos_token_id": 1, **settings}
+    return tuple(tiny_models.generate(llm.model.model, ids, **settings))
+
+
+class Nonsense:
+    """Guesses wrong on purpose, or fails after some passes."""
+
+    probe_ids = ()
+
+    def __init__(self, fail_at=None):
+        self.calls, self.fail_at = 0, fail_at
+
+    def draft(self, context, budget):
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise ZeroDivisionError("a drafter that fails")
+        return DraftTree.chain([context.token_ids[-1], *range(5, 5 + min(budget, 4))])
+
+
+class Counting:
+    """Counts forward passes of a model."""
+
+    def __init__(self, monkeypatch, model):
+        self.passes = 0
+        forward = model.forward
+
+        def counted(*args, **kwargs):
+            self.passes += 1
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(model, "forward", counted)
+
+
+# What a prompt may be
+
+
+def test_every_kind_of_prompt_gives_what_transformers_gives(llm):
+    ids = llm.tokenizer.encode(PROMPT)
+    assert llm.generate(PROMPT, max_new_tokens=24).token_ids == plainly(llm, ids)
+    assert llm.generate(ids, max_new_tokens=24).token_ids == plainly(llm, ids)
+    assert llm.generate(Prompt(tuple(ids)), max_new_tokens=24).token_ids == plainly(llm, ids)
+    chat_ids = llm.tokenizer.chat(MESSAGES)
+    assert chat_ids.count(0) == 1  # one begin token
+    assert llm.generate(MESSAGES, max_new_tokens=24).token_ids == plainly(llm, chat_ids)
+
+
+def test_a_list_of_prompts_is_a_batch_in_order(llm):
+    ids = llm.tokenizer.encode(PROMPT)
+    batch = [PROMPT, MESSAGES, ids, Prompt(tuple(ids))]
+    answers = llm.generate(batch, max_new_tokens=8)
+    assert [a.token_ids for a in answers] == [
+        llm.generate(prompt, max_new_tokens=8).token_ids for prompt in batch
+    ]
+
+
+def test_the_references_of_a_batch_are_shared_or_one_list_each(llm):
+    shared = llm.generate([PROMPT, "What rises?"], references=[LAMP], max_new_tokens=2)
+    assert [answer.passages for answer in shared] == [(LAMP,), (LAMP,)]
+    each = llm.generate([PROMPT, "What rises?"], references=[[LAMP], [TIDE]], max_new_tokens=2)
+    assert [answer.passages for answer in each] == [(LAMP,), (TIDE,)]
+    with pytest.raises(ConfigurationError, match="2 lists"):
+        llm.generate([PROMPT, "What rises?"], references=[[LAMP]])
+    with pytest.raises(ConfigurationError, match="list"):
+        llm.generate([PROMPT, "What rises?"], references="text")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "", [], (), [[]], [""], [1, "a"], [1, {"role": "user", "content": "a"}], [True, False],
+        ["a", {"role": "user", "content": "a"}], [{"content": "a"}], [1.5], [None], None, 7, b"a",
+        {"role": "user", "content": "a"}, [-1], [380], torch.tensor([5, 6]), ["a", []], {"a"}, [["a"]],
+        [[["a"]]],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_empty_or_ambiguous_prompt_is_refused_before_anything_is_computed(
+    llm, prompt, monkeypatch
+):
+    counting = Counting(monkeypatch, llm.model)
+    with pytest.raises(ConfigurationError):
+        llm.generate(prompt)
+    with pytest.raises(ConfigurationError):
+        llm.stream(prompt)
+    assert counting.passes == 0
+
+
+def test_one_bad_prompt_of_a_batch_is_refused_before_any_is_computed(llm, monkeypatch):
+    counting = Counting(monkeypatch, llm.model)
+    with pytest.raises(ConfigurationError, match="empty"):
+        llm.generate([PROMPT, ""])
+    assert counting.passes == 0
+
+
+def test_messages_need_a_chat_template():
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        tiny_llm(None).generate(MESSAGES)
+
+
+def test_a_stream_takes_one_prompt(llm):
+    with pytest.raises(ConfigurationError, match="one prompt"):
+        llm.stream([PROMPT, PROMPT])
+
+
+# Settings
+
+
+def test_settings_that_cannot_work_are_refused_before_anything_is_computed(llm, monkeypatch):
+    counting = Counting(monkeypatch, llm.model)
+    wrong = [
+        {"max_new_tokens": 0}, {"min_new_tokens": 300}, {"temperature": -1.0}, {"top_p": 0.0},
+        {"min_p": 2.0}, {"top_k": -1}, {"repetition_penalty": 0.0}, {"stop": [""]}, {"stop": [3]},
+        {"no_repeat_ngram_size": -1}, {"references": [3]}, {"references": "one text"},
+    ]  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(ConfigurationError):
+            llm.stream(PROMPT, **settings)
+    with pytest.raises(TypeError, match=r"unknown setting max_tokens: there are max_new_tokens"):
+        llm.stream(PROMPT, max_tokens=3)
+    assert counting.passes == 0
+
+
+def test_none_means_the_default(llm):
+    settings = {"temperature": None, "stop": None, "drafter": None, "max_new_tokens": 5}
+    assert llm.generate(PROMPT, **settings).token_ids == plainly(
+        llm, llm.tokenizer.encode(PROMPT), max_new_tokens=5
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 10}],
+    ids=str,
+)
+def test_greedy_settings_are_those_of_transformers(llm, settings):
+    answer = llm.generate(PROMPT, references=[TEXT], max_new_tokens=24, **settings)
+    assert answer.token_ids == plainly(llm, llm.tokenizer.encode(PROMPT), **settings)
+
+
+def test_a_seed_gives_the_same_text_whatever_drafts(llm):
+    settings = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "max_new_tokens": 32}
+    texts = {
+        llm.generate(PROMPT, references=[TEXT], drafter=drafter, **settings).text
+        for drafter in (None, NoDrafter(), Nonsense())
+    }
+    assert len(texts) == 1
+    assert llm.generate(PROMPT, **{**settings, "seed": 8}).text not in texts
+
+
+def test_stopping_criteria_and_processors_of_transformers_are_heard(llm):
+    ids = llm.tokenizer.encode(PROMPT)
+    third = plainly(llm, ids)[2]
+
+    def saw_third(token_ids, scores):
+        return torch.tensor([bool(token_ids[0, -1] == third)])
+
+    answer = llm.generate(PROMPT, stopping_criteria=StoppingCriteriaList([saw_third]))
+    assert answer.token_ids == plainly(llm, ids)[:3]
+    assert answer.finish_reason == "stop"
+    answer = llm.generate(PROMPT, logits_processors=[say(llm, PROMPT, "At dusk.")])
+    assert (answer.text, answer.finish_reason) == ("At dusk.", "stop")
+
+
+def test_the_end_token_ends_the_answer_and_is_no_text(llm):
+    answer = llm.generate(PROMPT, logits_processors=[say(llm, PROMPT, "At dusk.")])
+    assert answer.token_ids == (*llm.tokenizer.encode("At dusk."), 1)
+    assert answer.usage.completion_tokens == answer.stats.new_tokens == len(answer.token_ids)
+    wordy = LLM(llm.model, tiny_tokenizer())
+    dot = llm.tokenizer.encode(".")[0]
+    wordy.tokenizer.eos_ids = frozenset([dot])  # an end token that is not special has a text
+    answer = wordy.generate(PROMPT, logits_processors=[say(llm, PROMPT, "At dusk. No")])
+    assert answer.text == "At dusk"
+    assert answer.token_ids[-1] == dot
+
+
+@pytest.mark.parametrize("stop", ["k at", ["dusk", "wick at"], "and again", [" wi", "zzz"]])
+@pytest.mark.parametrize("references", [[], [LAMP]])
+def test_a_stop_string_ends_the_text_and_is_never_returned(llm, stop, references):
+    said = "Its keeper trims the wick at dusk. And again."
+    processors = [say(llm, PROMPT, said)]
+    strings = [stop] if isinstance(stop, str) else stop
+    expected = (
+        said[: min(at for s in strings if (at := said.find(s)) >= 0)]
+        if stop != "and again"
+        else said
+    )
+    stream = llm.stream(PROMPT, references=references, stop=stop, logits_processors=processors)
+    pieces = list(stream)
+    assert "".join(pieces) == stream.answer.text == expected
+    assert stream.answer.finish_reason == "stop"
+    answer = llm.generate(PROMPT, stop=stop, logits_processors=processors, drafter=NoDrafter())
+    assert (answer.text, answer.token_ids) == (expected, stream.answer.token_ids)
+
+
+def test_the_length_limit_is_named(llm):
+    answer = llm.generate(PROMPT, max_new_tokens=3)
+    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
+
+
+# Capacity
+
+
+def test_what_cannot_fit_is_an_early_error_with_numbers(monkeypatch):
+    small = tiny_llm(max_positions=64)
+    assert small.context_length == 64
+    counting = Counting(monkeypatch, small.model)
+    with pytest.raises(CapacityError, match=r"prompt \(\d+\) \+ max_new_tokens \(60\) exceed"):
+        small.stream(PROMPT, max_new_tokens=60)
+    assert counting.passes == 0
+    full = 64 - len(small.tokenizer.encode(PROMPT))
+    answer = small.generate(PROMPT, references=[TEXT], max_new_tokens=full)
+    assert answer.token_ids == plainly(small, small.tokenizer.encode(PROMPT), max_new_tokens=full)
+
+
+def test_tokens_are_counted_by_the_models_tokenizer(llm):
+    assert llm.count_tokens(PROMPT) == len(llm.tokenizer.encode(PROMPT))
+
+
+# References
+
+
+def test_references_never_change_the_answer_and_make_it_cheaper(llm):
+    processors = [say(llm, PROMPT, LAMP.text)]
+    plain = llm.generate(PROMPT, logits_processors=processors, drafter=NoDrafter())
+    quoted = llm.generate(PROMPT, references=[TIDE, LAMP], logits_processors=processors)
+    assert quoted.token_ids == plain.token_ids
+    assert plain.stats.acceptance_length == 1.0
+    assert quoted.stats.verify_passes < plain.stats.verify_passes / 2
+    assert sum(quoted.stats.accepted_by_source.values()) == quoted.stats.accepted_tokens > 0
+
+
+def test_copied_spans_do_not_depend_on_what_drafted(llm):
+    processors = [say(llm, PROMPT, "Well: Its keeper trims the wick at dusk. [2]")]
+    for drafter in (None, NoDrafter(), Nonsense()):
+        answer = llm.generate(
+            PROMPT, references=[TIDE, LAMP], logits_processors=processors, drafter=drafter
+        )
+        (span,) = answer.copied_spans
+        assert answer.text[span.start : span.end] == "Its keeper trims the wick at dusk."
+        assert (
+            LAMP.text[span.passage_start : span.passage_end] == "Its keeper trims the wick at dusk."
+        )
+        assert (span.passage_id, span.passage_number) == ("a", 2)
+        assert answer.cited_passages == (LAMP,)
+
+
+def references_of(llm, prompt, references):
+    return llm._plan(prompt, references, {}).request.references
+
+
+@pytest.mark.parametrize("kind", ["str", "messages", "ids", "prompt"])
+def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
+    text = f"Read:{LAMP.text}And answer."  # no space before it: tokenized apart it would differ
+    ids = tuple(llm.tokenizer.encode(text))
+    prompt = {
+        "str": text,
+        "messages": [{"role": "user", "content": text}],
+        "ids": list(ids),
+        "prompt": Prompt(ids, text=text),
+    }[kind]
+    (reference,) = references_of(llm, prompt, [LAMP])
+    prompt_ids = llm._plan(prompt, [], {}).request.prompt_ids
+    size = len(reference.token_ids)
+    places = [i for i in range(len(prompt_ids)) if prompt_ids[i : i + size] == reference.token_ids]
+    assert places
+    assert LAMP.text in llm.tokenizer.decode(reference.token_ids)
+    assert reference.passage_id == "a"
+
+
+def test_other_references_are_tokenized_apart_and_ids_taken_as_they_are(llm):
+    ids = Reference((5, 6, 7), 0.5, "own")
+    made = references_of(llm, PROMPT, ["The tide rises.", ids])
+    assert ids in made
+    decoded = [llm.tokenizer.decode(reference.token_ids) for reference in made]
+    assert "The tide rises." in decoded
+    assert " The tide rises." in decoded
+
+
+# Streaming
+
+
+def test_pieces_joined_are_the_text_whatever_bytes_come(llm):
+    for number in range(12):
+        prompt = [5 + number, 40, 41]
+        stream = llm.stream(prompt, max_new_tokens=40, stop=["\n", "e the", "ss"])
+        text = "".join(stream)
+        assert text == stream.answer.text
+        assert (
+            text
+            == llm.generate(
+                prompt, max_new_tokens=40, stop=["\n", "e the", "ss"], drafter=NoDrafter()
+            ).text
+        )
+
+
+def test_characters_of_several_tokens_come_whole(llm):
+    said = "Grüße 🗼 東京"
+    stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, said)])
+    pieces = list(stream)
+    assert "".join(pieces) == said
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_nothing_is_computed_before_the_first_piece_nor_after_leaving(monkeypatch):
+    llm = LLM(tiny_llm().model.model, tiny_tokenizer())
+    counting = Counting(monkeypatch, llm.model)
+    stream = llm.stream(PROMPT, max_new_tokens=64)
+    assert counting.passes == 0
+    next(stream)
+    after_first = counting.passes
+    assert 0 < after_first < 10
+    stream.close()
+    assert counting.passes == after_first
+    assert len(llm.engine._idle) == 1  # its cache is free again
+    for _ in llm.stream(PROMPT, max_new_tokens=64):
+        break
+    gc.collect()
+    assert len(llm.engine._idle) == 1
+    assert counting.passes <= 2 * after_first
+
+
+def test_errors_reach_the_consumer_and_free_the_cache():
+    llm = LLM(tiny_llm().model.model, tiny_tokenizer())
+    stream = llm.stream(PROMPT, drafter=Nonsense(fail_at=3), max_new_tokens=64)
+    with pytest.raises(ZeroDivisionError, match="a drafter that fails"):
+        list(stream)
+    assert len(llm.engine._idle) == 1
+    with pytest.raises(ZeroDivisionError):
+        llm.generate(PROMPT, drafter=Nonsense(fail_at=1))
+
+
+def test_inference_mode_is_not_held_between_pieces(llm):
+    for _ in llm.stream(PROMPT, max_new_tokens=6):
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+
+
+def test_streams_may_be_interleaved_and_read_from_any_thread(llm):
+    expected = [llm.generate(p, max_new_tokens=16).text for p in (PROMPT, "What rises?")]
+    streams = [llm.stream(p, max_new_tokens=16) for p in (PROMPT, "What rises?")]
+    texts = ["", ""]
+    while not all(stream.closed for stream in streams):
+        for i, stream in enumerate(streams):
+            reader = threading.Thread(
+                target=lambda i=i, s=stream: texts.__setitem__(i, texts[i] + next(s, ""))
+            )
+            reader.start()
+            reader.join(30)
+    assert texts == expected
+
+
+def test_calls_from_several_threads_are_safe(llm):
+    prompts = [f"{PROMPT} {i}" for i in range(8)]
+    expected = [llm.generate(prompt, max_new_tokens=12).token_ids for prompt in prompts]
+    seen = [None] * len(prompts)
+
+    def ask(i):
+        seen[i] = llm.generate(prompts[i], references=[TEXT], max_new_tokens=12).token_ids
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == expected
+
+
+# Loading
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llm().model.model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_loaded(saved, capsys):
+    loaded = LLM.load(saved)
+    assert (
+        loaded.generate(PROMPT, max_new_tokens=8).token_ids
+        == tiny_llm().generate(PROMPT, max_new_tokens=8).token_ids
+    )
+    assert loaded.tokenizer.has_chat_template
+    assert "bundled reader" not in capsys.readouterr().err
+
+
+def test_without_a_name_the_bundled_reader_answers_and_stderr_says_so(saved, capsys, monkeypatch):
+    monkeypatch.setattr(llm_module, "bundled_reader_path", lambda: saved)
+    loaded = LLM.load(capacity=64, token_budget=4)
+    captured = capsys.readouterr()
+    assert "bundled reader" in captured.err
+    assert captured.out == ""
+    assert loaded.context_length == 64
+
+
+def test_a_name_that_does_not_exist_is_said_so(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        LLM.load(tmp_path / "nowhere")

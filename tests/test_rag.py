@@ -1,0 +1,136 @@
+import pytest
+from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError
+from ragaccel.passage import Passage
+from ragaccel.rag import RAG
+
+LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", score=0.9)
+TIDE = Passage("tide", "The tide rises four metres at the mole.", score=0.5)
+FOG = Passage("fog", "The fog horn sounds each minute.", score=0.2)
+QUESTION = "Who trims the wick?"
+
+
+class Shelf:
+    """A retriever that ranks passages by the words they share with the query."""
+
+    def __init__(self, *passages):
+        self.passages, self.queries = passages, []
+
+    def search(self, query, k=6):
+        self.queries.append(query)
+        words = set(query.lower().replace("?", "").split())
+        shared = [len(words & set(p.text.lower().replace(".", "").split())) for p in self.passages]
+        ranked = sorted(range(len(self.passages)), key=lambda i: -shared[i])
+        return [self.passages[i] for i in ranked][:k]
+
+
+@pytest.fixture
+def rag():
+    return RAG(tiny_llm(), Shelf(FOG, TIDE, LAMP), max_new_tokens=80)
+
+
+def processors(rag, text, question=QUESTION, history=()):
+    return [say(rag.llm, rag.prompt(question, history), text)]
+
+
+def test_a_question_is_answered_from_the_passages_found_for_it(rag):
+    said = "Its keeper trims the wick at dusk. [1]"
+    answer = rag.ask(QUESTION, logits_processors=processors(rag, said))
+    assert answer.text == said
+    assert answer.passages[0] == LAMP
+    assert set(answer.passages) == {LAMP, TIDE, FOG}
+    assert answer.dropped_passages == ()
+    assert answer.cited_passages == (LAMP,)
+    (span,) = answer.copied_spans
+    assert span.passage_id == "lamp"
+    assert LAMP.text[span.passage_start : span.passage_end] == said[: span.end]
+    assert answer.stats.accepted_tokens > 0
+
+
+def test_the_answer_is_the_same_with_drafting_on_or_off(rag):
+    answer = rag.ask(QUESTION, max_new_tokens=40)
+    plain = rag.ask(QUESTION, max_new_tokens=40, drafter=NoDrafter())
+    assert answer.token_ids == plain.token_ids
+    assert answer.copied_spans == plain.copied_spans
+
+
+def test_a_stream_has_its_passages_from_the_start(rag):
+    said = "Its keeper trims the wick at dusk. [1]"
+    stream = rag.stream(QUESTION, logits_processors=processors(rag, said))
+    assert stream.passages[0] == LAMP
+    assert "".join(stream) == stream.answer.text == said
+
+
+def test_a_model_that_takes_documents_gets_them_its_own_way():
+    rag = RAG(tiny_llm(DOCUMENTS_TEMPLATE), Shelf(LAMP, TIDE), k=1, max_new_tokens=40)
+    prompt = rag.prompt(QUESTION)
+    assert prompt.text.startswith(
+        "<bos><s1> The lamp burns rapeseed oil. [1]<s2> Its keeper trims the wick at dusk. [1]"
+    )
+    answer = rag.ask(
+        QUESTION, logits_processors=processors(rag, "<s2> Its keeper trims the wick at dusk. [1]")
+    )
+    assert answer.cited_passages == (LAMP,)
+    assert answer.copied_spans[0].passage_id == "lamp"
+
+
+def test_the_template_is_an_argument():
+    rag = RAG(tiny_llm(), Shelf(LAMP), template="{passages}\n\nQ: {question}", max_new_tokens=8)
+    assert rag.prompt(QUESTION).text.endswith("dusk.\n\nQ: Who trims the wick?<turn>assistant:")
+
+
+def test_passages_that_do_not_fit_are_reported():
+    full = len(RAG(tiny_llm(), Shelf(LAMP, TIDE, FOG)).prompt(QUESTION).token_ids)
+    capacity = full - 1 + 40
+    rag = RAG(tiny_llm(capacity=capacity), Shelf(LAMP, TIDE, FOG), max_new_tokens=40)
+    prompt = rag.prompt(QUESTION)
+    assert len(prompt.dropped) == 1
+    assert len(prompt.token_ids) < full
+    answer = rag.ask(QUESTION)
+    assert answer.dropped_passages == prompt.dropped
+    assert {*answer.passages, *answer.dropped_passages} == {LAMP, TIDE, FOG}
+    with pytest.raises(CapacityError):
+        rag.ask(QUESTION, max_new_tokens=capacity - 1)
+
+
+def test_no_passages_no_answer():
+    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+        RAG(tiny_llm(), Shelf()).ask(QUESTION)
+
+
+@pytest.mark.parametrize("question", ["", "  \n"])
+def test_an_empty_question_is_refused(rag, question):
+    with pytest.raises(ConfigurationError, match="empty"):
+        rag.ask(question)
+
+
+def test_k_says_how_many_passages_to_ask_for():
+    assert RAG(tiny_llm(), Shelf(LAMP, TIDE, FOG), k=2).prompt(QUESTION).passages[0] == LAMP
+    assert len(RAG(tiny_llm(), Shelf(LAMP, TIDE, FOG), k=2).prompt(QUESTION).passages) == 2
+    with pytest.raises(ConfigurationError, match="k must be"):
+        RAG(tiny_llm(), Shelf(), k=0)
+
+
+def test_a_question_that_follows_on_is_searched_with_the_one_before(rag):
+    history = [
+        {"role": "user", "content": "How far does the tide rise at the mole?"},
+        {"role": "assistant", "content": "Four metres."},
+    ]
+    prompt = rag.prompt("And the wick?", history)
+    assert rag.retriever.queries == [
+        "And the wick?",
+        "How far does the tide rise at the mole? And the wick?",
+    ]
+    assert prompt.passages == (LAMP, TIDE, FOG)  # the best of each in turn, each once
+    assert "user: How far does the tide rise" in prompt.text
+
+
+def test_earlier_answers_are_copied_from(rag):
+    said = "It burns rapeseed oil, trimmed twice a night by the keeper."
+    history = [{"role": "user", "content": "Lamp?"}, {"role": "assistant", "content": said}]
+    question = "Say that again."
+    answer = rag.ask(question, history, logits_processors=processors(rag, said, question, history))
+    assert answer.text == said
+    assert answer.stats.acceptance_length > 2
