@@ -49,3 +49,7 @@ class IndexCorruptError(RagaccelError):
 
 class IndexBusyError(RagaccelError):
     """Another process is writing to the index."""
+
+
+class IndexWriteError(RagaccelError):
+    """An index that cannot be written: the disk is full or permission is missing."""

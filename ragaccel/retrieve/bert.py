@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ragaccel.retrieve.embedder_settings import GELUS
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,13 @@ class BertShape:
     gelu: str
 
     @classmethod
-    def supported(cls, config: dict[str, Any]) -> bool:
-        """Whether a model's ``config.json`` describes an encoder that this file computes."""
-        return (
-            config.get("model_type") == "bert"
-            and config.get("position_embedding_type", "absolute") == "absolute"
-            and config.get("hidden_act", "gelu") in _ACTIVATIONS
-            and not config.get("is_decoder", False)
-        )
-
-    @classmethod
     def from_config(cls, config: dict[str, Any]) -> BertShape:
         """Take the shape from a model's ``config.json``."""
         return cls(
             num_layers=config["num_hidden_layers"],
             num_heads=config["num_attention_heads"],
             norm_epsilon=config.get("layer_norm_eps", 1e-12),
-            gelu=_ACTIVATIONS[config.get("hidden_act", "gelu")],
+            gelu=GELUS[config.get("hidden_act", "gelu")],
         )
 
 

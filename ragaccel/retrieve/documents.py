@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ _READERS: dict[str, Callable[[bytes, str], Document]] = {
     ".docx": office_text.read_docx,
     ".pptx": office_text.read_pptx,
 }
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(?P<quote>[\"']?)(.+?)(?P=quote)[ \t]*$", re.MULTILINE)
 
@@ -95,6 +97,8 @@ def document_from_bytes(data: bytes, name: str) -> Document:
     except Exception as error:  # parsers of foreign formats fail in any way they like
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise DocumentError(f"broken {suffix[1:]} file: {reason}") from error
+    if _LONE_SURROGATE.search(document.text):  # JSON can say them; nothing can store them
+        document = replace(document, text=_LONE_SURROGATE.sub("\ufffd", document.text))
     return document
 
 

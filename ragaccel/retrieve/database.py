@@ -1,0 +1,176 @@
+"""The database: how the index file is created, opened, locked and written to."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.errors import (
+    IndexBusyError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexWriteError,
+    NothingIndexedError,
+)
+from ragaccel.retrieve.schema import (
+    APPLICATION_ID,
+    SCHEMA,
+    SCHEMA_VERSION,
+    rebuild_command,
+    reported,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_WAIT_SECONDS = 5.0
+
+
+class Database:
+    """An index file as SQLite sees it; a connection a thread, opened when first used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close every connection; the next use opens a new one."""
+        with self._lock:
+            for connection in self._connections:
+                connection.close()
+            self._connections = []
+            self._local = threading.local()
+
+    @contextmanager
+    def writing(self, *, reset: bool = False) -> Iterator[None]:
+        """Hold the right to write; creates the file, or with ``reset`` makes it anew.
+
+        Raises:
+            IndexBusyError: Another process, or another thread, holds it.
+            IndexWriteError: The place cannot be written to.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise IndexWriteError(
+                f"cannot create {self.path.parent} ({error.strerror}): keep the index elsewhere"
+                " with --index PATH"
+            ) from error
+        with closing(self._acquire()):
+            if reset:
+                self._delete()
+            self._create()
+            yield
+
+    def _acquire(self) -> sqlite3.Connection:
+        """An exclusive lock that the system lets go of when the process dies, on any platform."""
+        with reported(self.path):
+            lock = sqlite3.connect(self.path.with_name(f"{self.path.name}.lock"), timeout=0)
+        try:
+            with reported(self.path):
+                lock.execute("BEGIN EXCLUSIVE")
+        except IndexBusyError:
+            lock.close()
+            raise IndexBusyError(
+                f"another process is indexing into {self.path}: wait for it to end or stop it;"
+                " searching works meanwhile"
+            ) from None
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _delete(self) -> None:
+        self.close()
+        for ending in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+
+    def _create(self) -> None:
+        if self.path.exists() and self.path.stat().st_size:
+            return
+        script = f"""BEGIN IMMEDIATE; {SCHEMA}
+            PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};
+            COMMIT;"""
+        with reported(self.path), closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(script)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Make several changes at once: all of them are kept, or none."""
+        connection = self.connection()
+        with reported(self.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute(
+                    "INSERT OR REPLACE INTO meta VALUES ('change', hex(randomblob(8)))"
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def connection(self) -> sqlite3.Connection:
+        """The connection of this thread, opened when first asked for."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            with reported(self.path):
+                connection = self._open()
+            with self._lock:
+                self._connections.append(connection)
+            self._local.connection = connection
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        if not self.path.is_file():
+            raise NothingIndexedError(
+                f"there is no index at {self.path}: make one with `ragaccel index FOLDER`"
+            )
+        try:
+            return self._opened(str(self.path))
+        except sqlite3.OperationalError as error:
+            if "readonly" not in str(error) and "unable to open" not in str(error):
+                raise
+            # a folder that may only be read: WAL needs to write beside the file, a snapshot not
+            return self._opened(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _opened(self, address: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            address,
+            timeout=_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=address.startswith("file:"),
+        )
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            self._check_version(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+        if application != APPLICATION_ID:
+            raise IndexCorruptError(f"{self.path} is a database of another program: choose another")
+        if version != SCHEMA_VERSION:
+            raise IndexMismatchError(
+                f"{self.path} has format {version}, this version of ragaccel reads"
+                f" {SCHEMA_VERSION}: make it anew with `{rebuild_command(self.path)}`"
+            )
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query that reads."""
+        with reported(self.path):
+            return self.connection().execute(query, values).fetchall()

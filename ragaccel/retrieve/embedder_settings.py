@@ -1,0 +1,79 @@
+"""Embedder settings: what a sentence-transformers folder says about how it embeds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+_PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+
+
+class EmbedderSettings:
+    """What a model folder says about how it embeds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = _read_json(folder / "config.json")
+        saved = _read_json(folder / "sentence_bert_config.json")
+        names = _read_json(folder / "tokenizer_config.json")
+        limits = (saved.get("max_seq_length"), names.get("model_max_length"))
+        positions = int(self.config.get("max_position_embeddings", 512))
+        self.max_length = min(int(next((limit for limit in limits if limit), positions)), positions)
+        modules = _read_json(folder / "modules.json") or []
+        self.modules = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+        self.prompts = {
+            role: prompt
+            for role, prompt in (_read_json(folder / "config_sentence_transformers.json") or {})
+            .get("prompts", {})
+            .items()
+            if prompt
+        }
+        self.pooling = _pooling(_read_json(folder / "1_Pooling" / "config.json"))
+        self.lower_case = bool(saved.get("do_lower_case", False))
+        self.is_bert = (
+            self.modules in _PLAIN_MODULES
+            and self.pooling in ("mean", "cls")
+            and not self.prompts
+            and not self.lower_case
+            and _is_plain_bert(self.config)
+            and (folder / "model.safetensors").is_file()
+            and (folder / "tokenizer.json").is_file()
+        )
+
+    def described(self) -> str:
+        """The settings that shape the vectors, written the same for the same model anywhere."""
+        kept = (self.modules, self.pooling, self.max_length, self.prompts, self.lower_case)
+        return json.dumps(kept, sort_keys=True)
+
+
+def _is_plain_bert(config: dict[str, Any]) -> bool:
+    """Whether :class:`ragaccel.retrieve.bert.BertEncoder` computes this architecture."""
+    return (
+        config.get("model_type") == "bert"
+        and config.get("position_embedding_type", "absolute") == "absolute"
+        and config.get("hidden_act", "gelu") in GELUS
+        and not config.get("is_decoder", False)
+    )
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    """``mean``, ``cls``, or the name of another way of pooling."""
+    if isinstance(config.get("pooling_mode"), str):
+        return str(config["pooling_mode"])
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    names = [mode.removeprefix("pooling_mode_").removesuffix("_tokens") for mode in modes]
+    return {"cls_token": "cls"}.get("+".join(names), "+".join(names))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,118 @@
+"""An indexing run: the settings of the index, what is embedded, and what is told of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.retrieve.chunking import CHUNKER_VERSION, DEFAULT_PASSAGE_TOKENS
+from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback
+from ragaccel.retrieve.store import embedded_text, text_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ragaccel.passage import Passage
+    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.store import Store
+
+_EMBED_AT_ONCE = 64
+_TITLE_SHARE = 3  # a title may take a third of what the embedder sees
+
+
+def index_fingerprint(embedder: Embedder) -> str:
+    """What must be the same for an index to be of use: the embedder and the chunker."""
+    made_with = f"{embedder.fingerprint}\0{CHUNKER_VERSION}"
+    return hashlib.sha256(made_with.encode()).hexdigest()
+
+
+class IndexRun:
+    """One run of indexing: the settings of the index, its report, and embedding with progress."""
+
+    def __init__(self, store: Store, embedder: Embedder, progress: ProgressCallback) -> None:
+        self.store = store
+        self.embedder = embedder
+        self.progress = progress
+        self.report = IndexReport()
+        self.files_done = self.files_total = 0
+        self.passages_done = self.passages_total = 0
+        self.num_cut = 0
+
+    def settle(self, passage_tokens: int | None) -> int:
+        """Refuse another embedder's index, note this one's; return the budget of a passage."""
+        fingerprint = index_fingerprint(self.embedder)
+        self.store.require_fingerprint(fingerprint)
+        made_with = int(self.store.meta("passage_tokens", "0"))
+        limit = self.embedder.max_tokens
+        most = max(1, limit - limit // _TITLE_SHARE)
+        if passage_tokens is not None and not 0 < passage_tokens <= most:
+            raise ConfigurationError(
+                f"passage_tokens is {passage_tokens}: the embedding model sees {limit} tokens, of"
+                f" which a third is kept for titles: choose 1 to {most}"
+            )
+        budget = passage_tokens or made_with or min(DEFAULT_PASSAGE_TOKENS, most)
+        if made_with not in (0, budget):
+            self.store.refuse(f"passages of {made_with} tokens")
+        self.keep("fingerprint", fingerprint)
+        self.keep("passage_tokens", str(budget))
+        self.keep("dimension", str(self.embedder.dimension))
+        return budget
+
+    def remember(self, key: str, patterns: Sequence[str]) -> list[str]:
+        """Patterns of this run, or those of the last one when none are given."""
+        if patterns:
+            self.keep(key, json.dumps(list(patterns)))
+            return list(patterns)
+        return list(json.loads(self.store.meta(key, "[]")))
+
+    def keep(self, key: str, value: str) -> None:
+        """Note a setting, unless it is noted already: an unchanged index is not written to."""
+        if self.store.meta(key) != value:
+            self.store.set_meta(key, value)
+
+    def tell(self, stage: str, path: str = "") -> None:
+        """Say where the run stands."""
+        files = (self.files_done, self.files_total)
+        self.progress(Progress(stage, *files, self.passages_done, self.passages_total, path))
+
+    def vectors_for(self, passages: Sequence[Passage]) -> dict[bytes, bytes]:
+        """The float16 vectors of passages by text hash; only what the index lacks is embedded."""
+        texts = {text_hash(passage): embedded_text(passage) for passage in passages}
+        vectors = self.store.known_vectors(list(texts))
+        new = [(key, text) for key, text in texts.items() if key not in vectors]
+        new.sort(key=lambda item: len(item[1]))
+        self.passages_done += len(passages) - len(new)
+        for first in range(0, len(new), _EMBED_AT_ONCE):
+            self.tell("embedding")
+            part = new[first : first + _EMBED_AT_ONCE]
+            rows = self._embed([text for _, text in part])
+            for (key, _), row in zip(part, rows, strict=True):
+                vectors[key] = row.astype("<f2").tobytes()
+            self.passages_done += len(part)
+            self.report.embedded += len(part)
+        return vectors
+
+    def _embed(self, texts: list[str]) -> NDArray[np.float32]:
+        sizes = self.embedder.count_tokens(texts)
+        self.num_cut += sum(size > self.embedder.max_tokens for size in sizes)
+        began = time.perf_counter()
+        vectors = self.embedder.embed_documents(texts)
+        self.report.embed_seconds += time.perf_counter() - began
+        return vectors
+
+    def finish(self) -> None:
+        """Complete the report."""
+        self.report.passages = self.store.count_passages()
+        if self.num_cut:
+            self.report.warnings.append(
+                f"{self.num_cut} new passages are longer than the {self.embedder.max_tokens} tokens"
+                " the embedding model sees: their vectors stand for the beginning only; full-text"
+                " search covers all of each"
+            )
+        self.tell("done")

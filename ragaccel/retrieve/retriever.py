@@ -1,0 +1,165 @@
+"""The retriever: a question in, the passages that bear on it out, best first."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieve.index import VectorIndex
+from ragaccel.retrieve.indexing_run import index_fingerprint
+from ragaccel.retrieve.store import Store
+from ragaccel.retrieve.word_search import search_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ragaccel.passage import Passage
+    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.reranker import Reranker
+
+    Ranking = list[tuple[int, float]]
+
+MODES = ("fused", "dense", "text")
+_RANK_OFFSET = 60
+_CANDIDATES = 50
+_RERANKED = 24
+
+
+class Retriever:
+    """Searches a store by meaning and by words, the two fused by reciprocal rank.
+
+    Vectors are loaded at the first search that needs them and follow the store when it is indexed
+    again. Safe to call from several threads.
+
+    Args:
+        store: The index.
+        embedder: The one the index was made with.
+        reranker: Given the last word on the order of the best two dozen, if any.
+
+    Raises:
+        IndexMismatchError: Another embedder made the index.
+        NothingIndexedError: There is no index.
+    """
+
+    def __init__(
+        self, store: Store, embedder: Embedder, *, reranker: Reranker | None = None
+    ) -> None:
+        store.require_fingerprint(index_fingerprint(embedder))
+        self.store = store
+        self.embedder = embedder
+        self.reranker = reranker
+        self._index: VectorIndex | None = None
+        self._state = ("", "")
+        self._lock = threading.Lock()
+
+    def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
+        """Find the k passages that bear most on a question, best first, their ``score`` set.
+
+        Args:
+            query: A question, or words.
+            k: How many; fewer come back when there are no more.
+            mode: ``"dense"``: nearness of meaning (score: cosine); ``"text"``: shared words
+                (BM25); ``"fused"``: both, by reciprocal rank (Cormack et al., 2009; the sum of
+                1 / (60 + rank)). With a reranker the score is the reranker's.
+
+        Raises:
+            NothingIndexedError: The index holds no passage.
+        """
+        if mode not in MODES:
+            raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        if k < 1:
+            raise ConfigurationError(f"k is {k}: ask for one passage or more")
+        if not query.strip():
+            return []
+        num_candidates = max(_CANDIDATES, 2 * k)
+        rankings = self._rankings(query, num_candidates, mode)
+        ranking = rankings[0] if len(rankings) == 1 else fuse(rankings)
+        if self.reranker is None:
+            return self._passages(ranking[:k])
+        return self._reranked(query, self._passages(ranking[: max(_RERANKED, k)]))[:k]
+
+    def warm_up(self) -> None:
+        """Load the vectors and the embedder now, not at the first question."""
+        self._current_index()
+        self.embedder.embed_query("warm-up")
+
+    def _rankings(self, query: str, limit: int, mode: str) -> list[Ranking]:
+        rankings = []
+        if mode != "text":
+            index = self._current_index()
+            rankings.append(index.search(self.embedder.embed_query(query), limit))
+        elif not self.store.count_passages():
+            self._current_index()
+        if mode != "dense":
+            rankings.append(search_words(self.store, query, limit))
+        return rankings
+
+    def _passages(self, ranking: Ranking) -> list[Passage]:
+        found = self.store.passages([key for key, _ in ranking])
+        return [replace(found[key], score=score) for key, score in ranking if key in found]
+
+    def _reranked(self, query: str, passages: list[Passage]) -> list[Passage]:
+        assert self.reranker is not None
+        scores = self.reranker.scores(query, passages)
+        rescored = [replace(p, score=score) for p, score in zip(passages, scores, strict=True)]
+        return sorted(rescored, key=lambda passage: -passage.score)
+
+    def _current_index(self) -> VectorIndex:
+        """The vectors as the store has them now."""
+        with self._lock:
+            state = self.store.state()
+            if self._index is None or state[0] != self._state[0]:
+                index = VectorIndex(self.embedder.dimension)
+                index.build(self.store.vectors())
+                self._index = index
+            elif state != self._state:
+                self._follow(self._index)
+            self._state = state
+            if not len(self._index):
+                raise NothingIndexedError(
+                    f"{self.store.path} holds no passages: index a folder that has documents in it"
+                )
+            return self._index
+
+    def _follow(self, index: VectorIndex) -> None:
+        """Bring in what another run of indexing changed; a row's vector never changes."""
+        held, wanted = index.keys(), np.sort(self.store.keys())
+        gone = np.setdiff1d(held, wanted, assume_unique=True)
+        new = np.setdiff1d(wanted, held, assume_unique=True)
+        if gone.size:
+            index.remove(gone)
+        if new.size:
+            for keys, vectors in self.store.vectors(new.tolist()):
+                index.add(keys, vectors)
+
+
+def fuse(rankings: Iterable[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Fuse rankings by reciprocal rank: a passage scores the sum of 1 / (60 + its rank) in each."""
+    scores: defaultdict[int, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, (key, _) in enumerate(ranking, 1):
+            scores[key] += 1.0 / (_RANK_OFFSET + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+def open_retriever(
+    index_path: str | Path,
+    embedder: Embedder | None = None,
+    *,
+    reranker: Reranker | None = None,
+) -> Retriever:
+    """Open an index for searching; all-MiniLM-L6-v2 without an embedder.
+
+    Raises:
+        NothingIndexedError: There is no index at that place.
+        IndexMismatchError: Another embedder made it.
+        IndexCorruptError: It is damaged.
+    """
+    return Retriever(Store(index_path), embedder or load_embedder(), reranker=reranker)

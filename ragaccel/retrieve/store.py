@@ -1,0 +1,265 @@
+"""The store: one SQLite file that holds text, vectors, full-text search and file hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from ragaccel.errors import IndexCorruptError, IndexMismatchError
+from ragaccel.passage import Passage
+from ragaccel.retrieve.database import Database
+from ragaccel.retrieve.schema import rebuild_command, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_VECTORS_AT_ONCE = 20_000
+_PASSAGE = """SELECT p.id, p.passage_id, p.text, p.title,
+    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line
+    FROM passage AS p JOIN file AS f ON f.id = p.file_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What the index knows of a file; ``mtime_ns`` is when it was last changed, as it was read."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str
+    status: str = "indexed"
+    kind: str = "document"
+    title: str = ""
+    num_passages: int = 0
+
+
+class Store:
+    """An index file. Reading is safe from several threads and while another process writes.
+
+    Opening is put off until something is asked, so that a damaged file can be reset.
+
+    Args:
+        path: The file; ``with store.writing()`` creates it, reading does not.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._database = Database(self.path)
+        self.rows = self._database.rows
+        self.writing = self._database.writing
+        self.transaction = self._database.transaction
+        self.close = self._database.close
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def put_file(self, record: FileRecord) -> int:
+        """Add or replace what is known of a file, its passages untouched; return its row."""
+        row = self._database.connection().execute(
+            "INSERT INTO file (path, kind, size, mtime_ns, sha256, status, title)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
+            " kind = excluded.kind, size = excluded.size, mtime_ns = excluded.mtime_ns,"
+            " sha256 = excluded.sha256, status = excluded.status, title = excluded.title"
+            " RETURNING id",
+            (
+                record.path,
+                record.kind,
+                record.size,
+                record.mtime_ns,
+                record.sha256,
+                record.status,
+                record.title,
+            ),
+        )
+        return int(row.fetchone()[0])
+
+    def put_passages(
+        self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
+    ) -> None:
+        """Add passages to a file; ``vectors`` are given by :func:`text_hash`, as float16 bytes."""
+        rows = []
+        for passage in passages:
+            key = text_hash(passage)
+            place = (passage.start, passage.end, passage.page, passage.line)
+            words = (passage.title, passage.text, key, vectors[key])
+            rows.append((passage.passage_id, file_id, *place, *words))
+        self._database.connection().executemany(
+            "INSERT INTO passage (passage_id, file_id, start, end, page, line, title, text,"
+            " text_hash, vector) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+
+    def drop_passages(self, file_id: int) -> None:
+        """Remove the passages of a file."""
+        self._database.connection().execute("DELETE FROM passage WHERE file_id = ?", (file_id,))
+
+    def drop_ids(self, passage_ids: Iterable[str]) -> None:
+        """Remove passages by their ids."""
+        self._database.connection().executemany(
+            "DELETE FROM passage WHERE passage_id = ?", ((name,) for name in passage_ids)
+        )
+
+    def remove(self, paths: Iterable[str]) -> int:
+        """Remove files and their passages, in one transaction; return how many there were."""
+        removed = 0
+        with self.transaction() as connection:
+            for path in paths:
+                found = connection.execute("SELECT id FROM file WHERE path = ?", (path,)).fetchone()
+                if found:
+                    self.drop_passages(found[0])
+                    connection.execute("DELETE FROM file WHERE id = ?", found)
+                    removed += 1
+        return removed
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Keep a setting of the index."""
+        with reported(self.path):
+            self._database.connection().execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value)
+            )
+
+    # Reading
+
+    def meta(self, key: str, default: str = "") -> str:
+        """A setting of the index, e.g. ``folder``, ``fingerprint``."""
+        found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(found[0][0]) if found else default
+
+    def require_fingerprint(self, fingerprint: str) -> None:
+        """Refuse an index whose vectors another embedder or chunker made.
+
+        Raises:
+            IndexMismatchError: With the command that makes it anew.
+        """
+        made_with = self.meta("fingerprint")
+        if made_with and made_with != fingerprint:
+            self.refuse("another embedding model or version")
+
+    def refuse(self, made_with: str) -> NoReturn:
+        """Say what else the index was made with, and how to make it anew."""
+        command = rebuild_command(self.path, self.meta("folder"))
+        raise IndexMismatchError(
+            f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
+            " settings it was made with"
+        )
+
+    def files(self) -> dict[str, FileRecord]:
+        """Every file of the index by its path."""
+        rows = self.rows(
+            "SELECT path, size, mtime_ns, sha256, status, kind, title,"
+            " (SELECT count(*) FROM passage WHERE file_id = file.id) FROM file ORDER BY path"
+        )
+        return {row[0]: FileRecord(*row) for row in rows}
+
+    def state(self) -> tuple[str, str]:
+        """(epoch, change): the one is new when the index is made anew, the other at any change."""
+        return self.meta("epoch"), self.meta("change")
+
+    def count_passages(self) -> int:
+        """How many passages there are."""
+        return int(self.rows("SELECT count(*) FROM passage")[0][0])
+
+    def passages(self, keys: Sequence[int]) -> dict[int, Passage]:
+        """Passages by their rows; those that are gone are left out."""
+        marks = ",".join("?" * len(keys))
+        rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({marks})", keys)
+        return {row[0]: Passage(*row[1:]) for row in rows}
+
+    def hashes_of(self, path: str) -> dict[str, bytes]:
+        """The :func:`text_hash` of every passage of a file, by passage id."""
+        return dict(
+            self.rows(
+                "SELECT passage_id, text_hash FROM passage WHERE file_id ="
+                " (SELECT id FROM file WHERE path = ?)",
+                (path,),
+            )
+        )
+
+    def owners(self, passage_ids: Sequence[str]) -> dict[str, str]:
+        """The path of the file that each of the passage ids belongs to, where it is known."""
+        marks = ",".join("?" * len(passage_ids))
+        return dict(
+            self.rows(
+                "SELECT p.passage_id, f.path FROM passage AS p JOIN file AS f ON f.id = p.file_id"
+                f" WHERE p.passage_id IN ({marks})",
+                passage_ids,
+            )
+        )
+
+    def passages_of(self, path: str) -> list[Passage]:
+        """The passages of a file, in its order."""
+        rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
+        return [Passage(*row[1:]) for row in rows]
+
+    def passage(self, passage_id: str) -> Passage | None:
+        """The passage of an id, or None."""
+        rows = self.rows(f"{_PASSAGE} WHERE p.passage_id = ?", (passage_id,))
+        return Passage(*rows[0][1:]) if rows else None
+
+    def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Vectors of texts that are in the index already, by :func:`text_hash`."""
+        known: dict[bytes, bytes] = {}
+        for first in range(0, len(hashes), 500):
+            part = hashes[first : first + 500]
+            marks = ",".join("?" * len(part))
+            query = f"SELECT text_hash, vector FROM passage WHERE text_hash IN ({marks})"
+            known.update(self.rows(query, part))
+        return known
+
+    def keys(self) -> NDArray[np.int64]:
+        """The rows of all passages, ascending."""
+        return np.array([key for (key,) in self.rows("SELECT id FROM passage")], dtype=np.int64)
+
+    def vectors(
+        self, keys: Sequence[int] | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield (rows, vectors) of all passages, or of the given ones, some thousands at a time."""
+        wanted = self.keys().tolist() if keys is None else sorted(keys)
+        for first in range(0, len(wanted), _VECTORS_AT_ONCE):
+            part = wanted[first : first + _VECTORS_AT_ONCE]
+            allowed = "" if keys is None else f" AND id IN ({','.join(map(str, part))})"
+            rows = self.rows(
+                f"SELECT id, vector FROM passage WHERE id BETWEEN ? AND ?{allowed}",
+                (part[0], part[-1]),
+            )
+            found = np.array([row[0] for row in rows], dtype=np.int64)
+            flat = np.frombuffer(b"".join(row[1] for row in rows), dtype="<f2")
+            yield found, flat.reshape(len(rows), -1).astype(np.float32)
+
+    def check(self) -> list[str]:
+        """Look for damage, reading everything; return what is wrong, nothing when all is well."""
+        problems = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
+        problems = [problem for problem in problems if problem != "ok"]
+        size = 2 * int(self.meta("dimension", "0"))
+        odd = self.rows("SELECT count(*) FROM passage WHERE length(vector) != ?", (size,))[0][0]
+        if odd:
+            problems.append(f"{odd} passages have a vector of the wrong size")
+        try:
+            with reported(self.path):
+                self._database.connection().execute(
+                    "INSERT INTO words (words) VALUES ('integrity-check')"
+                )
+        except IndexCorruptError:
+            problems.append("the full-text search does not match the passages")
+        return problems
+
+
+def text_hash(passage: Passage) -> bytes:
+    """What tells passages apart that must be embedded apart: title and text."""
+    return hashlib.sha256(f"{passage.title}\0{passage.text}".encode()).digest()[:16]
+
+
+def embedded_text(passage: Passage) -> str:
+    """What is embedded of a passage: its title, then its text."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
