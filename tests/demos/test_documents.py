@@ -17,9 +17,7 @@ LINES = (DEMOS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
 QUESTIONS = [json.loads(line) for line in LINES]
 ANSWERED = [row for row in QUESTIONS if row["answer"]]
 FILES = sorted(
-    path
-    for path in DOCUMENTS.rglob("*.*")
-    if not {".ragaccel"} & set(path.parts) and path.is_file()
+    path for path in DOCUMENTS.rglob("*.*") if ".ragaccel" not in path.parts and path.is_file()
 )
 EXTRA_OF = {".pdf": "pypdf", ".docx": "docx"}
 

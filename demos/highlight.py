@@ -1,0 +1,96 @@
+"""Highlight: an answer streamed with every copied span in its passage's colour.
+
+python demos/highlight.py "What should I do if battery acid gets on my skin?"
+
+The passage's number stands at the start of each span as well, ``‹2 …›``, so that the colours are
+a help and never the only carrier.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ragaccel import LLM, RAG, Highlighter, Segment
+from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.retriever import Retriever
+from ragaccel.retrieve.schema import default_index_path
+from ragaccel.retrieve.store import Store
+
+DOCUMENTS = Path(__file__).parent / "documents"
+QUESTION = "What should I do if battery acid gets on my skin?"
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    parser.add_argument("--folder", type=Path, default=DOCUMENTS)
+    parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
+    options = parser.parse_args()
+
+    console = Console(highlight=False)
+    embedder = load_embedder()
+    with Store(default_index_path(options.folder)) as store:
+        with console.status("indexing what is new"):
+            index_folder(store, embedder, options.folder)
+        rag = RAG(LLM.load(options.model), Retriever(store, embedder))
+
+        console.print(Text(options.question, style="bold"), end="\n\n")
+        with rag.stream(options.question) as stream:
+            show = SpanPrinter(console)
+            highlighter = Highlighter(stream.passages)
+            for piece in stream:
+                show.add(highlighter.feed(piece))
+            show.add(highlighter.finish())
+            show.finish()
+
+    console.print()
+    cited = stream.answer.cited_numbers
+    for number, passage in enumerate(stream.passages, start=1):
+        line = f"[{number}] {passage.citation}" + (" (cited)" if number in cited else "")
+        console.print(Text(line, style=colour_of(number)))
+
+
+class SpanPrinter:
+    """Prints segments as they come and puts brackets round each copied span."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.number = 0  # the passage of the open span; 0 when none is
+
+    def add(self, segments: list[Segment]) -> None:
+        """Print the next segments; neighbours of one passage are one span."""
+        for segment in segments:
+            if segment.passage_number != self.number:
+                self.open(segment.passage_number)
+            self.write(segment.text)
+
+    def open(self, number: int) -> None:
+        """End the open span and begin one of the passage ``number``; 0 begins none."""
+        if self.number:
+            self.write("›")
+        self.number = number
+        if number:
+            self.write(f"‹{number} ")
+
+    def finish(self) -> None:
+        """End the last span and the line."""
+        self.open(0)
+        self.console.print()
+
+    def write(self, text: str) -> None:
+        """Print text as it comes, in the colour of the open span."""
+        self.console.print(Text(text, style=colour_of(self.number)), end="", soft_wrap=True)
+
+
+def colour_of(number: int) -> str:
+    return COLOURS[(number - 1) % len(COLOURS)] if number else ""
+
+
+if __name__ == "__main__":
+    main()

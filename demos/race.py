@@ -1,0 +1,91 @@
+"""Race: the same question answered plainly and accelerated, live, and the tokens compared.
+
+python demos/race.py "What caused the fire in the lantern of Wether Holm?"
+
+One runs after the other, so that neither takes the processor from the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from ragaccel import LLM, RAG, Answer, NoDrafter, Prompt
+from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.retriever import Retriever
+from ragaccel.retrieve.schema import default_index_path
+from ragaccel.retrieve.store import Store
+
+DOCUMENTS = Path(__file__).parent / "documents"
+QUESTION = "What caused the fire in the lantern of Wether Holm?"
+
+
+class Lane:
+    """One runner: its drafter (None is the LLM's own) and what it has written so far."""
+
+    def __init__(self, name: str, drafter: NoDrafter | None) -> None:
+        self.name, self.drafter = name, drafter
+        self.text, self.seconds = "", 0.0
+
+    def run(self, llm: LLM, prompt: Prompt, live: Live, lanes: list[Lane]) -> Answer:
+        """Answer the prompt with this lane's drafter, its panel updated with every piece."""
+        began = time.perf_counter()
+        with llm.stream(prompt, drafter=self.drafter or llm.drafter) as stream:
+            for piece in stream:
+                self.text += piece
+                self.seconds = time.perf_counter() - began
+                live.update(track(lanes))
+        self.seconds = stream.answer.stats.total_seconds  # without the time the display took
+        live.update(track(lanes))
+        return stream.answer
+
+
+def track(lanes: list[Lane]) -> Columns:
+    return Columns(
+        [
+            Panel(Text(lane.text), title=lane.name, subtitle=f"{lane.seconds:.2f} s", width=46)
+            for lane in lanes
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    parser.add_argument("--folder", type=Path, default=DOCUMENTS)
+    parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
+    options = parser.parse_args()
+
+    console = Console(highlight=False)
+    embedder = load_embedder()
+    with Store(default_index_path(options.folder)) as store:
+        with console.status("indexing what is new"):
+            index_folder(store, embedder, options.folder)
+        rag = RAG(LLM.load(options.model), Retriever(store, embedder))
+        prompt = rag.prompt(options.question)
+
+    rag.llm.generate(prompt)  # warm up: the first request pays for all that is lazy
+    lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
+    with Live(track(lanes), console=console) as live:
+        plain, fast = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]
+
+    for lane, answer in zip(lanes, (plain, fast), strict=True):
+        stats = answer.stats
+        console.print(
+            f"{lane.name:9} {stats.new_tokens} tokens in {stats.verify_passes} passes, "
+            f"{stats.tokens_per_second:.0f} tokens/s"
+        )
+    console.print(f"{plain.stats.total_seconds / fast.stats.total_seconds:.2f} times as fast")
+    console.print(f"same tokens: {'yes' if plain.token_ids == fast.token_ids else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Every demo runs: with a tiny random model always, with the bundled reader where it is."""
+
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+import ragaccel
+
+pytest.importorskip("faiss")
+pytest.importorskip("sentence_transformers")
+
+DEMOS = Path(__file__).parents[2] / "demos"
+FEW = (
+    "equipment/batteries-and-solar-power.rst",
+    "history/keepers-remembered.txt",
+    "incidents/2020-lantern-fire-at-wether-holm.txt",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three of the documents, in a folder that the demos may index."""
+    target = tmp_path_factory.mktemp("documents")
+    for name in FEW:
+        shutil.copy(DEMOS / "documents" / name, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory):
+    """A tiny model with random weights that reads bytes, saved as a model folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<end>"])}
+    by_bytes = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.decoder = decoders.ByteLevel()
+    target = tmp_path_factory.mktemp("model")
+    PreTrainedTokenizerFast(tokenizer_object=by_bytes, eos_token="<end>").save_pretrained(target)
+    changes = {"vocab_size": len(vocabulary), "max_position_embeddings": 16384}
+    make_tiny_model("llama", torch.float32, **changes).save_pretrained(target)
+    return target
+
+
+@pytest.fixture(params=["random model", "bundled reader"])
+def model(request):
+    """The arguments that choose a model."""
+    if request.param == "random model":
+        return ["--model", str(request.getfixturevalue("random_model"))]
+    if not (Path(ragaccel.__file__).parent / "models/reader/model.safetensors").exists():
+        pytest.skip("the bundled reader's weights are not in this checkout")
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a demo as ``python demos/NAME.py ARGUMENTS`` would; returns what it printed."""
+
+    def run_demo(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(DEMOS / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("COLUMNS", "120")
+    return run_demo
+
+
+def test_ask_folder_answers_and_shows_its_speed(run, folder, model):
+    printed = run("ask_folder.py", folder, "What did Nora Pell invent?", *model)
+    assert re.search(r"\d+ tokens/s, \d+\.\d tokens a pass", printed)
+    if not model:
+        assert "canvas bucket" in printed
+        assert "keepers-remembered.txt:" in printed
+
+
+def test_ask_folder_without_a_question_is_a_prompt_loop(run, folder, model, monkeypatch):
+    typed = iter(["What did Nora Pell invent?", "", "And when was she born?"])
+
+    def typing(*_):
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typing)
+    assert run("ask_folder.py", folder, *model).count("tokens a pass") == 2
+
+
+def test_highlight_numbers_the_spans_and_lists_the_passages(run, folder, model):
+    printed = run("highlight.py", "--folder", folder, *model)
+    assert printed.count("‹") == printed.count("›")
+    assert re.search(r"^\[1\] \S+:\d+", printed, re.MULTILINE)
+    if not model:
+        assert re.search(r"‹\d .*washed off with water", printed)
+
+
+def test_race_ends_with_the_same_tokens(run, folder, model):
+    printed = run("race.py", "--folder", folder, *model)
+    assert printed.rstrip().endswith("same tokens: yes")
+
+
+def test_own_drafter_changes_the_speed_and_no_token(run, model):
+    printed = run("own_drafter.py", *model)
+    rows = [line for line in printed.splitlines() if "Drafter" in line]
+    assert [row.split()[1] for row in rows] == [
+        "NoDrafter",
+        "CopyDrafter",
+        "PairDrafter",
+        "NonsenseDrafter",
+    ]
+    assert all("yes" in row and "NO " not in row for row in rows)
+
+
+@pytest.mark.parametrize("name", ["ask_folder.py", "highlight.py", "race.py", "own_drafter.py"])
+def test_a_demo_is_read_in_five_minutes(name):
+    assert len((DEMOS / name).read_text(encoding="utf-8").splitlines()) < 100
