@@ -28,7 +28,7 @@ class Shelf:
 
 @pytest.fixture
 def rag():
-    return RAG(tiny_llm(), Shelf(FOG, TIDE, LAMP), max_new_tokens=80)
+    return RAG(tiny_llm(token_budget=16), Shelf(FOG, TIDE, LAMP), max_new_tokens=80)
 
 
 def processors(rag, text, question=QUESTION, history=()):

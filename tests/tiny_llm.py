@@ -17,7 +17,8 @@ TEMPLATE = (
 )
 DOCUMENTS_TEMPLATE = (
     "{{ bos_token }}{% set count = namespace(value=0) %}{% for document in documents %}"
-    "{% set citation = '[' ~ loop.index ~ ']' %}{% for sentence in document['sentences'] %}{% set count.value = count.value + 1 %}"
+    "{% set citation = '[' ~ loop.index ~ ']' %}{% for sentence in document['sentences'] %}"
+    "{% set count.value = count.value + 1 %}"
     "<s{{ count.value }}> {{ sentence }} {{ citation }}{% endfor %}{% endfor %}"
     "<turn>{{ messages[-1]['content'] }}<turn>assistant:"
 )
