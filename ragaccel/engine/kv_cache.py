@@ -100,6 +100,8 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""
+        if length == 0:
+            self._moves.clear()
         self._apply_moves()
         self.length = self._stop = min(self.length, length)
 
@@ -112,6 +114,7 @@ class KVCache:
             if buffer is not None
         )
 
+    @torch.inference_mode()
     def _apply_moves(self) -> None:
         for target, sources in self._moves:
             index = torch.tensor(sources)

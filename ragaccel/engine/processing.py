@@ -33,6 +33,7 @@ class ScoreProcessing:
         self._min_new_tokens = request.min_new_tokens
         self._eos_ids = sorted(request.eos_ids)
         self._seen: Tensor | None = None
+        self._num_marked = 0
         self._history: list[int] = []
         self.is_idle = not (
             self._penalty != 1.0
@@ -47,8 +48,6 @@ class ScoreProcessing:
             return
         self._bans.extend(token_ids)
         self._history.extend(token_ids)
-        if self._seen is not None:
-            self._mark(self._seen, token_ids)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``."""
@@ -63,10 +62,7 @@ class ScoreProcessing:
         return scores
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        if self._seen is None:
-            self._seen = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            self._mark(self._seen, self._history)
-        seen = self._seen.expand(scores.shape).clone()
+        seen = self._seen_tokens(scores).expand(scores.shape).clone()
         width = max(map(len, paths))
         # Every path begins with the root: repeating it pads without adding a token.
         padded = [[*path, *[path[0]] * (width - len(path))] for path in paths]
@@ -76,6 +72,16 @@ class ScoreProcessing:
         seen.scatter_(1, index.masked_fill(outside, 0), seen.gather(1, index * 0) | ~outside)
         penalized = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
         return torch.where(seen, penalized, scores)
+
+    def _seen_tokens(self, scores: Tensor) -> Tensor:
+        """Tell of every token whether it was committed, [V]; brought up to date when asked."""
+        if self._seen is None:
+            self._seen = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        new = [token for token in self._history[self._num_marked :] if token < scores.shape[-1]]
+        self._num_marked = len(self._history)
+        if new:
+            self._seen[torch.tensor(new, device=scores.device)] = True
+        return self._seen
 
     def _keep_going(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         known = len(self._history) - self._num_prompt
@@ -103,12 +109,6 @@ class ScoreProcessing:
             return scores
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
         return scores.index_put((rows, tokens), scores.new_full((), _NEVER))
-
-    @staticmethod
-    def _mark(seen: Tensor, token_ids: Sequence[int]) -> None:
-        known = [token for token in token_ids if token < seen.shape[0]]
-        if known:
-            seen[torch.tensor(known, device=seen.device)] = True
 
 
 class NgramBans:

@@ -1,0 +1,37 @@
+"""Decoding in one call, and a drafter that knows the answer."""
+
+from fakes import RandomDrafter
+from tiny_models import VOCAB
+
+from ragaccel.decode.session import Session
+from ragaccel.decode.tree import DraftTree, merge
+
+
+def decode(engine, request, drafter=None, token_budget=20):
+    verifier = engine.open(request)
+    try:
+        session = Session(
+            verifier, drafter or RandomDrafter(3, VOCAB), request, token_budget=token_budget
+        )
+        for _ in session:
+            pass
+        return list(session.result().token_ids)
+    finally:
+        verifier.close()
+
+
+class Cheat:
+    """Guesses the known answer, hung among nonsense, so that long branches are kept and moved."""
+
+    probe_ids = ()
+
+    def __init__(self, prompt, answer, seed=0):
+        self.text, self.random = [*prompt, *answer], RandomDrafter(seed, VOCAB)
+
+    def draft(self, context, budget):
+        at = len(context.token_ids)
+        right = [context.token_ids[-1], *self.text[at : at + budget // 2]]
+        chain = DraftTree.chain(right, [0.9] * len(right))
+        noise = self.random.draft(context, budget)
+        noise = DraftTree(noise.token_ids, noise.parents, (1.0,) * len(noise), noise.origins)
+        return merge([noise, chain], budget) if self.random.random.random() < 0.5 else chain

@@ -1,0 +1,77 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.engine.layout import Masks, ancestor_matrix, is_plain, run_rows, tree_rows
+
+CPU = torch.device("cpu")
+
+
+def tree_of(parents):
+    n = len(parents)
+    return DraftTree(tuple(range(10, 10 + n)), tuple(parents), (1.0,) * n, ((),) * n)
+
+
+@st.composite
+def any_parents(draw):
+    n = draw(st.integers(1, 70))
+    return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, n))]
+
+
+@given(any_parents())
+def test_a_node_sees_exactly_its_path(parents):
+    tree = tree_of(parents)
+    matrix = ancestor_matrix(parents)
+    for node in range(len(tree)):
+        assert matrix[node].nonzero()[0].tolist() == tree.path(node)
+
+
+@given(any_parents(), st.integers(0, 30), st.one_of(st.none(), st.integers(1, 40)))
+def test_masks_hide_other_branches_and_what_lies_outside_the_window(parents, start, window):
+    tree = tree_of(parents)
+    rows = tree_rows(tree, start, CPU)
+    mask = Masks(torch.float32, CPU).make(rows, window)[0, 0]
+    depths = tree.depths()
+    assert rows.positions[0].tolist() == [start + depth for depth in depths]
+    for node in range(len(tree)):
+        path = tree.path(node)
+        seen = [(slot, slot) for slot in range(start)]
+        seen += [(start + other, start + depths[other]) for other in path]
+        limit = window or 10**6
+        expected = [slot for slot, at in seen if start + depths[node] - at < limit]
+        assert (mask[node] == 0).nonzero()[:, 0].tolist() == expected
+        assert bool(((mask[node] == 0) | torch.isneginf(mask[node])).all())
+
+
+def test_a_run_is_causal():
+    mask = Masks(torch.float32, CPU).make(run_rows([1, 2, 3], 2, CPU))[0, 0]
+    assert (mask == 0).tolist() == [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
+
+
+def test_a_chain_needs_no_ancestor_matrix():
+    rows = tree_rows(DraftTree.chain([1, 2, 3]), 5, CPU)
+    assert rows.sees is None
+    assert rows.is_probe is None
+    assert rows.positions.tolist() == [[5, 6, 7]]
+
+
+def test_plain_attention_is_used_only_where_it_is_right():
+    one, run, first = run_rows([1], 7, CPU), run_rows([1, 2], 7, CPU), run_rows([1, 2], 0, CPU)
+    assert is_plain(one)
+    assert is_plain(first)
+    assert not is_plain(run)
+    assert is_plain(one, window=8)
+    assert not is_plain(one, window=7)
+    assert not is_plain(tree_rows(tree_of([-1, 0, 0]), 0, CPU))
+
+
+def test_probes_are_marked():
+    tree = attach_probes(DraftTree.chain([1, 2]), [90, 91], [0, 1])
+    rows = tree_rows(tree, 3, CPU)
+    assert rows.is_probe.tolist() == [False] * 2 + [True] * 4
+
+
+def test_positions_never_pass_what_the_model_has():
+    assert tree_rows(DraftTree.chain([1] * 5), 6, CPU, 8).positions.tolist() == [[6, 7, 7, 7, 7]]
+    assert tree_rows(tree_of([-1, 0, 0, 1]), 6, CPU, 8).positions.tolist() == [[6, 7, 7, 7]]

@@ -1,0 +1,151 @@
+"""Processed distributions against transformers' own processors, in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.select import Chooser, token_paths
+
+VOCAB = 23
+
+
+class Bias:
+    """A caller's processor that looks at the ids it is given."""
+
+    def __call__(self, input_ids, scores):
+        return scores.index_add(
+            1, input_ids[0, -2:], scores.new_full((1, input_ids[0, -2:].numel()), 0.7)
+        )
+
+
+def reference(request, ids, scores):
+    """Process one row as transformers' generate does."""
+    num_prompt = len(request.prompt_ids)
+    chain = LogitsProcessorList()
+    if request.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
+    if request.no_repeat_ngram_size:
+        chain.append(NoRepeatNGramLogitsProcessor(request.no_repeat_ngram_size))
+    if request.min_new_tokens:
+        eos = sorted(request.eos_ids)
+        chain.append(MinNewTokensLengthLogitsProcessor(num_prompt, request.min_new_tokens, eos))
+    chain.extend(request.processors)
+    sampling = request.sampling
+    if sampling.temperature > 0:
+        if sampling.temperature != 1.0:
+            chain.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            chain.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1.0:
+            chain.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p:
+            chain.append(MinPLogitsWarper(sampling.min_p))
+    return chain(torch.tensor([ids]), scores[None])[0]
+
+
+tokens = st.integers(0, VOCAB - 1)
+
+
+@st.composite
+def any_request(draw):
+    return Request(
+        prompt_ids=draw(st.lists(tokens, min_size=1, max_size=12)),
+        sampling=Sampling(
+            temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 1.7])),
+            top_k=draw(st.sampled_from([0, 1, 5, 40])),
+            top_p=draw(st.sampled_from([1.0, 0.9, 0.3])),
+            min_p=draw(st.sampled_from([0.0, 0.05, 0.5])),
+        ),
+        max_new_tokens=20,
+        min_new_tokens=draw(st.sampled_from([0, 3, 6])),
+        eos_ids=draw(st.sets(tokens, max_size=3)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.7])),
+        no_repeat_ngram_size=draw(st.integers(0, 3)),
+        processors=draw(st.sampled_from([(), (Bias(),)])),
+    )
+
+
+@st.composite
+def any_tree(draw, root):
+    n = draw(st.integers(1, 9))
+    parents = [-1, *(draw(st.integers(0, node - 1)) for node in range(1, n))]
+    ids = [root, *(draw(tokens) for _ in range(n - 1))]
+    return DraftTree(tuple(ids), tuple(parents), (1.0,) * n, ((),) * n)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_every_row_is_processed_as_transformers_would(data):
+    request = data.draw(any_request())
+    new = data.draw(st.lists(tokens, max_size=6))
+    committed = [*request.prompt_ids, *new]
+    tree = data.draw(any_tree(committed[-1]))
+    chooser = Chooser(request)
+    chooser.commit(request.prompt_ids[:-1])
+    rest = committed[len(request.prompt_ids) - 1 : -1]
+    half = len(rest) // 2
+    chooser.commit(rest[:half])
+    chooser.process(torch.zeros(1, VOCAB, dtype=torch.float64), DraftTree.chain([0]))
+    chooser.commit(rest[half:])
+    logits = torch.randn(
+        len(tree),
+        VOCAB,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(data.draw(st.integers(0, 1000))),
+    )
+    found = chooser.process(logits * 3, tree).softmax(-1)
+    for row, path in enumerate(token_paths(tree)):
+        expected = reference(request, [*committed[:-1], *path], logits[row] * 3).softmax(-1)
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-9, equal_nan=True)
+
+
+def test_the_sampler_draws_from_the_distribution():
+    probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01], dtype=torch.float64)
+    num_draws = 20_000
+    chooser = Chooser(Request((1,), sampling=Sampling(temperature=1.0, seed=99)))
+    tree = DraftTree((1,) * 100, (-1, *range(99)), (1.0,) * 100, ((),) * 100)
+    counts = torch.zeros(len(probs))
+    for start in range(0, num_draws, 100):
+        chosen = chooser.choose(probs.log().expand(100, -1), tree, start)[:, 0]
+        counts += torch.bincount(chosen, minlength=len(probs))
+    assert stats.chisquare(counts.numpy(), (probs * num_draws).numpy()).pvalue > 1e-3
+
+
+def test_what_may_not_be_drawn_never_is():
+    scores = torch.full((64, 50), -5.0)
+    scores[:, 7] = 3.0
+    chooser = Chooser(Request((1,), sampling=Sampling(temperature=5.0, top_k=1, seed=1)))
+    chosen = chooser.choose(scores, DraftTree.chain([1] * 64), 0)[:, 0]
+    assert set(chosen.tolist()) == {7}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_runner_ups_are_the_likeliest_tokens(temperature):
+    scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [4.0, 1.0, 2.0, 3.0]])
+    chooser = Chooser(Request((1,), sampling=Sampling(temperature=temperature)))
+    found = chooser.choose(scores, DraftTree.chain([1, 2]), 3, num_runner_ups=2)
+    assert found[:, 1:].tolist() == [[1, 2, 3], [0, 3, 2]]
+
+
+def test_ids_wider_than_the_scores_are_neither_penalized_nor_an_error():
+    request = Request((90, 3), repetition_penalty=2.0, no_repeat_ngram_size=1, eos_ids={95})
+    chooser = Chooser(request)
+    chooser.commit([90])
+    found = chooser.process(torch.ones(2, VOCAB), DraftTree.chain([3, 91]))
+    assert found[:, 3].tolist() == [float("-inf")] * 2
+    assert found[:, :3].eq(1.0).all()
+    assert found[:, 4:].eq(1.0).all()
