@@ -64,17 +64,18 @@ class Answering:
         """Answer one question, show it, and write it down whole or as far as it came."""
         history = self._conversation.messages()
         self._conversation.begin(question, self.model)
-        self._partial = ""
+        self._partial, self._search.seconds = "", 0.0
         try:
             if self._manner.compare:  # the first request of a process pays for all that is lazy
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
+                self._search.seconds = 0.0
             answer = self._shown(question, history)
+            self.seconds["retrieve"] = self._search.seconds
             comparison = self._compared(question, history, answer)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
             self._conversation.end(self._partial, INTERRUPTED if interrupted else FAILED)
             raise
-        self.seconds["retrieve"] = self._search.seconds
         details = report.answer_document(question, answer, self.seconds, comparison)
         self._conversation.end(answer.text, ANSWERED, _without_texts(details))
         self._report(answer, comparison, details)

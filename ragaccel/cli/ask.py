@@ -33,7 +33,6 @@ def ask(
     no_stream: options.NoStream = False,
     no_accel: options.NoAccel = False,
     resume: options.Continue = False,
-    export_svg: options.ExportSvg = None,
 ) -> "ExitCode":
     """Index what is new in a folder, then answer a question from it.
 

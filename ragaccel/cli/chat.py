@@ -1,6 +1,7 @@
 """``ragaccel chat``: a conversation about a folder of documents."""
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ragaccel.cli import options
@@ -31,7 +32,9 @@ def chat(
     no_accel: options.NoAccel = False,
     resume: options.Continue = False,
 ) -> "ExitCode":
-    """Ask one question after the other; what was said before is remembered.
+    """Ask one question after the other.
+
+    What was said before is remembered, here and for --continue.
 
     Questions are read from the terminal, or a line each from a pipe.
     """
@@ -53,27 +56,24 @@ def chat(
         }
     )
     manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
+    codes = [ExitCode.OK]
     with open_room(terminal, source, settings, manner=manner, resume=resume) as room:
         if sys.stdin.isatty():
             terminal.note("a question, /help, or Ctrl-D to leave")
-        while (line := _read_line(terminal)) is not None:
-            if line in ("/quit", "/exit"):
-                break
-            if line.startswith("/"):
+        while (line := _read_line(terminal)) not in (None, "/quit", "/exit"):
+            if line and line.startswith("/"):
                 _command(terminal, room, line)
             elif line:
-                _answer(terminal, room, line)
-    return ExitCode.OK
+                codes.append(_answer(terminal, room, line))
+    return ExitCode.OK if sys.stdin.isatty() else max(codes)
 
 
 def _read_line(terminal: "Terminal") -> str | None:
     if not sys.stdin.isatty():
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline().decode("utf-8", "replace")
         return line.strip() if line else None
-    try:
+    with suppress(ImportError):
         import readline  # noqa: F401  (gives input() its editing and history)
-    except ImportError:
-        pass
     try:
         terminal.err.print("\n[bold]> [/]", end="")
         return input().strip()
@@ -82,9 +82,9 @@ def _read_line(terminal: "Terminal") -> str | None:
         return None
 
 
-def _answer(terminal: "Terminal", room: "Room", question: str) -> None:
+def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
     """Answer one question; what goes wrong with it, or Ctrl-C, ends the answer and not the chat."""
-    from ragaccel.cli.exits import explain
+    from ragaccel.cli.exits import ExitCode, exit_code_of, explain
     from ragaccel.errors import RagaccelError
 
     try:
@@ -93,8 +93,11 @@ def _answer(terminal: "Terminal", room: "Room", question: str) -> None:
         if not sys.stdin.isatty():
             raise
         terminal.note("interrupted")
+        return ExitCode.INTERRUPTED
     except RagaccelError as error:
         terminal.fail(explain(error))
+        return exit_code_of(error)
+    return ExitCode.OK
 
 
 def _command(terminal: "Terminal", room: "Room", line: str) -> None:

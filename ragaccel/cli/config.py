@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ragaccel.cli.terminal import Terminal
 
 config = typer.Typer(
-    help="Show or change the settings: ragaccel.toml, then RAGACCEL_* variables, then flags.",
+    help="Show or change the settings.\n\nThey come from ragaccel.toml (the user's, then"
+    " the current folder's), then from RAGACCEL_* variables, then from flags; the later wins.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

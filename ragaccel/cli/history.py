@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.homes import data_home
+from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,10 @@ CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation, id);
 UNFINISHED, ANSWERED, INTERRUPTED, FAILED = "unfinished", "answered", "interrupted", "failed"
 
 
+class HistoryError(RagaccelError):
+    """The history cannot be opened; the message says what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One question and its answer; ``state`` tells whether the answer is whole."""
@@ -37,7 +42,12 @@ class Turn:
     answer: str
     state: str
     model: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details_json: str = "{}"
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What belongs to the answer: its sources, copied spans, timings and acceptance."""
+        return dict(json.loads(self.details_json))
 
 
 def default_history_path() -> Path:
@@ -54,8 +64,21 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_history_path()
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise HistoryError(
+                f"the history {self.path} cannot be used ({error}): move that file away, or set"
+                " RAGACCEL_HOME to another folder"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _prepare(self) -> None:
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(_SCHEMA)
@@ -63,14 +86,11 @@ class History:
             self._db.close()
             raise
 
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
     def open_conversation(self, source: str) -> int:
         """Begin a conversation about a folder or index and return its number."""
         row = self._db.execute(
-            "INSERT INTO conversation (source, started) VALUES (?, ?)", (_clean(source), time.time())
+            "INSERT INTO conversation (source, started) VALUES (?, ?)",
+            (_clean(source), time.time()),
         )
         return int(row.lastrowid or 0)
 
@@ -118,7 +138,7 @@ class History:
             " OR ?1 = '') AND (?2 IS NULL OR t.conversation = ?2) ORDER BY t.id DESC LIMIT ?3",
             (_clean(containing), conversation, limit),
         )
-        return [Turn(*row[:8], details=json.loads(row[8])) for row in rows]
+        return [Turn(*row) for row in rows]
 
 
 def _clean(text: str) -> str:

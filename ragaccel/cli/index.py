@@ -33,17 +33,26 @@ def index(
     embedder: options.Embedder = None,
     json: options.Json = False,
 ) -> "ExitCode":
-    """Index a folder: new and changed files are read, vanished ones dropped."""
-    from ragaccel.cli.knowledge import Scope, index_source, report_document, tell_report
+    """Take the documents of a folder into its index.
+
+    New and changed files are read, unchanged ones skipped, vanished ones dropped.
+    """
     from ragaccel.cli.exits import ExitCode, UsageError
+    from ragaccel.cli.knowledge import index_source, report_document, tell_report
     from ragaccel.cli.settings import resolve
     from ragaccel.cli.source import locate, locate_passages
 
     if passages is not None and target is not None:
         raise UsageError("give DIR or --passages FILE, not both")
     source = locate_passages(passages, index) if passages else locate(target, index)
-    scope = Scope(tuple(include or ()), tuple(exclude or ()), rebuild=rebuild)
-    report = index_source(terminal, source, resolve({"embedder": embedder}), scope)
+    report = index_source(
+        terminal,
+        source,
+        resolve({"embedder": embedder}),
+        include=include or (),
+        exclude=exclude or (),
+        rebuild=rebuild,
+    )
     if json:
         terminal.json(report_document(source, report))
     else:

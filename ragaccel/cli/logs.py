@@ -40,7 +40,9 @@ def logs(
     if json:
         terminal.json([_document(turn) for turn in turns])
     elif not turns:
-        terminal.note("nothing was asked yet" if not containing else "no question or answer like it")
+        terminal.note(
+            "nothing was asked yet" if not containing else "no question or answer like it"
+        )
     for turn in turns if not json else ():
         _show(terminal, turn)
     return ExitCode.OK

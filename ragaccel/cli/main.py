@@ -39,16 +39,20 @@ app.add_typer(config, name="config")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"ragaccel {version('ragaccel')}")
+        try:
+            typer.echo(f"ragaccel {version('ragaccel')}")
+        except PackageNotFoundError:
+            typer.echo("ragaccel, from its sources")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     pass

@@ -10,8 +10,8 @@ from ragaccel.cli.terminal import passage_style, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ragaccel.highlighting import Segment
     from ragaccel.cli.terminal import Terminal
+    from ragaccel.highlighting import Segment
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BEFORE_CITATION = " .,;:!?\"'”’)»"
@@ -39,17 +39,15 @@ class MarkedAnswer:
     def add(self, segments: Iterable[Segment]) -> None:
         """Write the next segments; neighbours of one passage are one span."""
         for segment in segments:
-            if segment.passage_number and segment.passage_number == self._ended:
-                if not self._between:
-                    self._put(segment.text, segment.passage_number)
-                    continue
-            if not segment.passage_number:
+            number = segment.passage_number
+            if not number:
                 self._own_words(segment.text)
                 continue
-            self._settle(cited=False)
-            self._put_bracket("«", "<<")
-            self._put(segment.text, segment.passage_number)
-            self._ended = segment.passage_number
+            if number != self._ended or self._between:
+                self._settle(cited=False)
+                self._put_bracket("«", "<<")
+            self._put(segment.text, number)
+            self._ended = number
 
     def finish(self) -> None:
         """End the last span and the line."""

@@ -7,7 +7,9 @@ import typer
 
 Target = Annotated[
     str | None,
-    typer.Argument(metavar="DIR", help="Folder of documents (or an index file).", show_default=False),
+    typer.Argument(
+        metavar="DIR", help="Folder of documents (or an index file).", show_default=False
+    ),
 ]
 Index = Annotated[
     Path | None,
@@ -23,7 +25,8 @@ Exclude = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 K = Annotated[
-    int | None, typer.Option("-k", min=1, help="Passages to retrieve. [6]", show_default=False)
+    int | None,
+    typer.Option("-k", metavar="N", help="Passages to retrieve. [6]"),
 ]
 Model = Annotated[
     str | None,
@@ -34,18 +37,16 @@ Embedder = Annotated[
     typer.Option(metavar="NAME", help="Embedding model: a folder or a hub name. [MiniLM]"),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens. [256]")
+    int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens. [256]")
 ]
 Temperature = Annotated[
-    float | None, typer.Option(min=0.0, help="0: the likeliest token; above: sample. [0]")
+    float | None, typer.Option(metavar="T", help="0: the likeliest token; above: sample. [0]")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of sampling. [0]")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of sampling. [0]")]
 NoAccel = Annotated[
     bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
 ]
-Compare = Annotated[
-    bool, typer.Option("--compare", help="Also decode plainly; show the speed-up.")
-]
+Compare = Annotated[bool, typer.Option("--compare", help="Also decode plainly; show the speed-up.")]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
 Plain = Annotated[bool, typer.Option("--plain", help="The answer's text alone, without marks.")]
 ShowSources = Annotated[
@@ -55,4 +56,3 @@ ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time we
 Continue = Annotated[
     bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
 ]
-ExportSvg = Annotated[Path | None, typer.Option("--export-svg", hidden=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,17 @@ def source_line(terminal: Terminal, number: int, passage: Passage, *, score: boo
     style = passage_style(number) if terminal.colored else ""
     line = Text("  ").append(number_mark(terminal, number), style=style)
     line.append(" " + printable(passage.citation), style=style)
-    if passage.title:
+    if passage.title and not is_name(passage.title, passage.path):
         line.append("  " + printable(passage.title), style="dim")
     if score:
         line.append(f"  score {passage.score:.3f}", style="dim")
     return line
+
+
+def is_name(title: str, path: str) -> bool:
+    """Whether a title says no more than the file's name does."""
+    name = os.path.basename(path)
+    return title in (path, name, os.path.splitext(name)[0])
 
 
 def excerpt(passage: Passage, indent: str = "") -> str:

@@ -87,5 +87,9 @@ def load_llm(terminal: Terminal, settings: Settings) -> LLM:
         terminal.note("no model named: the bundled reader answers (--model NAME for another)")
     with terminal.working("loading the model"):
         from ragaccel.llm import LLM
+        from ragaccel.models.load import bundled_reader_path
 
-        return LLM.load(name, dtype=settings.text("dtype") or "auto", device=settings.text("device"))
+        name = name or str(bundled_reader_path())
+        return LLM.load(
+            name, dtype=settings.text("dtype") or "auto", device=settings.text("device")
+        )

@@ -1,6 +1,5 @@
 """``ragaccel search``: the passages nearest to a query, without a language model."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -28,9 +27,12 @@ def search(
     full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
     json: options.Json = False,
 ) -> "ExitCode":
-    """Find passages and show their scores."""
-    from ragaccel.cli.knowledge import open_knowledge
+    """Find passages, without a model, and show their scores.
+
+    What is new in the folder is indexed first.
+    """
     from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.knowledge import open_knowledge
     from ragaccel.cli.question import read_question
     from ragaccel.cli.report import passage_document
     from ragaccel.cli.settings import resolve

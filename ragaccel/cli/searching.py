@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Search:
     """A retriever that takes its time with a stopwatch and never comes back empty-handed.
 
-    ``first`` are passages that go before those found; ``seconds`` is what the last search took.
+    ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
     """
 
     def __init__(self, retriever: Retriever, name: str) -> None:
@@ -35,7 +35,7 @@ class Search:
         """
         began = time.perf_counter()
         passages = [*self.first, *self._retriever.search(query, k)][:k]
-        self.seconds = time.perf_counter() - began
+        self.seconds += time.perf_counter() - began
         if not passages:
             raise NothingIndexedError(f"no passage of {self._name} has to do with the question")
         return passages

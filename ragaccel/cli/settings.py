@@ -20,7 +20,7 @@ Value = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that can be set; ``env`` is the variable that sets it."""
+    """One thing that can be set, and what may be written for it."""
 
     key: str
     kind: type[str] | type[int] | type[float]
@@ -31,6 +31,7 @@ class Setting:
 
     @property
     def env(self) -> str:
+        """The environment variable that sets it."""
         return f"RAGACCEL_{self.key.upper()}"
 
     def parse(self, raw: object, where: str) -> Value:
@@ -43,7 +44,7 @@ class Setting:
         if isinstance(raw, bool) or (self.kind is int and isinstance(raw, float)):
             raise UsageError(wrong)
         try:
-            value = self.kind(raw)  # type: ignore[arg-type]
+            value = self.kind(str(raw))
         except (TypeError, ValueError):
             raise UsageError(wrong) from None
         if self.choices and value not in self.choices:
@@ -60,9 +61,15 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("model", str, None, "language model: a folder or a hub name; unset: the bundled reader"),
-    Setting("embedder", str, None, "embedding model: a folder or a hub name; unset: all-MiniLM-L6-v2"),
-    Setting("device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"),
+    Setting(
+        "model", str, None, "language model: a folder or a hub name; unset: the bundled reader"
+    ),
+    Setting(
+        "embedder", str, None, "embedding model: a folder or a hub name; unset: all-MiniLM-L6-v2"
+    ),
+    Setting(
+        "device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"
+    ),
     Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
     Setting("k", int, 6, "passages retrieved for a question", least=1),
     Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
@@ -139,13 +146,14 @@ def read_file(path: Path) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} is not a settings file: {error}") from None
+    return found
 
 
 def write_value(path: Path, key: str, value: Value) -> None:

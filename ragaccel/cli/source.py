@@ -27,6 +27,11 @@ class Source:
         return str((self.folder or self.collection or self.index).resolve())
 
     @property
+    def label(self) -> str:
+        """What this source is called in a line about it."""
+        return str(self.folder or self.collection or self.index)
+
+    @property
     def argument(self) -> str:
         """How this source is written on a command line."""
         import shlex
@@ -82,7 +87,7 @@ def _asks(path: Path) -> bool:
 
 
 def _default_index(folder: Path) -> Path:
-    from ragaccel.retrieve.indexing import default_index_path
+    from ragaccel.retrieve.schema import default_index_path
 
     return default_index_path(folder)
 

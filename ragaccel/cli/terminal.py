@@ -23,8 +23,7 @@ PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _CAPTURE_WIDTH = 96
 
 # A document may hold escape sequences; shown to a terminal they would be obeyed.
-_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160))}
-_CONTROL = {code: to for code, to in _CONTROL.items() if code not in (9, 10)}
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\N{REPLACEMENT CHARACTER}")
 
 
 def passage_style(number: int) -> str:

@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +15,25 @@ if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.terminal import Terminal
 
-_COMMON: dict[str, Any] = {
-    "quiet": Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only the result and errors; no progress.")
-    ],
-    "no_color": Annotated[
-        bool, typer.Option("--no-color", help="Marks instead of colours, as with NO_COLOR.")
-    ],
-    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+# Flags of every command: what they are, and their value where they are not given.
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "quiet": (
+        Annotated[
+            bool, typer.Option("--quiet", "-q", help="Only the result and errors; no progress.")
+        ],
+        False,
+    ),
+    "no_color": (
+        Annotated[
+            bool, typer.Option("--no-color", help="Marks instead of colours, as with NO_COLOR.")
+        ],
+        False,
+    ),
+    "debug": (
+        Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+        False,
+    ),
+    "export_svg": (Annotated[Path | None, typer.Option("--export-svg", hidden=True)], None),
 }
 
 
@@ -32,8 +45,8 @@ def verb(function: Callable[..., "ExitCode"]) -> Callable[..., None]:
     """
     own = list(inspect.signature(function).parameters.values())[1:]
     common = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in _COMMON.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in _COMMON.items()
     ]
 
     def command(**arguments: Any) -> None:
@@ -55,14 +68,15 @@ def _carry_out(
     quiet: bool,
     no_color: bool,
     debug: bool,
+    export_svg: Path | None,
 ) -> "ExitCode":
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.terminal import Terminal, silence_libraries
 
     silence_libraries()
-    capture: Path | None = arguments.pop("export_svg", None)
     color = "never" if no_color else _wished_color()
-    terminal = Terminal(quiet=quiet, color=color, capture=capture)
+    terminal = Terminal(quiet=quiet, color=color, capture=export_svg)
+    terminal.prompt_line(_typed())
     try:
         code = _attempt(function, terminal, arguments, debug=debug)
         terminal.close()
@@ -96,6 +110,15 @@ def _attempt(
         return code
 
 
+def _typed() -> str:
+    """The command as it was typed, for a capture."""
+    words = ["ragaccel", *sys.argv[1:]]
+    if "--export-svg" in words:
+        at = words.index("--export-svg")
+        del words[at : at + 2]
+    return shlex.join(words)
+
+
 def _wished_color() -> str:
     from ragaccel.cli.exits import UsageError
     from ragaccel.cli.settings import resolve
@@ -108,7 +131,5 @@ def _wished_color() -> str:
 
 def _let_go_of_stdout() -> None:
     """Point stdout at nothing, or Python complains of the closed pipe once more as it exits."""
-    try:
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass

@@ -1,0 +1,241 @@
+"""Knowledge: an index that is up to date, and what searches it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.cli.exits import UsageError, explain
+from ragaccel.cli.progress import IndexingProgress
+from ragaccel.errors import (
+    IndexBusyError,
+    IndexCorruptError,
+    IndexWriteError,
+    NothingIndexedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ragaccel.cli.settings import Settings
+    from ragaccel.cli.source import Source
+    from ragaccel.cli.terminal import Terminal
+    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.report import IndexReport
+    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieve.store import Store
+
+_SHOWN_FAILURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """An open index: what searches it, what embeds for it, and how many passages to ask for."""
+
+    retriever: Retriever
+    embedder: Embedder
+    k: int
+
+
+def load_embedder(settings: Settings) -> Embedder:
+    """The embedding model that the settings name."""
+    from ragaccel.retrieve.embedder import load_embedder as load
+
+    return load(settings.text("embedder"))
+
+
+@contextmanager
+def open_store(source: Source) -> Iterator[Store]:
+    """Open an index to look into it.
+
+    Raises:
+        NothingIndexedError: there is none; the message says how to make one.
+    """
+    from ragaccel.retrieve.store import Store
+
+    if not source.index.is_file():
+        where = source.argument if source.folder else "DIR"
+        raise NothingIndexedError(
+            f"there is no index at {source.index}: make one with `ragaccel index {where}`"
+        )
+    with Store(source.index) as store:
+        yield store
+
+
+def index_source(
+    terminal: Terminal,
+    source: Source,
+    settings: Settings,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rebuild: bool = False,
+) -> IndexReport:
+    """Bring an index up to date with its folder or collection, progress on stderr.
+
+    The index remembers ``include`` and ``exclude``; where none are given, those hold.
+    """
+    from ragaccel.retrieve.indexing import index_folder, index_passages
+    from ragaccel.retrieve.store import Store
+
+    embedder = load_embedder(settings)
+    with Store(source.index) as store, IndexingProgress(terminal) as progress:
+        if source.collection is not None:
+            return index_passages(
+                store, embedder, source.collection, progress=progress, rebuild=rebuild
+            )
+        if source.folder is None:
+            raise UsageError("which documents? give the folder to index")
+        return index_folder(
+            store,
+            embedder,
+            source.folder,
+            include=include,
+            exclude=exclude,
+            progress=progress,
+            rebuild=rebuild,
+        )
+
+
+@contextmanager
+def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> Iterator[Knowledge]:
+    """Index what is new in a folder and open its index for questions.
+
+    An index without a folder is used as it is. So is one that cannot be written to now, because
+    another process is at it or there is no room or permission; stderr says so.
+
+    Raises:
+        NothingIndexedError: there is no passage in it.
+    """
+    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieve.store import Store
+
+    if source.folder is not None:
+        _bring_up_to_date(terminal, source, settings)
+    embedder = load_embedder(settings)
+    with Store(source.index) as store:
+        if not source.index.is_file() or not store.count_passages():
+            raise NothingIndexedError(_nothing(source))
+        yield Knowledge(Retriever(store, embedder), embedder, settings.whole("k"))
+
+
+def _bring_up_to_date(terminal: Terminal, source: Source, settings: Settings) -> None:
+    try:
+        tell_report(terminal, source, index_source(terminal, source, settings))
+    except (IndexBusyError, IndexWriteError) as error:
+        if not source.index.is_file():
+            raise
+        terminal.warn(f"{explain(error)} (this answer is from the index as it is)")
+
+
+def _nothing(source: Source) -> str:
+    if source.folder is not None:
+        return f"{source.folder} holds no document that can be read: add some, or see `ragaccel ls`"
+    if not source.index.is_file():
+        return f"there is no index at {source.index}: make one with `ragaccel index DIR`"
+    return f"the index {source.index} is empty: fill it with `ragaccel index DIR`"
+
+
+def leave_out(store: Store, paths: Iterable[str]) -> None:
+    """Keep files out of the index from now on, until it is rebuilt or told anew what to leave."""
+    patterns = dict.fromkeys([*_patterns(store, "exclude"), *map(_literal, paths)])
+    store.set_meta("exclude", json.dumps(list(patterns)))
+
+
+def store_figures(store: Store) -> dict[str, Any]:
+    """What there is to know of an index in a few figures."""
+    records = list(store.files().values())
+    indexed = [record for record in records if record.status == "indexed"]
+    size = sum(
+        path.stat().st_size
+        for ending in ("", "-wal")
+        if (path := store.path.with_name(store.path.name + ending)).is_file()
+    )
+    return {
+        "index": str(store.path),
+        "folder": store.meta("folder"),
+        "files": len(indexed),
+        "binary files passed over": len(records) - len(indexed),
+        "passages": store.count_passages(),
+        "dimensions": int(store.meta("dimension", "0")),
+        "bytes": size,
+        "fingerprint": store.meta("fingerprint")[:16],
+        "only": ", ".join(_patterns(store, "include")),
+        "not": ", ".join(_patterns(store, "exclude")),
+    }
+
+
+def index_health(source: Source, settings: Settings) -> str:
+    """Read an index through and say how it is.
+
+    Raises:
+        IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
+    """
+    from ragaccel.retrieve.indexing_run import index_fingerprint
+
+    with open_store(source) as store:
+        if problems := store.check():
+            again = f"`ragaccel index {source.argument} --rebuild`"
+            raise IndexCorruptError(
+                f"{store.path} is damaged ({problems[0]}): make it anew with {again}"
+            )
+        store.require_fingerprint(index_fingerprint(load_embedder(settings)))
+        figures = store_figures(store)
+    return f"{figures['files']:,} files, {figures['passages']:,} passages, undamaged"
+
+
+def tell_report(
+    terminal: Terminal, source: Source, report: IndexReport, *, always: bool = False
+) -> None:
+    """Say what indexing changed and which files could not be read."""
+    changes = [
+        f"{number:,} {what}"
+        for number, what in (
+            (report.added, "added"),
+            (report.changed, "changed"),
+            (report.removed, "removed"),
+            (report.unchanged, "unchanged"),
+            (report.skipped, "passed over"),
+        )
+        if number
+    ]
+    if always or not report.is_current:
+        what = ", ".join(changes) or "no files"
+        taken = f"in {report.seconds:.1f} s"
+        terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
+    for warning in report.warnings:
+        terminal.warn(warning)
+    for path, reason in list(report.failed.items())[:_SHOWN_FAILURES]:
+        terminal.warn(f"{path}: {reason}")
+    if len(report.failed) > _SHOWN_FAILURES:
+        more = len(report.failed) - _SHOWN_FAILURES
+        terminal.warn(f"and {more} more files could not be read (index --json lists all)")
+
+
+def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
+    """What indexing did, as JSON."""
+    return {
+        "index": str(source.index),
+        "added": report.added,
+        "changed": report.changed,
+        "removed": report.removed,
+        "unchanged": report.unchanged,
+        "skipped": dict(report.skip_reasons),
+        "failed": dict(report.failed),
+        "passages": report.passages,
+        "embedded": report.embedded,
+        "seconds": report.seconds,
+        "embed_seconds": report.embed_seconds,
+        "warnings": list(report.warnings),
+    }
+
+
+def _patterns(store: Store, key: str) -> list[str]:
+    return [str(pattern) for pattern in json.loads(store.meta(key, "[]"))]
+
+
+def _literal(path: str) -> str:
+    """A pattern that matches this path alone."""
+    return "/" + "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)

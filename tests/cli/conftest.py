@@ -1,0 +1,90 @@
+"""The command line, run in this process with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A data folder and a working folder for this test alone, and no settings from outside."""
+    for name in list(os.environ):
+        if name.startswith("RAGACCEL_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv("RAGACCEL_HOME", str(home))
+    monkeypatch.chdir(work)
+    return home
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run a command line and return how it ended."""
+    from ragaccel.cli.main import run
+
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ended(ended.value.code or 0, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def pipe(tmp_path, monkeypatch):
+    """Put a text or bytes onto stdin, as from a pipe."""
+    opened = []
+
+    def put(content):
+        path = tmp_path / f"stdin-{len(opened)}"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        opened.append(path.open())
+        monkeypatch.setattr(sys, "stdin", opened[-1])
+
+    yield put
+    for file in opened:
+        file.close()
+
+
+@pytest.fixture
+def spawn():
+    """Start Python with this package on its path, in the test's folder."""
+    started = []
+
+    def start(*arguments, **settings):
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        settings["env"] = {**os.environ, "PYTHONPATH": path, **settings.get("env", {})}
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+        }
+        command = [sys.executable, *map(str, arguments)]
+        started.append(subprocess.Popen(command, text=True, **{**streams, **settings}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,110 @@
+"""Exits: every error becomes one line that says what to do, and a code a script can tell."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+
+import pytest
+
+from ragaccel.cli.exits import ExitCode, UsageError, exit_code_of, explain
+from ragaccel.cli.verb import verb
+from ragaccel.errors import (
+    CapacityError,
+    ConfigurationError,
+    IndexBusyError,
+    MissingExtraError,
+    ModelNotFoundError,
+    NothingIndexedError,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (UsageError("x"), 2),
+        (ConfigurationError("x"), 2),
+        (CapacityError("x"), 1),
+        (NothingIndexedError("x"), 3),
+        (ModelNotFoundError("x"), 1),
+        (IndexBusyError("x"), 1),
+        (RuntimeError("x"), 1),
+    ],
+)
+def test_the_code_of_an_error(error, code):
+    assert exit_code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (CapacityError("prompt (9)\n  exceeds 8"), "prompt (9) exceeds 8"),
+        (MissingExtraError("faiss", "retrieval"), "pip install 'ragaccel[retrieval]'"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        (sqlite3.OperationalError("database or disk is full"), "disk is full"),
+        (sqlite3.OperationalError("database is locked"), "another process"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "--index PATH"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "no permission: /x"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/x"), "/x"),
+        (MemoryError(), "out of memory"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero (--debug"),
+        (ConfigurationError(), "ConfigurationError"),
+    ],
+)
+def test_an_error_is_explained_in_one_line(error, said):
+    assert said in explain(error)
+    assert "\n" not in explain(error)
+
+
+@pytest.fixture
+def run_verb(capsys):
+    import typer
+
+    def call(function, **switches):
+        with pytest.raises(typer.Exit) as ended:
+            verb(function)(quiet=False, no_color=False, debug=False, export_svg=None, **switches)
+        return ended.value.exit_code, capsys.readouterr()
+
+    return call
+
+
+def test_an_error_is_one_line_on_stderr(run_verb):
+    def broken(terminal):
+        raise ModelNotFoundError("there is no model x: name another")
+
+    code, captured = run_verb(broken)
+    assert (code, captured.out) == (1, "")
+    assert captured.err == "error: there is no model x: name another\n"
+
+
+def test_a_long_error_is_not_wrapped(run_verb):
+    def broken(terminal):
+        raise ModelNotFoundError("word " * 100)
+
+    assert run_verb(broken)[1].err.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_130(run_verb):
+    def stopped(terminal):
+        raise KeyboardInterrupt
+
+    code, captured = run_verb(stopped)
+    assert (code, captured.err) == (130, "interrupted\n")
+
+
+def test_debug_shows_the_traceback(run_verb, monkeypatch):
+    def broken(terminal):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setenv("RAGACCEL_DEBUG", "1")
+    assert "ZeroDivisionError" in run_verb(broken)[1].err.splitlines()[-1]
+    assert "def broken" in run_verb(broken)[1].err
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(run_verb):
+    def writes(terminal):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    code, captured = run_verb(writes)
+    assert (code, captured.err) == (ExitCode.FAILED, "")

@@ -1,0 +1,79 @@
+"""Questions: from the arguments, from a pipe, or from both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragaccel.cli.exits import UsageError
+from ragaccel.cli.question import read_question
+from ragaccel.cli.source import locate
+from ragaccel.cli.terminal import Terminal
+
+
+@pytest.fixture
+def docs():
+    Path("docs").mkdir()
+    return Path("docs")
+
+
+def ask(target=None, text=None, index=None):
+    return read_question(Terminal(), target, text, index)
+
+
+def test_a_question_comes_from_the_arguments_or_a_pipe(docs, pipe):
+    pipe("")
+    asked = ask("docs", " Who? ")
+    assert (asked.text, asked.context) == ("Who?", "")
+    pipe("Who was it?\n")
+    asked = ask("docs")
+    assert (asked.text, asked.context) == ("Who was it?", "")
+
+
+def test_a_dash_reads_the_question_from_the_pipe(docs, pipe):
+    pipe("Who?")
+    assert ask("docs", "-").text == "Who?"
+
+
+def test_a_pipe_beside_a_question_is_context(docs, pipe):
+    pipe("some text, caf\u00e9")
+    asked = ask("docs", "Who?")
+    assert (asked.text, asked.context) == ("Who?", "some text, café")
+
+
+def test_an_index_needs_no_folder(docs, pipe):
+    pipe("")
+    asked = ask("Who?", index=Path("i.db"))
+    assert (asked.text, asked.source.folder, asked.source.index) == ("Who?", None, Path("i.db"))
+    asked = ask("docs", "Who?", Path("i.db"))
+    assert (asked.source.folder, asked.source.index) == (docs, Path("i.db"))
+
+
+def test_without_a_question_it_says_how_to_ask(docs, pipe):
+    pipe("  \n")
+    with pytest.raises(UsageError, match="what is the question"):
+        ask("docs")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\x7fELF\0\0", "binary"), (b"a" * (5 << 20), "4 MB")]
+)
+def test_a_pipe_that_cannot_be_read_is_refused(docs, pipe, content, said):
+    pipe(content)
+    with pytest.raises(UsageError, match=said):
+        ask("docs", "Who?")
+
+
+def test_a_source_is_a_folder_an_index_or_a_collection(docs):
+    assert locate("docs", None).folder == docs
+    assert locate("docs", Path("x.db")).index == Path("x.db")
+    Path("i.db").touch()
+    assert locate("i.db", None) == locate(None, Path("i.db"))
+    Path("set.tsv").write_text("1\ttext\n")
+    with pytest.raises(UsageError, match="index --passages"):
+        locate("set.tsv", None)
+    with pytest.raises(UsageError, match="which documents"):
+        locate(None, None)
+    with pytest.raises(UsageError, match=r"ask DIR 'Who is it\?'"):
+        locate("Who is it?", None)

@@ -1,0 +1,84 @@
+"""Settings: files, then variables, then flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragaccel.cli.exits import UsageError
+from ragaccel.cli.settings import read_file, resolve, write_value
+
+
+def test_each_layer_overrides_the_one_before(home, monkeypatch):
+    assert resolve().values["k"] == 6
+    home.mkdir()
+    (home / "ragaccel.toml").write_text('k = 3\nmodel = "from-home"\nseed = 1\n')
+    assert (resolve().values["k"], resolve().values["model"]) == (3, "from-home")
+    Path("ragaccel.toml").write_text("k = 4\nseed = 2\n")
+    assert (resolve().values["k"], resolve().origins["k"]) == (4, "ragaccel.toml")
+    monkeypatch.setenv("RAGACCEL_K", "5")
+    assert (resolve().values["k"], resolve().origins["k"]) == (5, "RAGACCEL_K")
+    settings = resolve({"k": 9, "seed": None})
+    assert (settings.values["k"], settings.origins["k"]) == (9, "flag")
+    assert (settings.values["seed"], settings.text("model")) == (2, "from-home")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("modle = 'x'", "did you mean model"),
+        ("k = 'many'", "not a whole number"),
+        ("k = 0", "at least 1"),
+        ("k = 2.5", "not a whole number"),
+        ("k = true", "not a whole number"),
+        ("temperature = -1", "at least 0"),
+        ("color = 'pink'", "auto, always, never"),
+        ("k = ", "not a settings file"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(content, said):
+    Path("ragaccel.toml").write_text(content)
+    with pytest.raises(UsageError, match=said) as error:
+        resolve()
+    assert "ragaccel.toml" in str(error.value)
+
+
+def test_a_variable_of_another_program_part_is_none_of_our_business(monkeypatch):
+    monkeypatch.setenv("RAGACCEL_DATA", "/somewhere")
+    monkeypatch.setenv("RAGACCEL_K", "")
+    assert resolve().values["k"] == 6
+
+
+def test_writing_a_value_leaves_the_other_lines_alone():
+    path = Path("ragaccel.toml")
+    path.write_text("# mine\nk = 3\n\n[other]\nx = 1\n")
+    write_value(path, "model", 'a "quoted" name\\with é')
+    write_value(path, "k", 7)
+    assert read_file(path) == {"model": 'a "quoted" name\\with é', "k": 7, "other": {"x": 1}}
+    assert path.read_text().startswith("# mine\n")
+    write_value(path, "model", None)
+    assert "model" not in path.read_text()
+
+
+def test_config_shows_sets_and_gets(cli, home):
+    assert cli("config", "set", "model", "my-model").code == 0
+    assert cli("config", "get", "model").out == "my-model\n"
+    assert str(home / "ragaccel.toml") in cli("config", "show", "--json").out
+    shown = cli("config", "show")
+    assert "my-model" in shown.out
+    assert shown.err == ""
+    assert cli("config", "set", "--project", "k", "2").code == 0
+    assert cli("config", "get", "k").out == "2\n"
+    assert cli("config", "unset", "--project", "k").code == 0
+    assert cli("config", "get", "k").out == "6\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("set", "k", "zero"), ("set", "nothing", "1"), ("get", "nothing"), ("set", "k")]
+)
+def test_config_refuses_what_cannot_be_set(cli, arguments):
+    ended = cli("config", *arguments)
+    assert ended.code == 2
+    assert ended.err
+    assert not ended.out

@@ -1,0 +1,67 @@
+"""Start-up: what is imported before anything is asked for, and that every verb explains itself."""
+
+from __future__ import annotations
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "rich", "sqlite3")
+VERBS = ("ask", "chat", "index", "search", "ls", "rm", "stats", "logs", "doctor", "config")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments, spawn):
+    script = (
+        "import sys\n"
+        "from ragaccel.cli.main import run\n"
+        "try:\n    run(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print(*sorted(sys.modules), sep='\\n', file=sys.stderr)"
+    )
+    process = spawn("-c", script, *arguments)
+    _, modules = process.communicate(timeout=60)
+    assert process.returncode == 0, modules
+    loaded = {name.split(".")[0] for name in modules.split()}
+    assert "typer" in loaded
+    assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
+
+
+def test_help_names_every_verb_and_the_exit_codes(cli):
+    ended = cli("--help")
+    assert ended.code == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in ended.out
+    assert "130 interrupted" in ended.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(cli, verb):
+    ended = cli(verb, "--help")
+    assert ended.code == 0
+    assert "Usage: ragaccel" in ended.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["askk"],
+        ["ask", "--no-such-flag"],
+        ["ask"],
+        ["ask", "no-such-folder", "question?"],
+        ["ask", "What is this?"],
+        ["ask", ".", "q", "--temperature", "-1"],
+        ["ask", ".", "q", "-k", "none"],
+        ["ask", ".", "q", "-k", "0"],
+        ["ask", ".", "q", "--compare", "--no-accel"],
+        ["index", "no-such-folder"],
+        ["index", "--passages", "no-such-file"],
+        ["search", "."],
+        ["rm", "."],
+        ["rm", ".", "--all"],
+        ["config", "nothing"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(cli, arguments):
+    ended = cli(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "rror" in ended.err
+    assert "Traceback" not in ended.err

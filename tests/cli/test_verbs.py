@@ -1,0 +1,179 @@
+"""The other verbs: index, search, ls, rm, stats, chat and doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import HashEmbedder
+from scripted_llm import ScriptedLLM, first_passage
+
+from ragaccel.cli import knowledge, room
+from ragaccel.cli.history import History
+
+HUT = "The hut sleeps fourteen people in two rooms."
+KEY = "The key hangs behind the water tank on the north side."
+
+
+@pytest.fixture(autouse=True)
+def embedder(monkeypatch):
+    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+
+
+@pytest.fixture
+def docs():
+    folder = Path("docs")
+    folder.mkdir()
+    (folder / "hut.md").write_text(f"# Hut\n\n{HUT}\n")
+    (folder / "key.txt").write_text(f"{KEY}\n")
+    return folder
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    model = ScriptedLLM(first_passage)
+    monkeypatch.setattr(room, "load_llm", lambda terminal, settings: model)
+    return model
+
+
+def test_index_says_what_it_did(cli, docs):
+    ended = cli("index", docs)
+    assert (ended.code, ended.out) == (0, "")
+    assert "2 added" in ended.err
+    assert "2 unchanged" in cli("index", docs).err
+    document = json.loads(cli("index", docs, "--rebuild", "--json").out)
+    assert (document["added"], document["passages"], document["failed"]) == (2, 2, {})
+
+
+def test_index_remembers_what_belongs_to_it(cli, docs, llm):
+    assert json.loads(cli("index", docs, "--exclude", "*.txt", "--json").out)["added"] == 1
+    cli("ask", docs, "key?")
+    assert "key.txt" not in cli("ls", docs).out
+    assert "*.txt" in cli("stats", docs).out
+
+
+def test_ready_made_passages_keep_their_ids(cli, llm):
+    Path("set.tsv").write_text(f"p7\t{HUT}\np9\t{KEY}\n")
+    assert cli("index", "--passages", "set.tsv").code == 0
+    ended = cli("ask", "set.tsv", "Where does the key hang?")
+    assert (ended.code, "¹ p9" in ended.out) == (0, True)
+    assert cli("index", "docs", "--passages", "set.tsv").code == 2
+    Path("bad.tsv").write_text("no tab in here\n")
+    ended = cli("index", "--passages", "bad.tsv")
+    assert ended.code == 1
+    assert "bad.tsv" in ended.err
+
+
+def test_search_shows_passages_with_scores(cli, docs):
+    ended = cli("search", docs, "where does the key hang", "-k", "1")
+    assert "key.txt:1" in ended.out
+    assert "score" in ended.out
+    assert KEY in ended.out
+    document = json.loads(cli("search", docs, "key", "--json", "--mode", "dense").out)
+    assert document["mode"] == "dense"
+    assert {"text", "score", "citation"} <= set(document["passages"][0])
+    assert cli("search", docs, "key", "--mode", "other").code == 2
+    assert cli("search", "--index", "none.db", "key").code == 3
+
+
+def test_ls_lists_files_and_json(cli, docs):
+    assert cli("ls", docs).code == 3
+    cli("index", docs)
+    lines = cli("ls", docs).out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["1", "hut.md"], ["1", "key.txt"]]
+    assert json.loads(cli("ls", docs, "--json").out)[0]["path"] == "hut.md"
+
+
+def test_rm_takes_a_file_out_for_good_and_leaves_it_where_it_is(cli, docs, llm):
+    (docs / "odd [1]*.txt").write_text("An odd name.")
+    cli("index", docs)
+    assert "took 1 files" in cli("rm", docs, "odd [1]*.txt").err
+    assert "took 1 files" in cli("rm", docs, "k*.txt").err
+    cli("ask", docs, "key?")
+    assert [line.split()[1] for line in cli("ls", docs).out.splitlines()] == ["hut.md"]
+    assert (docs / "key.txt").exists()
+    ended = cli("rm", docs, "none.txt")
+    assert ended.code == 1
+    assert "none.txt" in ended.err
+    cli("index", docs, "--rebuild")
+    assert len(cli("ls", docs).out.splitlines()) == 3
+
+
+def test_rm_all_deletes_the_index_alone(cli, docs):
+    cli("index", docs)
+    assert cli("rm", docs, "--all").code == 2
+    assert (docs / ".ragaccel" / "index.db").exists()
+    assert cli("rm", docs, "--all", "--yes").code == 0
+    assert not (docs / ".ragaccel" / "index.db").exists()
+    assert (docs / "key.txt").exists()
+    assert cli("rm", docs, "--all", "--yes").code == 3
+
+
+def test_stats_are_figures(cli, docs):
+    cli("index", docs)
+    figures = json.loads(cli("stats", docs, "--json").out)
+    assert (figures["files"], figures["passages"], figures["dimensions"]) == (2, 2, 64)
+    assert figures["bytes"] > 0
+
+
+def test_chat_remembers_what_was_said(cli, docs, llm, pipe):
+    pipe("Where does the key hang?\n\n/sources\n/new\n/nonsense\nHow many sleep there?\nAnd now?\n")
+    ended = cli("chat", docs)
+    assert ended.code == 0
+    assert ended.out.count("[1]") == 3
+    assert "Where does the key hang?" not in llm.prompts[1].text
+    assert "How many sleep there?" in llm.prompts[2].text
+    assert any(KEY.encode() == bytes(r.token_ids) for r in llm.prompts[0].references)
+    assert "/quit" in ended.err
+    pipe("Who hung it?\n/quit\nnever asked\n")
+    cli("chat", docs, "--continue")
+    assert "How many sleep there?" in llm.prompts[-1].text
+    history = History()
+    assert [turn.conversation for turn in history.recent()] == [2, 2, 2, 1]
+    history.close()
+
+
+def test_earlier_answers_are_references(cli, docs, llm, pipe):
+    llm.say = lambda prompt: "An answer of its own that no passage holds."
+    pipe("Where does the key hang?\nSay that again.\n")
+    cli("chat", docs)
+    assert any(
+        b"An answer of its own" in bytes(reference.token_ids)
+        for reference in llm.prompts[1].references
+    )
+
+
+def test_a_question_that_fails_does_not_end_the_chat(cli, docs, llm, pipe):
+    llm.context_length = 600
+    pipe("why " * 400 + "\nWhere does the key hang?\n")
+    ended = cli("chat", docs)
+    assert ended.code == 1
+    assert ended.err.count("error:") == 1
+    assert KEY in ended.out
+
+
+def test_doctor_looks_at_everything(cli, docs, monkeypatch):
+    from ragaccel.cli import checks
+
+    monkeypatch.setattr(checks, "_language_model", lambda settings: "bundled reader")
+    monkeypatch.setattr(checks, "_embedding_model", lambda settings: "hash")
+    ended = cli("doctor")
+    assert ended.code == 0, ended
+    for name in ("python", "torch", "extra retrieval", "sqlite", "language model", "data folder"):
+        assert name in ended.out
+    cli("index", docs)
+    listed = json.loads(cli("doctor", docs, "--json").out)
+    assert listed[-1]["name"] == "index"
+    assert "undamaged" in listed[-1]["detail"]
+
+
+def test_doctor_names_what_is_broken_and_the_remedy(cli, docs, home, monkeypatch):
+    from ragaccel.cli import checks
+
+    monkeypatch.setattr(checks, "_language_model", lambda settings: "bundled reader")
+    home.write_text("a file where a folder belongs")
+    ended = cli("doctor", docs)
+    assert ended.code == 1
+    assert "RAGACCEL_HOME" in ended.out
+    assert "ragaccel index" in ended.out
