@@ -1,0 +1,197 @@
+"""Contenders: the decoders that are compared, each from a job to its tokens and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from eval.passes import synchronize, watching
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request
+from ragaccel.decode.session import Session
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from eval.jobs import Job
+    from eval.targets import Target
+    from ragaccel.decode.interfaces import Drafter
+
+PAPER_K = 20
+PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation: its new tokens and where the time went.
+
+    ``decode_seconds`` is all after prefill. Prefill is the prompt's pass: with ``generate`` it
+    yields the first token as well, with ours the first verify pass does. ``stages`` splits the
+    decoding: ``draft``, ``verify`` and ``model`` (inside the model's passes), as far as seen.
+    """
+
+    token_ids: tuple[int, ...]
+    prefill_seconds: float
+    decode_seconds: float
+    passes: int
+    rows: int
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+class Contender(Protocol):
+    """A way to decode."""
+
+    name: str
+
+    def run(self, job: Job) -> Run:
+        """Generate greedily, timed."""
+        ...
+
+
+class Ours:
+    """Our loop with a drafter. The engine lasts, and with it its cost table, as in an application."""
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        drafter: Drafter,
+        *,
+        token_budget: int | None = None,
+        apart: bool = False,
+    ) -> None:
+        self.name, self._drafter, self._token_budget, self._apart = (
+            name,
+            drafter,
+            token_budget,
+            apart,
+        )
+        self._model, self._engine = target.model, Engine(target.ours)
+
+    def run(self, job: Job) -> Run:
+        """Generate greedily, timed."""
+        request = Request(
+            prompt_ids=job.prompt_ids,
+            references=job.apart if self._apart else job.references,
+            max_new_tokens=job.max_new_tokens,
+            eos_ids=job.eos_ids,
+        )
+        verifier = self._engine.open(request)
+        try:
+            return self._timed(
+                Session(verifier, self._drafter, request, token_budget=self._token_budget)
+            )
+        finally:
+            verifier.close()
+
+    def _timed(self, session: Session) -> Run:
+        device = self._model.device
+        synchronize(device)
+        start = perf_counter()
+        session.prefill()
+        synchronize(device)
+        prefilled = perf_counter()
+        with watching(self._model) as passes:
+            for _ in session:
+                pass
+            synchronize(device)
+            end = perf_counter()
+        stats = session.stats
+        stages = {"draft": stats.draft_seconds, "verify": stats.verify_seconds}
+        return Run(
+            token_ids=session.result().token_ids,
+            prefill_seconds=prefilled - start,
+            decode_seconds=end - prefilled,
+            passes=stats.verify_passes,
+            rows=passes.rows,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            stages=stages | _model_stage(device, passes.seconds),
+        )
+
+
+class Generate:
+    """transformers' ``model.generate``, greedy, over its default cache."""
+
+    def __init__(self, name: str, target: Target, **settings: Any) -> None:
+        self.name, self._settings, self._model = (
+            name,
+            settings,
+            cast("Any", target.model),
+        )
+
+    def run(self, job: Job) -> Run:
+        """Generate greedily, timed."""
+        model, device = self._model, self._model.device
+        ids = torch.tensor([job.prompt_ids], device=device)
+        synchronize(device)
+        start = perf_counter()
+        with watching(model) as passes:
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=job.max_new_tokens,
+                eos_token_id=sorted(job.eos_ids) or None,
+                pad_token_id=min(job.eos_ids, default=0),
+                **_GREEDY,
+                **self._settings,
+            )
+            synchronize(device)
+            end = perf_counter()
+        new = output[0, len(job.prompt_ids) :].tolist()
+        return Run(
+            token_ids=tuple(new),
+            prefill_seconds=passes.first_end - start,
+            decode_seconds=end - passes.first_end,
+            passes=passes.count,
+            rows=passes.rows - len(job.prompt_ids) + 1,
+            draft_tokens=passes.rows - len(job.prompt_ids) + 1 - passes.count,
+            accepted_tokens=len(new) - passes.count,
+            stages=_model_stage(device, passes.seconds - passes.first_seconds),
+        )
+
+
+# Spelled out, so that a checkpoint's own sampling settings and penalties do not apply.
+_GREEDY = {
+    "do_sample": False,
+    "temperature": None,
+    "top_k": None,
+    "top_p": None,
+    "repetition_penalty": 1.0,
+}
+
+DEFAULT = ("ours", "ours_paper", "ours_plain", "generate", "generate_lookup")
+PLAIN, BASELINE = "ours_plain", "generate"
+
+
+def make_contender(name: str, target: Target) -> Contender:
+    """Make a contender by name.
+
+    ``ours`` copies with our default settings, ``ours_paper`` with LLMA's (n = 1, k = 20, fixed
+    width), ``ours_plain`` is our loop without drafts; ``generate`` is transformers' greedy search,
+    ``generate_lookup`` its prompt lookup with 10 guesses.
+
+    Raises:
+        ValueError: names the contenders there are.
+    """
+    if name == "ours":
+        return Ours(name, target, CopyDrafter())
+    if name == "ours_paper":
+        paper = CopyDrafter.paper(n=1, k=PAPER_K)
+        return Ours(name, target, paper, token_budget=PAPER_K - 1, apart=True)
+    if name == "ours_plain":
+        return Ours(name, target, NoDrafter(), token_budget=0)
+    if name == "generate":
+        return Generate(name, target)
+    if name == "generate_lookup":
+        return Generate(name, target, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
+    raise ValueError(f"no contender {name!r}: take some of {', '.join(DEFAULT)}")
+
+
+def _model_stage(device: torch.device, seconds: float) -> dict[str, float]:
+    return {"model": seconds} if device.type == "cpu" else {}

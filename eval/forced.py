@@ -1,0 +1,122 @@
+"""Forced decoding: any causal model follows a recorded answer, under any decoder, at its true cost.
+
+LLMA's goal-oriented decoding (Yang et al., 2023, Algorithm 2) made general. The question "how fast
+would this decoder be on this answer?" needs a model that gives this answer, and no model of the
+size at hand need do so. Here the model computes every pass in full, then the recorded next token's
+logit is raised above all others in the rows whose tokens, from the prompt on, are the recording's.
+Every other row keeps the model's own choice, so a drafter that learns from what the model says
+after wrong guesses learns nothing of the recording.
+
+The seam is one forward hook on the model, below every decoder: ours (chains and trees, read from
+their attention mask), ``model.generate`` and its prompt lookup go through the same few tensor
+operations, which need no synchronization with the device. What they took is counted.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+FORCED_LOGIT = 1e4
+"""Above any logit of a language model, and finite in float16 after a penalty or a temperature."""
+
+
+@dataclass(slots=True)
+class Forcing:
+    """What forcing itself took: host seconds over so many passes, launches only on a GPU."""
+
+    passes: int = 0
+    seconds: float = 0.0
+
+
+@contextmanager
+def following(
+    model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+) -> Iterator[Forcing]:
+    """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
+
+    ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
+    go: past the recording the model chooses for itself. One sequence at a time; the tokens a
+    decoder has committed to must be the recording's, as they are when it decodes greedily.
+
+    Raises:
+        ValueError: an empty prompt or answer, or a token the model has no logit for.
+    """
+    tokens = [*prompt_ids, *answer_ids]
+    if not prompt_ids or not answer_ids:
+        raise ValueError("a recording needs a prompt and an answer of at least one token each")
+    vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+    if max(tokens) >= vocab_size:
+        raise ValueError(
+            f"token {max(tokens)} of the recording is outside the model's vocabulary of "
+            f"{vocab_size}: use a tokenizer that fits the model"
+        )
+    # Where the ids of a pass come in, however the model is spread.
+    embedding: Any = model.get_input_embeddings()
+    recording = torch.tensor(tokens, device=embedding.weight.device)
+    forcing = Forcing()
+
+    def force(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        started = perf_counter()
+        _force(recording, args[0] if args else kwargs["input_ids"], kwargs, output)
+        forcing.passes += 1
+        forcing.seconds += perf_counter() - started
+
+    handle = model.register_forward_hook(force, with_kwargs=True)
+    try:
+        yield forcing
+    finally:
+        handle.remove()
+
+
+def _force(recording: Tensor, input_ids: Tensor, kwargs: Mapping[str, Any], output: Any) -> None:
+    """Raise the recorded next token in the logits [1, m, V] of the rows that follow the recording.
+
+    The m rows with logits are the last ones of the pass, or those ``logits_to_keep`` lists.
+    """
+    if input_ids.shape[0] != 1:
+        raise ValueError(f"a recording is one sequence, not a batch of {input_ids.shape[0]}")
+    positions = _positions(input_ids, kwargs)
+    last = recording.shape[0] - 1
+    matches = (recording[positions.clamp(max=last)] == input_ids[0]) & (positions <= last)
+    on_path = _whole_path(matches, kwargs.get("attention_mask")) & (positions < last)
+    next_ids = recording[(positions + 1).clamp(max=last)]
+    logits: Tensor = output.logits
+    keep = kwargs.get("logits_to_keep", 0)
+    kept = keep if isinstance(keep, torch.Tensor) else slice(len(positions) - logits.shape[1], None)
+    on_path, index = on_path[kept].to(logits.device), next_ids[kept].to(logits.device)
+    index = index[None, :, None]
+    own = logits.gather(-1, index)
+    logits.scatter_(-1, index, own.masked_fill(on_path[None, :, None], FORCED_LOGIT))
+
+
+def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    """Return each row's place in the sequence: [n]."""
+    positions: Tensor | None = kwargs.get("position_ids")
+    if positions is not None:
+        return positions[0].to(input_ids.device)
+    n, past = input_ids.shape[1], kwargs.get("past_key_values")
+    start = past.get_seq_length() - n if past is not None else 0  # the pass has been added already
+    return torch.arange(start, start + n, device=input_ids.device)
+
+
+def _whole_path(matches: Tensor, mask: Any) -> Tensor:
+    """Tell of each row whether it and all rows of this pass that it stands on match: [n]."""
+    n = matches.shape[0]
+    if isinstance(mask, dict):
+        mask = next((m for m in mask.values() if m is not None), None)
+    if mask is None or mask.dim() != 4:
+        return matches.cumprod(0).bool()
+    sees: Tensor = mask[0, 0, :, -n:].to(matches.device)
+    sees = sees if sees.dtype == torch.bool else sees == 0
+    return ~(sees & ~matches).any(1)

@@ -1,0 +1,85 @@
+"""Jobs: examples in token ids, as every contender of a run is given them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.request import Reference
+from ragaccel.prompt import build_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from eval.examples import Example
+    from ragaccel.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One generation to be timed.
+
+    ``references`` are the passages as they stand in the prompt's own ids; ``apart`` are the same
+    tokenized by themselves, as LLMA does. ``answer_ids`` is the recorded answer with its end token,
+    or its first ``max_new_tokens`` tokens.
+    """
+
+    job_id: str
+    prompt_ids: tuple[int, ...]
+    references: tuple[Reference, ...]
+    apart: tuple[Reference, ...]
+    answer_ids: tuple[int, ...]
+    max_new_tokens: int
+    eos_ids: frozenset[int]
+
+
+def make_jobs(
+    examples: Iterable[Example],
+    tokenizer: Tokenizer,
+    *,
+    max_new_tokens: int,
+    max_tokens: int | None = None,
+) -> list[Job]:
+    """Lay out each question as the library itself would, in at most ``max_tokens`` with its answer.
+
+    Passages that do not fit are left out, the last ones first.
+    """
+    room = None if max_tokens is None else max_tokens - max_new_tokens
+    return [_job(example, tokenizer, max_new_tokens, room) for example in examples]
+
+
+def _job(example: Example, tokenizer: Tokenizer, max_new_tokens: int, room: int | None) -> Job:
+    prompt = build_prompt(
+        tokenizer, example.question, example.passages, history=example.history, max_tokens=room
+    )
+    apart = [
+        Reference(tuple(tokenizer.encode(passage.text)), passage_id=passage.passage_id)
+        for passage in prompt.passages
+    ]
+    ids = _answer_ids(prompt.text, prompt.token_ids, example.answer, tokenizer)
+    return Job(
+        job_id=example.example_id,
+        prompt_ids=prompt.token_ids,
+        references=prompt.references,
+        apart=tuple(apart),
+        answer_ids=tuple(ids[:max_new_tokens]),
+        max_new_tokens=max_new_tokens,
+        eos_ids=tokenizer.eos_ids,
+    )
+
+
+def _answer_ids(
+    prompt: str, prompt_ids: tuple[int, ...], answer: str, tokenizer: Tokenizer
+) -> list[int]:
+    """Tokenize an answer as it would be written right after the prompt, and end it."""
+    if not answer:
+        return []
+    gap = "" if prompt[-1:].isspace() else " "
+    known = len(prompt_ids)
+    for begins in (True, False):
+        whole = tokenizer.encode(prompt + gap + answer, add_special_tokens=begins)
+        if tuple(whole[:known]) == prompt_ids:
+            break
+    else:
+        whole, known = tokenizer.encode(answer), 0
+    return [*whole[known:], *sorted(tokenizer.eos_ids)[:1]]

@@ -1,0 +1,47 @@
+"""The ledger: measurements on disk as they are made, so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Ledger:
+    """Rows of one run, in a file of JSON lines whose first line holds the run's settings.
+
+    Without a path the rows are kept in memory alone. A last line cut short by a crash is dropped.
+
+    Raises:
+        ValueError: the file holds rows made with other settings; names them.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        known = [json.loads(line) for line in lines if line.endswith("}")]
+        if known and known[0] != settings:
+            changed = [key for key in settings if known[0].get(key) != settings[key]]
+            raise ValueError(
+                f"{path.name} holds rows made with other settings ({', '.join(changed)}): "
+                "delete it, or choose another --out"
+            )
+        self.rows = known[1:]
+        path.write_text("".join(_line(row) for row in (settings, *self.rows)), encoding="utf-8")
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row, at once on disk."""
+        self.rows.append(row)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(row))
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -1,0 +1,119 @@
+"""The report: tables in Markdown from the results on disk, written into ``eval/README.md``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- results: python -m eval.report -->", "<!-- end of results -->"
+NAMES = {
+    "ours": "ours, copying",
+    "ours_paper": "ours, LLMA's settings",
+    "ours_plain": "ours, plain",
+    "generate": "`model.generate`",
+    "generate_lookup": "`model.generate`, prompt lookup",
+}
+
+
+def main() -> None:
+    """Write all results into the README between its two marks."""
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"eval.report: {README.name} lacks the marks {BEGIN} and {END}")
+    text = all_results(RESULTS)
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    print(text)
+
+
+def all_results(folder: Path) -> str:
+    """Lay out every result of a folder, each with its machine and command."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        table = {"speed": speed_table, "lossless": lossless_table}.get(document.get("kind", ""))
+        if table is not None:
+            parts.append(f"{_title(document)}\n\n{table(document)}\n\n{_caption(document)}\n")
+    return "\n".join(parts)
+
+
+def speed_table(document: dict[str, Any]) -> str:
+    """Lay out a speed result: one row a contender, decoding first, then prefill included."""
+    lines = [
+        "| decoder | tokens/s | x plain | x `generate` | acceptance length | "
+        "with prefill: tokens/s | x plain | x `generate` | same tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, figures in document["contenders"].items():
+        whole = figures["end_to_end"]
+        same = figures["identical_to_generate"]
+        cells = [
+            NAMES.get(name, name),
+            f"{figures['tokens_per_second']:.1f}",
+            _ratio(figures, "ratio"),
+            _ratio(figures, "ratio_generate"),
+            f"{figures['acceptance_length']:.2f}",
+            f"{whole['tokens_per_second']:.1f}",
+            _ratio(whole, "ratio"),
+            _ratio(whole, "ratio_generate"),
+            "" if same is None else f"{100 * same:.0f} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", seconds_table(document)])
+
+
+def seconds_table(document: dict[str, Any]) -> str:
+    """Lay out where the time went, in seconds over all runs."""
+    stages = ("prefill", "draft", "verify", "model", "other", "forcing")
+    lines = [f"| seconds | {' | '.join(stages)} |", "|---" * (len(stages) + 1) + "|"]
+    for name, figures in document["contenders"].items():
+        seconds = figures["seconds"]
+        cells = [f"{seconds[stage]:.2f}" if stage in seconds else "" for stage in stages]
+        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def lossless_table(document: dict[str, Any]) -> str:
+    """Lay out a lossless result: one row a dtype."""
+    lines = [
+        "| dtype | answers | identical | largest top-2 gap at a first difference |",
+        "|---|---|---|---|",
+    ]
+    for dtype, figures in document["dtypes"].items():
+        gaps = [difference["gap"] for difference in figures["differences"]]
+        gap = f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
+        lines.append(f"| {dtype} | {figures['answers']} | {figures['identical']} | {gap} |")
+    return "\n".join(lines)
+
+
+def _ratio(figures: dict[str, Any], label: str) -> str:
+    if label not in figures:
+        return ""
+    low, high = figures[f"{label}_interval"]
+    return f"{figures[label]:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _title(document: dict[str, Any]) -> str:
+    settings = document["settings"]
+    kind = "" if document["kind"] == "speed" else "identical answers: "
+    how = "recorded answers" if settings.get("forced") else "its own answers"
+    return f"### {kind}{settings['model']}, task {settings['task']}, {how}"
+
+
+def _caption(document: dict[str, Any]) -> str:
+    settings, machine, run = document["settings"], document["machine"], document["run"]
+    place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    kind = f"{settings['dtype']}, " if "dtype" in settings else ""
+    return (
+        f"{place}, {kind}torch {machine['torch']}, transformers {machine['transformers']}; "
+        f"{settings['examples']} examples x {settings.get('repeats', 1)}; "
+        f"commit {run['commit']}, {run['date']}: `{run['command']}`"
+    )
+
+
+if __name__ == "__main__":
+    main()

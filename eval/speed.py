@@ -1,0 +1,221 @@
+"""Speed: is it faster? Contenders interleaved on the same prompts, prefill and decoding apart.
+
+    python -m eval.speed --model reader --task demo
+    python -m eval.speed --model random:llama-135m --task llma --data DATA --limit 20
+
+A real model gives its own answers; a random one follows recorded ones (``eval/forced.py``). goes to stderr; the last line of stdout is one JSON document, by contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.contenders import DEFAULT, make_contender
+from eval.examples import MissingDataError, load_task
+from eval.forced import Forcing, following
+from eval.jobs import make_jobs
+from eval.ledger import Ledger
+from eval.machine import current_commit, describe_machine, describe_run
+from eval.report import speed_table
+from eval.summary import summarize
+from eval.targets import DTYPES, default_dtype, load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from eval.contenders import Contender, Run
+    from eval.jobs import Job
+    from eval.targets import Target
+
+WARM_UP_TOKENS = 48
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    try:
+        document = measure(options)
+    except (MissingDataError, FileNotFoundError, ValueError) as error:
+        sys.exit(f"eval.speed: {error}")
+    print(speed_table(document))
+    print(json.dumps(document["contenders"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.speed", description=__doc__.split("\n")[0]
+    )
+    add = parser.add_argument
+    add("--model", default="reader", help="reader, a hub name, a folder, or random:SHAPE")
+    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
+    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    forced = parser.add_mutually_exclusive_group()
+    forced.add_argument("--forced", action="store_true", default=None, help="follow the recording")
+    forced.add_argument(
+        "--real", dest="forced", action="store_false", help="the model's own answer"
+    )
+    add("--contenders", default=",".join(DEFAULT), help="comma-separated (default: %(default)s)")
+    add("--limit", type=int, help="examples to take (default: all)")
+    add("--repeats", type=int, default=1, help="rounds over all examples")
+    add("--max-new-tokens", type=int, default=256)
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure whatever the ledger lacks and summarize; writes ``--out`` if it was given."""
+    examples = load_task(options.task, options.limit, options.data)
+    note(f"loading {options.model}")
+    target = load_target(
+        options.model,
+        tokenizer=options.tokenizer,
+        dtype=options.dtype,
+        device=options.device,
+        data=options.data,
+    )
+    forced = target.is_random if options.forced is None else options.forced
+    jobs = make_jobs(
+        examples,
+        target.tokenizer,
+        max_new_tokens=options.max_new_tokens,
+        max_tokens=target.ours.max_positions,
+    )
+    jobs = [_as_recorded(job) for job in jobs if job.answer_ids] if forced else jobs
+    if not jobs:
+        raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
+    settings = describe_settings(options, forced, len(jobs))
+    ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
+    contenders = [make_contender(name, target) for name in options.contenders.split(",")]
+    run_rounds(target, jobs, contenders, ledger, repeats=options.repeats, forced=forced)
+    document = {
+        "kind": "speed",
+        "settings": settings,
+        "machine": describe_machine(options.device),
+        "run": describe_run("eval.speed"),
+        "contenders": summarize(ledger.rows),
+    }
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
+
+
+def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
+    """All that must agree for rows to be comparable."""
+    return {
+        "model": Path(options.model).name if Path(options.model).exists() else options.model,
+        "task": Path(options.task).name,
+        "forced": forced,
+        "examples": num_jobs,
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "dtype": options.dtype or default_dtype(options.device),
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        "contenders": options.contenders,
+        "commit": current_commit(),
+    }
+
+
+def run_rounds(
+    target: Target,
+    jobs: Sequence[Job],
+    contenders: Sequence[Contender],
+    ledger: Ledger,
+    *,
+    repeats: int,
+    forced: bool,
+) -> None:
+    """Run every contender on every job, the order rotated from job to job and round to round.
+
+    Groups of one job and round that the ledger holds whole are skipped; a broken one is redone.
+    """
+    groups = [(turn, job) for turn in range(repeats) for job in jobs]
+    done = {(row["round"], row["example"]) for row in ledger.rows}
+    left = [(turn, job) for turn, job in groups if (turn, job.job_id) not in done]
+    if left:
+        note("warming up")
+        short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
+        for contender in contenders:
+            run_once(target, contender, short, forced=forced)
+    for at, (turn, job) in enumerate(left, start=1):
+        shift = (at + turn) % len(contenders)
+        rows = []
+        for contender in (*contenders[shift:], *contenders[:shift]):
+            run, forcing = run_once(target, contender, job, forced=forced)
+            rows.append(as_row(contender, job, turn, run, forcing))
+        order = {contender.name: i for i, contender in enumerate(contenders)}
+        for row in sorted(rows, key=lambda row: order[row["contender"]]):
+            ledger.add(row)
+        rates = ", ".join(
+            f"{row['contender']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
+        )
+        note(f"{at}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+
+
+def run_once(
+    target: Target, contender: Contender, job: Job, *, forced: bool
+) -> tuple[Run, Forcing]:
+    """Run one contender on one job; a forced run must give the recording, token for token.
+
+    Raises:
+        RuntimeError: it gave something else: the harness or the decoder is wrong.
+    """
+    recorded = job.answer_ids[: job.max_new_tokens]
+    force: AbstractContextManager[Forcing] = nullcontext(Forcing())
+    if forced:
+        force = following(target.model, job.prompt_ids, job.answer_ids)
+    with force as forcing:
+        run = contender.run(job)
+    if forced and run.token_ids != recorded:
+        raise RuntimeError(
+            f"{contender.name} left the recording of example {job.job_id}: "
+            f"{len(run.token_ids)} tokens instead of {len(recorded)}"
+        )
+    return run, forcing
+
+
+def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing) -> dict[str, Any]:
+    """Put one measurement into a row of the ledger."""
+    digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
+    return {
+        "example": job.job_id,
+        "round": turn,
+        "contender": contender.name,
+        "prompt_tokens": len(job.prompt_ids),
+        "tokens": len(run.token_ids),
+        "answer_hash": digest,
+        "prefill_seconds": run.prefill_seconds,
+        "decode_seconds": run.decode_seconds,
+        "passes": run.passes,
+        "rows": run.rows,
+        "draft_tokens": run.draft_tokens,
+        "accepted_tokens": run.accepted_tokens,
+        "stages": run.stages,
+        "forcing_seconds": forcing.seconds,
+    }
+
+
+def note(text: str) -> None:
+    """Say where the run stands."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _as_recorded(job: Job) -> Job:
+    return replace(job, max_new_tokens=len(job.answer_ids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Summaries: from the rows of a speed run to one figure per contender and quantity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from eval.contenders import BASELINE, PLAIN
+from eval.ratios import paired_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Row = dict[str, Any]
+Speeds = dict[tuple[str, int], float]
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Summarize each contender, in order of first appearance.
+
+    ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio`` and
+    ``ratio_generate`` are median paired speed-ups of decoding over our plain decoding and over
+    ``model.generate``; ``end_to_end`` holds the same with prefill included. ``acceptance_length``
+    is all tokens over all passes. Seconds are sums over all rows.
+    """
+    by_name: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_name[row["contender"]].append(row)
+    decoding = {name: _speeds(own, "decode_seconds") for name, own in by_name.items()}
+    whole = {
+        name: _speeds(own, "prefill_seconds", "decode_seconds") for name, own in by_name.items()
+    }
+    answers = {_key(row): row["answer_hash"] for row in by_name.get(BASELINE, ())}
+    return {
+        name: {
+            **_speed(own, decoding, name, "decode_seconds"),
+            "end_to_end": _speed(own, whole, name, "prefill_seconds", "decode_seconds"),
+            **_counts(own),
+            "identical_to_generate": _identical(own, answers),
+        }
+        for name, own in by_name.items()
+    }
+
+
+def _speed(own: list[Row], speeds: Mapping[str, Speeds], name: str, *parts: str) -> dict[str, Any]:
+    seconds = sum(row[part] for row in own for part in parts)
+    result: dict[str, Any] = {"tokens_per_second": sum(row["tokens"] for row in own) / seconds}
+    for label, other in (("ratio", PLAIN), ("ratio_generate", BASELINE)):
+        if other in speeds:
+            ratio = asdict(paired_ratio(speeds[name], speeds[other]))
+            result[label] = ratio["value"]
+            result[f"{label}_interval"] = [ratio["low"], ratio["high"]]
+            result[f"{label}_worst"] = ratio["worst"]
+    return result
+
+
+def _counts(own: list[Row]) -> dict[str, Any]:
+    tokens, passes = sum(row["tokens"] for row in own), sum(row["passes"] for row in own)
+    decode = sum(row["decode_seconds"] for row in own)
+    stages: defaultdict[str, float] = defaultdict(float)
+    for row in own:
+        for stage, seconds in row["stages"].items():
+            stages[stage] += seconds
+    known = (
+        stages["draft"] + stages["verify"] if "verify" in stages else stages.get("model", decode)
+    )
+    return {
+        "examples": len({row["example"] for row in own}),
+        "runs": len(own),
+        "tokens": tokens,
+        "passes": passes,
+        "acceptance_length": tokens / passes,
+        "rows_per_pass": sum(row["rows"] for row in own) / passes,
+        "draft_tokens": sum(row["draft_tokens"] for row in own),
+        "accepted_tokens": sum(row["accepted_tokens"] for row in own),
+        "prefill_seconds_median": median(row["prefill_seconds"] for row in own),
+        "seconds": {
+            "prefill": sum(row["prefill_seconds"] for row in own),
+            **stages,
+            "other": max(0.0, decode - known),
+            "forcing": sum(row["forcing_seconds"] for row in own),
+        },
+    }
+
+
+def _identical(own: list[Row], answers: Mapping[tuple[str, int], str]) -> float | None:
+    """Share of runs whose tokens are those of ``generate`` in the same round."""
+    shared = [row["answer_hash"] == answers[_key(row)] for row in own if _key(row) in answers]
+    return sum(shared) / len(shared) if shared else None
+
+
+def _speeds(own: list[Row], *parts: str) -> Speeds:
+    return {_key(row): row["tokens"] / sum(row[part] for part in parts) for row in own}
+
+
+def _key(row: Row) -> tuple[str, int]:
+    return row["example"], row["round"]

@@ -1,0 +1,82 @@
+"""Targets: the model a run times, real or random, with its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoTokenizer
+
+from eval.examples import in_data
+from eval.random_models import build_random_model, read_shape
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.load import bundled_reader_path, load_model
+from ragaccel.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model as transformers has it and as our engine sees it: the same weights."""
+
+    model: PreTrainedModel
+    ours: HuggingFaceModel
+    tokenizer: Tokenizer
+    is_random: bool
+
+
+def load_target(
+    name: str,
+    *,
+    tokenizer: str | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    data: Path | None = None,
+) -> Target:
+    """Load ``reader``, a hub name, a folder, or ``random:SHAPE``.
+
+    A random model takes the tokenizer its shape names from the data folder. ``dtype`` defaults to
+    float32 on a CPU and bfloat16 elsewhere.
+    """
+    kind = DTYPES[dtype or default_dtype(device)]
+    if name.startswith("random:"):
+        shape = read_shape(name.removeprefix("random:"))
+        model = build_random_model(shape["config"], kind, torch.device(device))
+        words = load_tokenizer(tokenizer or shape["tokenizer"], data)
+        # A stock architecture needs no check against itself, and at this size it costs minutes.
+        return Target(model, HuggingFaceModel(model, self_check=False), words, True)
+    where = bundled_reader_path() if name == "reader" else name
+    ours, words = load_model(where, dtype=kind, device=device)
+    if tokenizer is not None:
+        words = load_tokenizer(tokenizer, data)
+    return Target(ours.model, ours, words, False)
+
+
+def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
+    """Load ``reader``, a name in ``tokenizers/`` of the data folder, a folder, or a hub name.
+
+    Raises:
+        MissingDataError: a name of the data folder when there is none.
+    """
+    if name == "reader":
+        where: str | Path = bundled_reader_path()
+    elif Path(name).is_dir() or "/" in name:
+        where = name
+    else:
+        where = in_data(f"tokenizers/{name}", data)
+    return Tokenizer(AutoTokenizer.from_pretrained(where))
+
+
+def default_dtype(device: str) -> str:
+    return "float32" if device == "cpu" else "bfloat16"

@@ -1,0 +1,14 @@
+"""LLMA: the paper's search questions, ten web passages each, answers by text-davinci-003."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eval.examples import Example, in_data, read_unified
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def load(limit: int | None = None, data: Path | None = None) -> list[Example]:
+    return read_unified(in_data("rag/llma_msmarco_davinci003.jsonl", data), limit)
