@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ragaccel import LLM, RAG
 from ragaccel.retrieve.embedder import load_embedder
@@ -67,7 +68,7 @@ def answer_question(
     """Stream one answer, then say where it stands and how fast it came."""
     with rag.stream(question, history) as stream:
         for piece in stream:
-            console.out(piece, end="", highlight=False)
+            console.print(Text(piece), end="", soft_wrap=True)
     console.print("\n")
     answer = stream.answer
     for number in answer.cited_numbers:
