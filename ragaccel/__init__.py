@@ -38,6 +38,15 @@ _MODULE_OF = {
     "Origin": "decode.tree",
     "Stats": "decode.result",
     "CopyDrafter": "draft.copying",
+    "Embedder": "retrieve.embedder",
+    "load_embedder": "retrieve.embedder",
+    "IndexReport": "retrieve.report",
+    "index_folder": "retrieve.indexing",
+    "index_passages": "retrieve.indexing",
+    "Retriever": "retrieve.retriever",
+    "open_retriever": "retrieve.retriever",
+    "Store": "retrieve.store",
+    "default_index_path": "retrieve.schema",
     "RagaccelError": "errors",
     "ConfigurationError": "errors",
     "CapacityError": "errors",
@@ -49,6 +58,7 @@ _MODULE_OF = {
     "IndexMismatchError": "errors",
     "IndexCorruptError": "errors",
     "IndexBusyError": "errors",
+    "IndexWriteError": "errors",
 }
 
 if TYPE_CHECKING:
@@ -67,6 +77,7 @@ if TYPE_CHECKING:
         IndexBusyError,
         IndexCorruptError,
         IndexMismatchError,
+        IndexWriteError,
         MissingExtraError,
         ModelNotFoundError,
         ModelRefusedError,
@@ -78,6 +89,12 @@ if TYPE_CHECKING:
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
+    from ragaccel.retrieve.embedder import Embedder, load_embedder
+    from ragaccel.retrieve.indexing import index_folder, index_passages
+    from ragaccel.retrieve.report import IndexReport
+    from ragaccel.retrieve.retriever import Retriever, open_retriever
+    from ragaccel.retrieve.schema import default_index_path
+    from ragaccel.retrieve.store import Store
 
 __all__ = [
     "LLM",
@@ -92,10 +109,13 @@ __all__ = [
     "DocumentError",
     "DraftTree",
     "Drafter",
+    "Embedder",
     "Highlighter",
     "IndexBusyError",
     "IndexCorruptError",
     "IndexMismatchError",
+    "IndexReport",
+    "IndexWriteError",
     "MissingExtraError",
     "ModelNotFoundError",
     "ModelRefusedError",
@@ -106,13 +126,20 @@ __all__ = [
     "Prompt",
     "RagaccelError",
     "Reference",
+    "Retriever",
     "Segment",
     "Settings",
     "Stats",
+    "Store",
     "Stream",
     "Usage",
     "build_prompt",
     "copied_spans",
+    "default_index_path",
+    "index_folder",
+    "index_passages",
+    "load_embedder",
+    "open_retriever",
 ]
 
 

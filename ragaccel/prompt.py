@@ -108,7 +108,7 @@ class _Layout:
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
-        self.by_documents = template is None and tokenizer.takes_documents
+        self.by_documents = template is None and _shows_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
         tokenizer = self.tokenizer
@@ -192,6 +192,15 @@ def _check_template(template: Template | None) -> None:
         )
 
 
+def _shows_documents(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template writes out the documents it is given; it may just name them."""
+    if not tokenizer.takes_documents:
+        return False
+    probe = Passage("", "Probe.", title="Probe")
+    text = tokenizer.chat_text([{"role": "user", "content": "?"}], documents=[_as_document(probe)])
+    return probe.text in text
+
+
 def _as_document(passage: Passage) -> dict[str, Any]:
     return {"title": passage.title, "text": passage.text, "sentences": _sentences(passage)}
 
@@ -215,7 +224,7 @@ def _packed(passages: Sequence[Passage], sizes: Sequence[int], room: int) -> lis
 def _fitting_turns(
     layout: _Layout, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
-    """The newest turns that leave half of the room to the passages; they begin with the user's."""
+    """The newest turns that leave half of the room to the passages, from one of the user's on."""
     if max_tokens is None:
         return history
     alone = len(layout.encode([], []))
@@ -226,20 +235,21 @@ def _fitting_turns(
         )
     room = alone + (max_tokens - alone) // 2
     turns = list(history)
-    while turns and (turns[0].get("role") == "assistant" or len(layout.encode([], turns)) > room):
-        turns.pop(0)
+    first = int(bool(turns) and turns[0].get("role") == "system")
+    while len(turns) > first and (
+        turns[first].get("role") == "assistant" or len(layout.encode([], turns)) > room
+    ):
+        turns.pop(first)
     return turns
 
 
 def _turn_references(
     history: Sequence[Message], tokenizer: Tokenizer, encoded: EncodedText
 ) -> list[Reference]:
-    texts = [str(turn.get("content") or "").strip() for turn in history]
     return [
         reference
-        for text in texts
-        if text
-        for reference in refer(text, tokenizer, encoded, weight=TURN_WEIGHT)
+        for turn in history
+        for reference in refer(str(turn["content"]), tokenizer, encoded, weight=TURN_WEIGHT)
     ]
 
 

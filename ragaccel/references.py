@@ -83,8 +83,10 @@ def make_references(
                 f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
             )
     made = [reference for reference in references if isinstance(reference, Reference)]
-    passages = [passage for passage in as_passages(references) if passage.text.strip()]
-    for passage, weight in zip(passages, rank_weights(passages), strict=True):
+    retrieved = [reference for reference in references if isinstance(reference, Passage)]
+    weight_of = dict(zip(map(id, retrieved), rank_weights(retrieved), strict=True))
+    for passage in as_passages(references):
+        weight = weight_of.get(id(passage), 1.0)
         made += refer(passage.text, tokenizer, prompt, weight=weight, passage_id=passage.passage_id)
     return made
 
@@ -103,6 +105,8 @@ def refer(
     writes its first word.
     """
     text = text.strip()
+    if not text:
+        return []
     at = prompt.text.find(text) if prompt is not None else -1
     if prompt is not None and at >= 0:
         return [Reference(prompt.cut(at, at + len(text)), weight, passage_id)]

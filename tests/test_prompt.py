@@ -69,6 +69,15 @@ def test_documents_go_to_a_template_that_takes_them_with_their_sentences():
     assert all(contains(prompt.token_ids, r.token_ids) for r in prompt.references)
 
 
+def test_a_template_that_only_names_documents_gets_numbered_passages():
+    class Pretender(WordTokenizer):
+        def chat_text(self, messages, documents=None, add_generation_prompt=True):
+            return super().chat_text(messages)
+
+    prompt = build_prompt(Pretender(takes_documents=True), QUESTION, PASSAGES)
+    assert number_passages(PASSAGES) in prompt.text
+
+
 def test_no_more_sentences_than_such_a_template_can_number():
     many = Passage("m", " ".join(f"Fact {i} holds." for i in range(60)))
     tokenizer = WordTokenizer(takes_documents=True)
@@ -178,6 +187,19 @@ def test_the_oldest_turns_give_way_but_stay_references():
     assert len(prompt.token_ids) <= room
 
 
+def test_instructions_of_the_system_stay_when_turns_give_way():
+    tokenizer = WordTokenizer()
+    history = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Tell me. " * 40},
+        {"role": "assistant", "content": "No."},
+    ]
+    room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
+    assert prompt.text.startswith("<bos><system> Be brief.<user> Answer")
+    assert prompt.dropped_turns == 2
+
+
 def test_weights_follow_scores_or_else_ranks():
     assert rank_weights(PASSAGES) == pytest.approx([1.0, 0.5, 0.1])
     assert rank_weights([Passage("x", "x"), Passage("y", "y")]) == [1.0, 0.5]
@@ -204,6 +226,7 @@ def test_references_may_be_texts_passages_or_ids():
     ids = Reference((1, 2, 3), 0.3, "own")
     made = make_references([ids, "some text", TIDE, " "], tokenizer, None)
     assert made[0] is ids
+    assert {reference.weight for reference in made} == {0.3, 1.0}
     assert {reference.passage_id for reference in made} == {"own", "reference-2", "b"}
     with pytest.raises(ConfigurationError, match="not int"):
         make_references([7], tokenizer, None)
