@@ -69,7 +69,7 @@ def test_there_are_thirty_pages():
 def test_sentences_are_clean_and_short_enough_to_quote(path):
     sentences = split_sentences(document(path).text)
     prose = [s for s in sentences if not re.match(r"[\w ]+: .*; [\w ]+: ", s) and not is_heading(s)]
-    assert max(len(sentence.split()) for sentence in prose) <= 40
+    assert all(len(sentence.split()) <= 40 for sentence in prose)
     assert not [sentence for sentence in prose if "\n" in sentence]
 
 
