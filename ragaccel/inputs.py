@@ -100,20 +100,18 @@ def references_of_each(references: Any, num_prompts: int) -> list[Sequence[Any]]
 def _encode(
     prompt: Any, references: Sequence[Any], tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], EncodedText | None]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise ConfigurationError("the prompt is empty")
-        encoded = encode_text(tokenizer, prompt, add_special_tokens=True)
-        return encoded.token_ids, encoded
-    if isinstance(prompt[0], Mapping):
-        if not tokenizer.has_chat_template:
-            raise ConfigurationError(
-                "this model has no chat template: give the whole prompt as one str"
-            )
-        encoded = encode_text(tokenizer, tokenizer.chat_text(prompt), add_special_tokens=False)
-        return encoded.token_ids, encoded
-    ids = tuple(int(i) for i in prompt)
-    return ids, _encoded_ids(ids, references, tokenizer)
+    """A prompt's ids; with its text and offsets if there are references to cut from it."""
+    if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+        ids = tuple(int(i) for i in prompt)
+        return ids, _encoded_ids(ids, references, tokenizer)
+    is_plain = isinstance(prompt, str)
+    text = prompt if is_plain else tokenizer.chat_text(prompt)
+    if not text:
+        raise ConfigurationError("the prompt is empty")
+    if not references:
+        return tuple(tokenizer.encode(text, add_special_tokens=is_plain)), None
+    encoded = encode_text(tokenizer, text, add_special_tokens=is_plain)
+    return encoded.token_ids, encoded
 
 
 def _encoded_ids(

@@ -111,13 +111,14 @@ class _Layout:
         self.by_documents = template is None and _shows_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
-        tokenizer = self.tokenizer
-        written = self._write(passages, history)
-        if isinstance(written, str):
-            return encode_text(tokenizer, written, add_special_tokens=True)
-        documents = [_as_document(passage) for passage in passages] if self.by_documents else None
-        text = tokenizer.chat_text(written, documents=documents)
-        return encode_text(tokenizer, text, add_special_tokens=False)
+        """The whole prompt, with the characters of every token."""
+        text, is_plain = self._text(passages, history)
+        return encode_text(self.tokenizer, text, add_special_tokens=is_plain)
+
+    def size(self, passages: Sequence[Passage], history: Sequence[Message]) -> int:
+        """How many tokens the whole prompt takes."""
+        text, is_plain = self._text(passages, history)
+        return len(self.tokenizer.encode(text, add_special_tokens=is_plain))
 
     def fitting(
         self, passages: Sequence[Passage], history: Sequence[Message], max_tokens: int | None
@@ -126,11 +127,11 @@ class _Layout:
         wanted = self._numberable(passages)
         if max_tokens is None or not wanted:
             return wanted
-        around = len(self.encode([], history))
-        sizes = [len(self.encode([passage], history)) - around for passage in wanted]
+        around = self.size([], history)
+        sizes = [self.size([passage], history) - around for passage in wanted]
         room = max_tokens - around
         while kept := _packed(wanted, sizes, room):
-            excess = len(self.encode(kept, history)) - max_tokens
+            excess = self.size(kept, history) - max_tokens
             if excess <= 0:
                 return kept
             room -= excess
@@ -148,14 +149,22 @@ class _Layout:
         for passage, weight in zip(passages, rank_weights(passages), strict=True):
             pieces = _sentences(passage) if self.by_documents else [passage.text]
             found = _find_in_order(encoded.text, [piece.strip() for piece in pieces], at)
-            if found is None:
-                made += refer(
-                    passage.text, self.tokenizer, weight=weight, passage_id=passage.passage_id
-                )
-                continue
-            start, at = found
-            made.append(Reference(encoded.cut(start, at, margin), weight, passage.passage_id))
+            own = encoded.cut(*found, margin) if found is not None else ()
+            if found is not None and own:
+                at = found[1]
+                made.append(Reference(own, weight, passage.passage_id))
+            else:
+                name = passage.passage_id
+                made += refer(passage.text, self.tokenizer, weight=weight, passage_id=name)
         return made
+
+    def _text(self, passages: Sequence[Passage], history: Sequence[Message]) -> tuple[str, bool]:
+        """The prompt's text, and whether it is plain: no chat template wrote special tokens."""
+        written = self._write(passages, history)
+        if isinstance(written, str):
+            return written, True
+        documents = [_as_document(passage) for passage in passages] if self.by_documents else None
+        return self.tokenizer.chat_text(written, documents=documents), False
 
     def _write(
         self, passages: Sequence[Passage], history: Sequence[Message]
@@ -227,7 +236,7 @@ def _fitting_turns(
     """The newest turns that leave half of the room to the passages, from one of the user's on."""
     if max_tokens is None:
         return history
-    alone = len(layout.encode([], []))
+    alone = layout.size([], [])
     if alone > max_tokens:
         raise CapacityError(
             f"the question and its instructions take {alone:,} tokens, and there is room for "
@@ -237,7 +246,7 @@ def _fitting_turns(
     turns = list(history)
     first = int(bool(turns) and turns[0].get("role") == "system")
     while len(turns) > first and (
-        turns[first].get("role") == "assistant" or len(layout.encode([], turns)) > room
+        turns[first].get("role") == "assistant" or layout.size([], turns) > room
     ):
         turns.pop(first)
     return turns

@@ -27,9 +27,6 @@ class EncodedText:
     token_ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
     def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
         """The ids of the tokens that share a character with [start, end), and ``margin`` beside."""
         inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
@@ -39,8 +36,11 @@ class EncodedText:
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
-    """Tokenize a text, with the characters of every token."""
-    ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+    """Tokenize a text, with the characters of every token, or none if the tokenizer cannot say."""
+    try:
+        ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+    except ConfigurationError:
+        ids, offsets = tokenizer.encode(text, add_special_tokens=add_special_tokens), []
     return EncodedText(text, tuple(ids), tuple(offsets))
 
 
@@ -108,8 +108,9 @@ def refer(
     if not text:
         return []
     at = prompt.text.find(text) if prompt is not None else -1
-    if prompt is not None and at >= 0:
-        return [Reference(prompt.cut(at, at + len(text)), weight, passage_id)]
+    own = prompt.cut(at, at + len(text)) if prompt is not None and at >= 0 else ()
+    if own:
+        return [Reference(own, weight, passage_id)]
     plain = tuple(tokenizer.encode(text, add_special_tokens=False))
     spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
     variants = [plain, _head_of_variant(spaced, plain)]

@@ -221,6 +221,21 @@ class WordTokenizerWithoutSpaces(WordTokenizer):
         return [1, 2]
 
 
+def test_a_tokenizer_without_offsets_has_its_references_tokenized_apart():
+    class NoOffsets(WordTokenizer):
+        def encode_with_offsets(self, text, add_special_tokens=True):
+            raise ConfigurationError("no offsets")
+
+        def encode(self, text, add_special_tokens=True):
+            return super().encode_with_offsets(text, add_special_tokens)[0]
+
+    tokenizer = NoOffsets()
+    prompt = build_prompt(tokenizer, QUESTION, PASSAGES)
+    assert prompt.token_ids == tuple(tokenizer.encode(prompt.text, add_special_tokens=False))
+    assert TIDE.text in texts_of(tokenizer, prompt.references)
+    assert len(prompt.references) == 6  # each with and without a space before it
+
+
 def test_references_may_be_texts_passages_or_ids():
     tokenizer = WordTokenizer()
     ids = Reference((1, 2, 3), 0.3, "own")
