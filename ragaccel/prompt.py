@@ -206,8 +206,11 @@ def _shows_documents(tokenizer: Tokenizer) -> bool:
     if not tokenizer.takes_documents:
         return False
     probe = Passage("", "Probe.", title="Probe")
-    text = tokenizer.chat_text([{"role": "user", "content": "?"}], documents=[_as_document(probe)])
-    return probe.text in text
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        return probe.text in tokenizer.chat_text(asked, documents=[_as_document(probe)])
+    except ConfigurationError:  # documents of another shape
+        return False
 
 
 def _as_document(passage: Passage) -> dict[str, Any]:
