@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-QUESTION ?= How tall is the lighthouse tower?
+QUESTION ?= How tall is the tower on Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
 .PHONY: demo test lint types check gpu eval reader clean
@@ -40,7 +40,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[retrieval,embedded,pdf]'
+	$(PIP) -e '.[retrieval,embedded,pdf,office]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -56,14 +56,14 @@ def load_articles(data: Path) -> list[Article]:
 
 def load_questions(data: Path) -> list[HumanQuestion]:
     """Read the question sets that are marked for training, XQuAD's held-out articles among them."""
-    squad = _rows(data / "rag" / "squad_like.jsonl")
+    squad = rows_of(data / "rag" / "squad_like.jsonl")
     trained = {row["passages"][0]["title"] for row in squad[:2910]}
     only_xquad = sorted(
         {row["passages"][0]["title"] for row in squad[2910:]} - trained, key=_digest
     )
     held_out = frozenset(only_xquad[:NUM_HELD_OUT_XQUAD])
     questions: dict[tuple[str, str], HumanQuestion] = {}
-    for source, rows in (("squad", squad), ("nq", _rows(data / "rag" / "nq_open_oracle.jsonl"))):
+    for source, rows in (("squad", squad), ("nq", rows_of(data / "rag" / "nq_open_oracle.jsonl"))):
         for row in rows:
             found = _human_question(row, source, held_out)
             if found is not None:
@@ -73,7 +73,7 @@ def load_questions(data: Path) -> list[HumanQuestion]:
 
 def _human_question(row: dict, source: str, held_out: frozenset[str]) -> HumanQuestion | None:  # type: ignore[type-arg]
     passage = row["passages"][0]
-    text = _detokenized(passage["text"]) if source == "nq" else passage["text"]
+    text = detokenized(passage["text"]) if source == "nq" else passage["text"]
     sentences = tuple(map(_one_line, split_sentences(text)))
     holding = [i for i, s in enumerate(sentences) if row["answer"].lower() in s.lower()]
     if not holding:
@@ -125,7 +125,7 @@ def _wikitext(raw: str) -> Iterator[tuple[str, str, str]]:
                 yield title, "\n\n".join(lines), "wikitext2"
             title, lines = heading.group(1), []
         elif line.strip() and not line.startswith(" ="):
-            lines.append(_detokenized(line))
+            lines.append(detokenized(line))
     if lines:
         yield title, "\n\n".join(lines), "wikitext2"
 
@@ -176,7 +176,7 @@ def _first_heading(raw: str) -> str:
     return re.sub(r"[`*_\[\]]", "", found.group(1)) if found else ""
 
 
-def _detokenized(text: str) -> str:
+def detokenized(text: str) -> str:
     """Undo the spaces that tokenized corpora put around punctuation."""
     text = re.sub(r" @([-,.])@ ", r"\1", text)
     text = text.replace("`` ", '"').replace(" ''", '"').replace("( ", "(").replace(" )", ")")
@@ -193,7 +193,7 @@ def _is_prose(sentence: str) -> bool:
     return 20 <= len(sentence) <= 320 and letters > 0.7 * len(sentence) and "<unk>" not in sentence
 
 
-def _rows(path: Path) -> list[dict]:  # type: ignore[type-arg]
+def rows_of(path: Path) -> list[dict]:  # type: ignore[type-arg]
     lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
     return [json.loads(line) for line in lines if line]
 

@@ -92,16 +92,19 @@ def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
 def evaluate(
     model: LlamaForCausalLM, maker: ExampleMaker, *, examples: int = 400, seed: int = 1
 ) -> dict[str, dict[str, float]]:
-    """Figures over held-out documents, for made-up and for people's questions apart.
+    """Figures over held-out documents, apart for made-up questions and each set of people's.
 
-    The same seed draws the same examples, whatever was drawn before.
+    The same seed draws the same examples, whatever was drawn before. A set too small for
+    ``examples`` draws repeats its questions among other distractors.
     """
     model.train(False)
     maker.rng.seed(seed)
-    drawn: dict[str, list[dict[str, float]]] = {"made": [], "people": []}
+    kinds = {q.source for s in maker.everything for q in s.questions}
+    kinds |= {"made"} if any(not s.questions for s in maker.everything) else set()
+    drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}
     while min(map(len, drawn.values())) < examples:
         example = maker.make(FOUR_PASSAGES)
-        kind = drawn["people" if example.is_human else "made"]
+        kind = drawn[example.asked_in]
         if len(kind) < examples:
             kind.append(outcome(model, example))
     return {name: asdict(figures(kind)) for name, kind in drawn.items()}

@@ -59,12 +59,12 @@ class Text:
 
 @dataclass(slots=True)
 class Source:
-    """An article, tokenized. ``questions`` are people's, each with its sentence's index."""
+    """An article, tokenized. ``questions`` are people's own about it."""
 
     title: str
     sentences: list[Text]
     kind: str
-    questions: list[tuple[str, int]] = field(default_factory=list)
+    questions: list[HumanQuestion] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Example:
     gold_end: int
     matches: dict[int, bool]
     question: str = ""
-    is_human: bool = False
+    asked_in: str = "made"  # or the set that a person's question is from
 
 
 class ExampleMaker:
@@ -145,7 +145,7 @@ class ExampleMaker:
             if source is None:
                 source = asked[question.sentences] = Source(question.title, [], "human")
                 texts += [(t, source) for t in question.sentences]
-            source.questions.append((question.question, question.gold))
+            source.questions.append(question)
         for (text, source), ids in zip(
             texts, self._encode([" " + t for t, _ in texts]), strict=True
         ):
@@ -185,13 +185,15 @@ class ExampleMaker:
         kind = self.kinds[bisect(self._cumulative, rng.random() * self._cumulative[-1])]
         source = rng.choice(self.by_kind[kind])
         if source.questions:
-            question, gold = rng.choice(source.questions)
+            asked = rng.choice(source.questions)
+            question, gold = asked.question, asked.gold
+            asked_in = asked.source
         else:
             gold = rng.randrange(len(source.sentences))
             made = make_question(rng, source.sentences[gold].text, source.title)
             if made is None:
                 return None
-            question = made
+            question, asked_in = made, "made"
         question_ids = self._encode([" " + question])[0]
         room = shape.length - 2 * len(question_ids) - len(source.sentences[gold].ids) - 24
         least = max(shape.min_passages, rng.choice((1, 2, 2)))
@@ -206,15 +208,21 @@ class ExampleMaker:
         for _ in range(3 * num_passages):
             if len(pieces) == num_passages:
                 break
-            other = self._distractor(source, piece, question, budget)
+            left = room - sum(self._length(p) for p in pieces)
+            share = min(left // (num_passages - len(pieces)), shape.max_passage_tokens)
+            other = self._distractor(source, piece, question, share)
             if other is not None and not _repeats(other, pieces, gold_text):
                 pieces.append(other)
         if len(pieces) < shape.min_passages:
             return None
         self._order(pieces, question)
         example = self._assemble(question_ids, pieces, (source, gold) if answerable else None)
-        example.question, example.is_human = question, bool(source.questions)
+        example.question, example.asked_in = question, asked_in
         return example if len(example.token_ids) <= shape.length else None
+
+    def _length(self, piece: Piece) -> int:
+        sentences = piece.source.sentences[piece.start : piece.end]
+        return len(self._title(piece.source.title)) + 1 + sum(len(s.ids) + 3 for s in sentences)
 
     def _around(self, source: Source, gold: int, budget: int) -> Piece | None:
         """A run of sentences that holds ``gold``, within the budget of tokens."""
@@ -247,7 +255,7 @@ class ExampleMaker:
         if other is None:
             other = self.rng.choice(self.everything)
             place = self.rng.randrange(len(other.sentences))
-        piece = self._around(other, place, self.rng.randint(budget // 2, budget))
+        piece = self._around(other, place, self.rng.randint(3 * budget // 4, budget))
         if piece is None or (other is source and piece.start < gold.end and gold.start < piece.end):
             return None
         return piece

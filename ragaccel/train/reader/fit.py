@@ -18,8 +18,8 @@ from ragaccel.train.reader.network import TrainingForward
 
 # (share of the time at which it starts, shape, rows a batch): about 8k tokens a step throughout
 CURRICULUM = (
-    (0.00, Shape(192, 2, 60), 42),
-    (0.18, Shape(256, 3, 80), 32),
+    (0.00, Shape(192, 2, 75), 42),
+    (0.18, Shape(256, 3, 90), 32),
     (0.38, Shape(384, 4, 110), 22),
     (0.62, Shape(640, 6, 130), 13),
     (0.84, Shape(1024, 6, 160), 8),
