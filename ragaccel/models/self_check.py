@@ -29,6 +29,8 @@ _KEPT = (0, 2, 4, 7)
 # Deviation allowed, as a share of the spread of the logits, where the model itself shows none.
 _FLOOR = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 _TIMES_NOISE = 4.0
+# A model that deviates from itself by more than this is not a causal one, whatever its type.
+_CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
 def check_model(target: HuggingFaceModel) -> None:
@@ -108,8 +110,8 @@ def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
 
 def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     """Measure how far the model deviates from itself, and allow a few times that."""
-    spread = float(wanted.std())
-    floor = _FLOOR.get(target.model.dtype, _FLOOR[torch.bfloat16]) * max(spread, 1e-12)
+    dtype = target.model.dtype if target.model.dtype in _FLOOR else torch.bfloat16
+    spread = max(float(wanted.std()), 1e-12)
     state, rows = None, []
     for token in ids:
         inputs = torch.tensor([[token]], device=target.device)
@@ -117,7 +119,12 @@ def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
         state = output.past_key_values
         rows.append(_exact(output.logits[0, -1]))
     noise = float((torch.stack(rows) - _whole_pass(target, ids)).abs().max())
-    return max(floor, _TIMES_NOISE * noise)
+    if not noise <= _CEILING[dtype] * spread:
+        raise ModelRefusedError(
+            f"{_name(target)} answers otherwise one token at a time than in one pass (logits "
+            f"differ by {noise:.2g} of a spread of {spread:.2g}): it is not a causal model"
+        )
+    return max(_FLOOR[dtype] * spread, _TIMES_NOISE * noise)
 
 
 def _compare(

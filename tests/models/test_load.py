@@ -1,0 +1,136 @@
+"""Models by folder, by name and by object; what is not there is said quickly."""
+
+import json
+from time import perf_counter
+
+import pytest
+import torch
+from decoding import decode
+from huggingface_hub import constants
+from small_tokenizers import byte_level
+from tiny_models import make_tiny_model, random_prompt
+from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
+from ragaccel.models import load, locate
+from ragaccel.models.load import bundled_reader_path, load_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("a model")
+    model = make_tiny_model("qwen2", torch.float16, vocab_size=len(byte_level()))
+    model.generation_config.eos_token_id = [1, 7]
+    model.save_pretrained(path)
+    byte_level().save_pretrained(path)
+    return path
+
+
+def test_a_folder(folder):
+    target, tokenizer = load_model(folder, dtype="float64", device="cpu")
+    assert target.dtype == torch.float64
+    assert tokenizer.eos_ids == {1, 7}
+    answer = decode(Engine(target), Request(random_prompt(9), max_new_tokens=5))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    ids = torch.tensor([random_prompt(9)])
+    assert model.generate(ids, max_new_tokens=5, do_sample=False)[0, 9:].tolist() == answer
+
+
+def test_float16_is_not_computed_on_a_processor(folder):
+    assert load_model(str(folder), device="cpu")[0].dtype == torch.float32
+    assert load_model(folder, device="cpu", dtype=torch.float16)[0].dtype == torch.float16
+    assert load_model(folder, device="cpu", dtype="bfloat16")[0].dtype == torch.bfloat16
+    with pytest.raises(ConfigurationError, match="dtype must be auto"):
+        load_model(folder, dtype="fp8")
+
+
+def test_keywords_go_to_transformers(folder):
+    target, _ = load_model(folder, device="cpu", attn_implementation="eager")
+    assert not target.architecture.skips_plain_masks
+    with pytest.raises(ConfigurationError, match="device or device_map"):
+        load_model(folder, device="cpu", device_map="auto")
+
+
+def test_end_tokens_fall_back_to_the_tokenizer(folder):
+    model = make_tiny_model("llama", torch.float32)
+    assert load.end_tokens(model, byte_level()) == {byte_level().eos_token_id}
+    model.generation_config.eos_token_id = 9
+    assert load.end_tokens(model, byte_level()) == {9}
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/no/such/folder", "~/nothing here", "a/b/c", "x" * 9]
+)
+def test_names_that_are_nowhere_are_said_so_at_once(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    started = perf_counter()
+    with pytest.raises(ModelNotFoundError, match=r"no (folder|model)"):
+        load_model(name, cache_dir=tmp_path)
+    assert perf_counter() - started < 1.0
+
+
+def test_an_unreachable_hub_is_asked_once_and_briefly(monkeypatch, tmp_path):
+    asked = []
+
+    class Api:
+        def __init__(self, token=None):
+            pass
+
+        def model_info(self, name, revision, timeout):
+            asked.append((name, timeout))
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(locate, "HfApi", Api)
+    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
+        load_model("nobody/nothing", cache_dir=tmp_path)
+    assert asked == [("nobody/nothing", 5.0)]
+
+
+def test_a_cached_name_needs_no_network(folder, monkeypatch, tmp_path):
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(folder)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(locate, "_ask_hub", lambda *args: pytest.fail("the hub was asked"))
+    target, _ = load_model("someone/tiny", cache_dir=tmp_path, device="cpu")
+    assert target.max_positions == 256
+
+
+def test_folders_and_files_that_are_no_models(folder, tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"without a config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        load_model(folder / "config.json")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ModelNotFoundError, match="cannot load"):
+        load_model(tmp_path)
+
+
+def test_what_cannot_be_decoded_is_refused_before_its_weights_are_read(tmp_path):
+    sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ModelRefusedError, match="encoder-decoder"):
+        load_model(tmp_path)
+
+
+def test_code_of_its_own_is_not_run(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "homegrown"
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text("raise SystemExit('run')")
+    with pytest.raises(ModelRefusedError, match="trust_remote_code=True"):
+        load_model(tmp_path)
+
+
+def test_the_bundled_reader_is_a_folder_or_a_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "__file__", str(tmp_path / "load.py"))
+    with pytest.raises(ModelNotFoundError, match="no bundled reader"):
+        bundled_reader_path()
+    (tmp_path / "reader").mkdir()
+    (tmp_path / "reader" / "config.json").write_text("{}")
+    assert bundled_reader_path() == tmp_path / "reader"

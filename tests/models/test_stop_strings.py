@@ -1,0 +1,110 @@
+"""Stop strings: found at the token that completes them, whatever the blocks, never in the text."""
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_tokenizers import KINDS, byte_level
+from tiny_models import generate, make_tiny_model, random_prompt
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.stop_strings import HeldBackText, StreamedText, TextStopRule
+from ragaccel.models.tokenizer import Tokenizer
+
+STOPS = [("ee",), (" the", "l"), ("keeps the ships",), ("\n\n",), ("é",), ("rough.'",)]
+
+
+def first_end(tokenizer, ids, strings):
+    for end in range(1, len(ids) + 1):
+        if any(string in tokenizer.decode(ids[:end]) for string in strings):
+            return end
+    return None
+
+
+def cut_in_blocks(rule, ids, sizes):
+    start = 0
+    for size in sizes:
+        block_end = min(len(ids), start + size)
+        if block_end > start and (end := rule.cut(ids[:block_end], start)) is not None:
+            return end
+        start = block_end
+    return None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_end_whatever_the_blocks(kind, data):
+    tokenizer = Tokenizer(KINDS[kind]())
+    strings = data.draw(st.sampled_from(STOPS))
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
+    if data.draw(st.booleans()):
+        ids += tokenizer.encode("A keeper keeps the ships; too rough.' café\n\n end")
+    sizes = [*data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8)), 1000]
+    rule = TextStopRule(strings, tokenizer)
+    expected = first_end(tokenizer, ids, strings)
+    assert cut_in_blocks(rule, ids, sizes) == expected
+    if expected is not None:
+        text = rule.trim(tokenizer.decode(ids[:expected]))
+        assert not any(string in text for string in strings)
+        stream = StreamedText(tokenizer, strings)
+        pieces = [stream.feed([token]) for token in ids[:expected]]
+        assert "".join(pieces) + stream.finish() == text
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_streaming_holds_back_exactly_what_could_still_stop(text, strings):
+    held = HeldBackText(strings)
+    out = ""
+    for character in text:
+        out += held.push(character)
+        assert not any(string in out for string in strings)
+    out += held.finish()
+    found = [text.find(string) for string in strings if string in text]
+    ends = [text.find(string) + len(string) for string in strings if string in text]
+    if not found:
+        assert out == text
+    else:
+        seen = text[: min(ends)]
+        assert held.stopped
+        assert out == seen[: min(at for s in strings if (at := seen.find(s)) >= 0)]
+
+
+def test_nothing_waits_without_reason():
+    held = HeldBackText(["STOP"])
+    assert [held.push(piece) for piece in ("a", "S", "T", "x", "ST")] == ["a", "", "", "STx", ""]
+    assert held.finish() == "ST"
+
+
+def test_empty_strings_are_refused():
+    with pytest.raises(ConfigurationError, match="empty stop string"):
+        TextStopRule(["", "x"], Tokenizer(byte_level()))
+
+
+def spell_letters_only(model, tokenizer):
+    """Let a model choose among tokens of ordinary letters."""
+    with torch.no_grad():
+        for token in range(len(tokenizer)):
+            if not tokenizer.decode([token]).strip().isascii() or not tokenizer.decode([token]):
+                model.lm_head.weight[token] = 0.0
+
+
+def test_inside_an_accepted_block_and_across_tokens():
+    """The case that transformers' own prompt lookup misses."""
+    tokenizer = Tokenizer(byte_level())
+    model = make_tiny_model("llama", vocab_size=len(tokenizer))
+    spell_letters_only(model, tokenizer)
+    prompt = random_prompt(20, vocab=len(tokenizer))
+    answer = generate(model, prompt, 40)
+    stop = tokenizer.decode(answer)[9:14]
+    rule = TextStopRule(stop, tokenizer)
+    request = Request(prompt, max_new_tokens=40, stop_rules=(rule,))
+    found = decode(Engine(HuggingFaceModel(model)), request, Cheat(prompt, answer), 30)
+    assert found == generate(model, prompt, 40, stop_strings=[stop], tokenizer=tokenizer.tokenizer)
+    assert len(found) < 40
+    assert stop in tokenizer.decode(found)
+    assert stop not in rule.trim(tokenizer.decode(found))
