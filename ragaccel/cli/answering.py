@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ragaccel.cli.terminal import Terminal
     from ragaccel.rag import RAG
 
+_MOST_PAIRS = 3  # that --compare times, as long as they take no more than
+_PATIENCE = 4.0  # seconds
 REFUSAL = "The passages do not tell"
 
 
@@ -133,9 +136,13 @@ class Answering:
         if not self._manner.compare:
             return None
         plainly = self._generation | {"drafter": _plain()}
-        with self._terminal.working("reading the passages"):
-            plain = self._rag.ask(question, history=history, **plainly)
-        return report.Comparison.of(answer, plain)
+        began = time.perf_counter()
+        with self._terminal.working("comparing with plain decoding"):
+            pairs = [(answer, self._rag.ask(question, history=history, **plainly))]
+            while len(pairs) < _MOST_PAIRS and time.perf_counter() - began < _PATIENCE:
+                ours = self._rag.ask(question, history=history, **self._generation)
+                pairs.append((ours, self._rag.ask(question, history=history, **plainly)))
+        return report.Comparison.of(pairs)
 
     def _report(
         self, answer: Answer, comparison: report.Comparison | None, document: dict[str, Any]

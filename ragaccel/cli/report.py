@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -13,28 +15,40 @@ from ragaccel.cli.marking import number_mark
 from ragaccel.cli.terminal import passage_style, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ragaccel.answer import Answer
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.decode.result import Stats
     from ragaccel.passage import Passage
 
+_INDENT = "      "
 _EXCERPT = 300  # characters of a passage that --show-sources prints
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same question answered by plain decoding."""
+    """The same question answered by plain decoding as well, once or several times."""
 
-    plain: Stats
     speed_up: float
     same_tokens: bool
+    plain_seconds: float
+    plain_tokens_per_second: float
 
     @classmethod
-    def of(cls, answer: Answer, plain: Answer) -> Comparison:
-        """Compare an answer with that of plain decoding, by seconds for the whole request."""
-        ours = answer.stats.total_seconds
-        speed_up = plain.stats.total_seconds / ours if ours else 0.0
-        return cls(plain.stats, speed_up, answer.token_ids == plain.token_ids)
+    def of(cls, pairs: Sequence[tuple[Answer, Answer]]) -> Comparison:
+        """Compare answers with plain ones, by the median ratio of seconds for the whole request.
+
+        Args:
+            pairs: (ours, plain) answers to one question, each pair one right after the other.
+        """
+        ratios = [plain.stats.total_seconds / ours.stats.total_seconds for ours, plain in pairs]
+        answers = {answer.token_ids for pair in pairs for answer in pair}
+        return cls(
+            speed_up=median(ratios),
+            same_tokens=len(answers) == 1,
+            plain_seconds=median(plain.stats.total_seconds for _, plain in pairs),
+            plain_tokens_per_second=median(plain.stats.tokens_per_second for _, plain in pairs),
+        )
 
 
 def used_numbers(answer: Answer) -> list[int]:
@@ -59,7 +73,7 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
         passage = answer.passages[number - 1]
         terminal.write(source_line(terminal, number, passage, score=everything), end="\n")
         if everything:
-            terminal.write(Text(excerpt(passage, indent="      "), style="dim"), end="\n")
+            terminal.write(Text(excerpt(passage, terminal.wrap_width), style="dim"), end="\n")
 
 
 def source_line(terminal: Terminal, number: int, passage: Passage, *, score: bool) -> Text:
@@ -80,10 +94,13 @@ def is_name(title: str, path: str) -> bool:
     return title in (path, name, os.path.splitext(name)[0])
 
 
-def excerpt(passage: Passage, indent: str = "") -> str:
-    """The start of a passage's text on one indented line."""
+def excerpt(passage: Passage, width: int | None) -> str:
+    """The start of a passage's text, indented; on one line unless there is a width to keep to."""
     text = " ".join(printable(passage.text).split())
-    return indent + (text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…")
+    text = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
+    if width is None:
+        return _INDENT + text
+    return textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def speed_line(answer: Answer, comparison: Comparison | None) -> str:
@@ -97,7 +114,7 @@ def speed_line(answer: Answer, comparison: Comparison | None) -> str:
     if comparison is not None:
         parts += [
             f"{comparison.speed_up:.1f}× plain decoding"
-            f" ({comparison.plain.tokens_per_second:.0f} tokens/s)",
+            f" ({comparison.plain_tokens_per_second:.0f} tokens/s)",
             f"same tokens: {'yes' if comparison.same_tokens else 'NO'}",
         ]
     return " · ".join(parts)
@@ -196,7 +213,7 @@ def answer_document(
         document["comparison"] = {
             "speed_up": comparison.speed_up,
             "same_tokens": comparison.same_tokens,
-            "plain_tokens_per_second": comparison.plain.tokens_per_second,
-            "plain_total_seconds": comparison.plain.total_seconds,
+            "plain_tokens_per_second": comparison.plain_tokens_per_second,
+            "plain_total_seconds": comparison.plain_seconds,
         }
     return document

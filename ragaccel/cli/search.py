@@ -67,5 +67,5 @@ def _show(terminal: "Terminal", number: int, passage: object, *, full: bool) -> 
 
     assert isinstance(passage, Passage)
     terminal.write(source_line(terminal, number, passage, score=True), end="\n")
-    body = printable(passage.text) + "\n" if full else excerpt(passage, indent="      ")
+    body = printable(passage.text) + "\n" if full else excerpt(passage, terminal.wrap_width)
     terminal.write(Text(body), end="\n")

@@ -1,0 +1,31 @@
+"""The command line in a process of its own, with stand-ins for the models.
+
+The answer is the first passage, a word at a time with SECONDS between two words; embedding a text
+takes EMBED_SECONDS. Without the stand-ins it would be ``python -m ragaccel``.
+"""
+
+import os
+import time
+
+from fakes import HashEmbedder
+from scripted_llm import ScriptedLLM, first_passage
+
+from ragaccel.cli import knowledge, room
+from ragaccel.cli.main import run
+
+
+class SlowEmbedder(HashEmbedder):
+    def embed_documents(self, texts):
+        time.sleep(float(os.environ.get("EMBED_SECONDS", "0")) * len(texts))
+        return super().embed_documents(texts)
+
+
+def wait(number):
+    time.sleep(float(os.environ.get("SECONDS", "0")))
+
+
+if __name__ == "__main__":
+    model = ScriptedLLM(first_passage, before_piece=wait)
+    room.load_llm = lambda terminal, settings: model
+    knowledge.load_embedder = lambda settings: SlowEmbedder()
+    run()
