@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.detokenizer import IncrementalDecoder, decode_tail
+from ragaccel.models.detokenizer import decode_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ragaccel.models.tokenizer import Tokenizer
 
@@ -81,25 +81,6 @@ class HeldBackText:
         """Return what was held back: the answer ended without completing a stop string."""
         held, self._held = self._held, ""
         return held
-
-
-class StreamedText:
-    """One answer's text while it grows: whole characters, and no stop string.
-
-    All pieces together are exactly the text of all tokens, cut before the first stop string.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str] = ()) -> None:
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._filter = HeldBackText(strings)
-
-    def feed(self, token_ids: Iterable[int]) -> str:
-        """Add tokens; return the text that is now certain to be part of the answer."""
-        return self._filter.push(self._decoder.push(token_ids))
-
-    def finish(self) -> str:
-        """Return the rest of the text; no tokens follow."""
-        return self._filter.push(self._decoder.finish()) + self._filter.finish()
 
 
 def _overlap(text: str, string: str) -> int:

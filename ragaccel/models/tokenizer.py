@@ -6,18 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.caller_rules import criterion_rules
-from ragaccel.models.detokenizer import IncrementalDecoder
-from ragaccel.models.stop_strings import StreamedText, TextStopRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
-
-    from ragaccel.decode.request import StopRule
-
-__all__ = ["IncrementalDecoder", "StreamedText", "TextStopRule", "Tokenizer"]
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -147,29 +140,6 @@ class Tokenizer:
         The template writes its own special tokens, so none are added: no begin token twice.
         """
         return self.encode(self.chat_text(messages, documents, add_generation_prompt))
-
-    def stop_rules(
-        self,
-        strings: Sequence[str],
-        criteria: Iterable[Callable[..., Any]] = (),
-        prompt_ids: Sequence[int] = (),
-        device: Any = "cpu",
-    ) -> tuple[StopRule, ...]:
-        """Make stop rules of stop strings and of transformers' StoppingCriteria.
-
-        Args:
-            strings: texts that end the answer and are left out of it.
-            criteria: called after every token with the ids of prompt and answer, [1, L].
-            prompt_ids: the prompt, for the criteria.
-            device: where the criteria expect the ids.
-        """
-        rules: list[StopRule] = [TextStopRule(strings, self)] if strings else []
-        rules += criterion_rules(criteria, prompt_ids, device)
-        return tuple(rules)
-
-    def streamed_text(self, strings: Sequence[str] = ()) -> StreamedText:
-        """Return what turns one answer's tokens into its text, piece by piece."""
-        return StreamedText(self, strings)
 
     def _read_template(self) -> str | None:
         if not getattr(self.tokenizer, "chat_template", None):

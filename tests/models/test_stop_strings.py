@@ -11,8 +11,9 @@ from tiny_models import generate, make_tiny_model, random_prompt
 from ragaccel.decode.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError
+from ragaccel.models.detokenizer import IncrementalDecoder
 from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.stop_strings import HeldBackText, StreamedText, TextStopRule
+from ragaccel.models.stop_strings import HeldBackText, TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
 
 STOPS = [("ee",), (" the", "l"), ("keeps the ships",), ("\n\n",), ("é",), ("rough.'",)]
@@ -51,9 +52,9 @@ def test_the_same_end_whatever_the_blocks(kind, data):
     if expected is not None:
         text = rule.trim(tokenizer.decode(ids[:expected]))
         assert not any(string in text for string in strings)
-        stream = StreamedText(tokenizer, strings)
-        pieces = [stream.feed([token]) for token in ids[:expected]]
-        assert "".join(pieces) + stream.finish() == text
+        decoder, held = IncrementalDecoder(tokenizer), rule.hold_back()
+        pieces = [held.push(decoder.push([token])) for token in ids[:expected]]
+        assert "".join(pieces) + held.push(decoder.finish()) + held.finish() == text
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
