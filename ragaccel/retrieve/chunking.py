@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ragaccel.passage import Document, Passage
 from ragaccel.retrieve.headings import Section, sections
+from ragaccel.retrieve.plain_text import spoken_name
 from ragaccel.sentences import sentence_spans
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ def split_document(
 
 
 def document_title(document: Document) -> str:
-    """A document's title: its own, else its first top heading, else its file's name."""
+    """A document's title: its own, else its first heading, else its file's name."""
     if document.title:
         return document.title
     if document.markup != "code":
         top = next((s.path[0] for s in sections(document) if s.path), "")
         if top:
             return top
-    return PurePath(document.path).name
+    return spoken_name(document.path)
 
 
 def _passage_title(title: str, section: Section) -> str:

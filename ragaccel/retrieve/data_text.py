@@ -6,11 +6,11 @@ import csv
 import io
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.passage import Document
-from ragaccel.retrieve.plain_text import decode_text
+from ragaccel.retrieve.plain_text import decode_text, spoken_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,10 @@ class _Lines:
 
 
 def read_csv(data: bytes, name: str) -> Document:
-    """Read a table: its columns on the first line, then a row a line, ``Name: Ada; Born: 1815``."""
+    """Read a table: a row a line, ``Name: Ada; Born: 1815.``, each on the line it has in the file.
+
+    The line of the column names stays empty, as every row repeats them, unless there are no rows.
+    """
     text, _ = decode_text(data)
     rows = csv.reader(io.StringIO(text, newline=""), _dialect(text, name))
     lines, number = _Lines(), 1
@@ -53,12 +56,13 @@ def read_csv(data: bytes, name: str) -> Document:
         elif columns:
             lines.add(_record(_named(columns, cells)), number)
         elif _is_header(cells):
-            columns = [_tidy(cell) for cell in cells]
-            lines.add(f"Columns: {', '.join(columns)}.", number)
+            columns = [_tidy(cell.replace("_", " ")) for cell in cells]
         else:
             columns = [f"column {position}" for position in range(1, len(cells) + 1)]
             lines.add(_record(_named(columns, cells)), number)
         number = rows.line_num + 1
+    if columns and not lines.texts:
+        lines.add(f"Columns: {', '.join(columns)}.", 1)
     return lines.document(name, "rows")
 
 
@@ -93,9 +97,11 @@ def read_json(data: bytes, name: str) -> Document:
     """Read JSON: nested objects under headings, flat ones a line each, with the file's lines."""
     text, _ = decode_text(data)
     lines = _Lines()
-    if not _add_value(text, 0, lines):
+    value = _add_value(text, 0, lines)
+    if value is None:
         return Document(path=name, text=text, markup="code")
-    return lines.document(name, "markdown")
+    title = _own_name(value[0]) or spoken_name(name)
+    return replace(lines.document(name, "markdown"), title=title)
 
 
 def read_json_lines(data: bytes, name: str) -> Document:
@@ -103,18 +109,19 @@ def read_json_lines(data: bytes, name: str) -> Document:
     text, _ = decode_text(data)
     lines = _Lines()
     for number, line in enumerate(text.split("\n")):
-        if line.strip() and not _add_value(line, number, lines):
+        if line.strip() and _add_value(line, number, lines) is None:
             lines.add(line, number + 1)
-    return lines.document(name, "markdown")
+    return replace(lines.document(name, "markdown"), title=spoken_name(name))
 
 
-def _add_value(text: str, first_line: int, lines: _Lines) -> bool:
+def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
+    """Write a JSON text as lines and return (its value,); None when it is no JSON."""
     try:
         value = json.loads(text, object_pairs_hook=_Pairs)
         _Renderer(lines, _scalar_lines(text, first_line + 1)).render(value, "", 1)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+    return (value,)
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -161,7 +168,9 @@ class _Renderer:
     def _flat(self, key: str, value: list[Any]) -> None:
         pairs = value if isinstance(value, _Pairs) else [("", item) for item in value]
         numbers = [next(self.numbers, self.last) for _ in pairs]
-        said = [(name, _tidy(_plain(item))) for name, item in pairs if _plain(item)]
+        said = [
+            (name.replace("_", " "), _tidy(_plain(item))) for name, item in pairs if _plain(item)
+        ]
         if not said:
             return
         number = numbers[0]
@@ -195,12 +204,17 @@ def _is_flat(value: Any) -> bool:
 
 
 def _item_name(item: Any, position: int) -> str:
+    return _own_name(item) or f"Item {position}"
+
+
+def _own_name(item: Any) -> str:
+    """What a JSON object calls itself, or nothing."""
     if isinstance(item, _Pairs):
         named = {key.lower(): value for key, value in item if not isinstance(value, list)}
         for key in _NAMING_KEYS:
             if named.get(key):
                 return _tidy(_plain(named[key]))
-    return f"Item {position}"
+    return ""
 
 
 def _plain(value: Any) -> str:

@@ -54,23 +54,29 @@ class Database:
             IndexBusyError: Another process, or another thread, holds it.
             IndexWriteError: The place cannot be written to.
         """
-        try:
+        with self._placing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(self._acquire()):
+            with self._placing():
+                if reset:
+                    self._delete()
+                self._create()
+            yield
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise IndexWriteError(
-                f"cannot create {self.path.parent} ({error.strerror}): keep the index elsewhere"
+                f"cannot write in {self.path.parent} ({error.strerror}): keep the index elsewhere"
                 " with --index PATH"
             ) from error
-        with closing(self._acquire()):
-            if reset:
-                self._delete()
-            self._create()
-            yield
 
     def _acquire(self) -> sqlite3.Connection:
         """An exclusive lock that the system lets go of when the process dies, on any platform."""
         with reported(self.path):
-            lock = sqlite3.connect(self.path.with_name(f"{self.path.name}.lock"), timeout=0)
+            lock = sqlite3.connect(self._beside(".lock"), timeout=0)
         try:
             with reported(self.path):
                 lock.execute("BEGIN EXCLUSIVE")
@@ -86,19 +92,27 @@ class Database:
         return lock
 
     def _delete(self) -> None:
+        """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
         self.close()
-        for ending in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+        for ending in ("-wal", "-shm", ""):
+            self._beside(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
+        """Make an empty index beside its place and move it there, so that it is whole or absent."""
         if self.path.exists() and self.path.stat().st_size:
             return
-        script = f"""BEGIN IMMEDIATE; {SCHEMA}
-            PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};
-            COMMIT;"""
-        with reported(self.path), closing(sqlite3.connect(self.path)) as connection:
+        self._delete()
+        draft = self._beside(".new")
+        draft.unlink(missing_ok=True)
+        with reported(self.path), closing(sqlite3.connect(draft)) as connection:
+            connection.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(script)
+        draft.replace(self.path)
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -94,7 +94,9 @@ class SentenceTransformerEmbedder:
         """Numbers in a vector."""
         if self.settings.is_bert:
             return int(self.settings.config["hidden_size"])
-        return int(self._load_model().get_sentence_embedding_dimension())
+        model = self._load_model()
+        ask = getattr(model, "get_embedding_dimension", None)  # its name since version 6
+        return int((ask or model.get_sentence_embedding_dimension)())
 
     @property
     def fingerprint(self) -> str:

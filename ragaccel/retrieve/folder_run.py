@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.retrieve.chunking import split_document
+from ragaccel.retrieve.chunking import document_title, split_document
 from ragaccel.retrieve.documents import BinaryFileError, document_from_bytes, read_bytes
 from ragaccel.retrieve.store import FileRecord
 
@@ -100,7 +100,7 @@ class FolderRun:
             if known is not None and known.sha256 == record.sha256:
                 self._count_same(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
-            passages = self._cut(data, file.name)
+            document = document_from_bytes(data, file.name)
         except BinaryFileError:
             reasons = self.run.report.skip_reasons
             reasons["binary"] = reasons.get("binary", 0) + 1
@@ -108,11 +108,8 @@ class FolderRun:
         except (DocumentError, MissingExtraError) as error:
             self.run.report.failed[file.name] = str(error)
             return None
-        return _ReadFile(record, passages)
-
-    def _cut(self, data: bytes, name: str) -> list[Passage]:
-        document = document_from_bytes(data, name)
-        return split_document(document, self.run.embedder.count_tokens, self.budget)
+        passages = split_document(document, self.run.embedder.count_tokens, self.budget)
+        return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile]) -> None:
         """Embed what is new in a batch of files, then replace them in one transaction."""

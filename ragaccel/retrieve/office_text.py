@@ -17,7 +17,10 @@ _SPACE = re.compile(r"\s+")
 
 
 def read_docx(data: bytes, name: str) -> Document:
-    """Read a Word file in the order of its body; python-docx knows no pages, so neither do we."""
+    """Read a Word file in the order of its body; its "lines" are its paragraphs and tables.
+
+    A Word file has no pages until it is laid out, and no lines either.
+    """
     try:
         import docx
     except ImportError:
@@ -27,9 +30,18 @@ def read_docx(data: bytes, name: str) -> Document:
         _table(item) if hasattr(item, "rows") else _paragraph(item)
         for item in file.iter_inner_content()
     ]
-    text = "\n\n".join(block for block in blocks if block)
-    title = (file.core_properties.title or "").strip()
-    return Document(path=name, text=text, title=title, markup="markdown")
+    lines, numbers = [], []
+    for number, block in enumerate(blocks, 1):
+        if block:
+            lines += [*block.split("\n"), ""]
+            numbers += [number] * (block.count("\n") + 2)
+    return Document(
+        path=name,
+        text="\n".join(lines),
+        title=(file.core_properties.title or "").strip(),
+        markup="markdown",
+        line_numbers=tuple(numbers),
+    )
 
 
 def _paragraph(paragraph: Any) -> str:

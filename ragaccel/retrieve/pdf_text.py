@@ -10,6 +10,7 @@ from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 
 _LIST_ITEM = re.compile(r"\s*(?:[-*•▪◦‣–]|\d{1,3}[.)]|[a-z]\))\s")
+_NUMBERED_HEADING = re.compile(r"\d{1,2}(?:\.\d{1,2})*\.? [A-Z][^.!?:;]{2,60}")
 _WRAPPED_SHARE = 0.7
 _PROGRAM_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|tex|indd|pdf)$)")
 
@@ -44,6 +45,8 @@ def join_lines(text: str) -> str:
     full = max(map(len, lines), default=0) * _WRAPPED_SHARE
     joined = ""
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if _NUMBERED_HEADING.fullmatch(line) and joined:
+            joined = joined.rstrip() + "\n\n"
         joined += line
         goes_on = bool(following) and not _LIST_ITEM.match(following)
         if goes_on and _hyphenated(line, following):

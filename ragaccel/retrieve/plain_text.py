@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import re
 from contextlib import suppress
+from pathlib import PurePath
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -37,6 +39,12 @@ def decode_text(data: bytes) -> tuple[str, str]:
         with suppress(UnicodeDecodeError):
             return _unix_lines(data.decode(name)), name
     return _unix_lines(data.decode("latin-1")), "latin-1"
+
+
+def spoken_name(path: str) -> str:
+    """The name of a file as a title: ``notes/list-of_lights.csv`` is "list of lights"."""
+    stem = PurePath(path).stem
+    return re.sub(r"[-_\s]+", " ", stem).strip() or PurePath(path).name
 
 
 def _marked_encoding(data: bytes) -> str | None:

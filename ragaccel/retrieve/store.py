@@ -248,7 +248,7 @@ class Store:
         try:
             with reported(self.path):
                 self._database.connection().execute(
-                    "INSERT INTO words (words) VALUES ('integrity-check')"
+                    "INSERT INTO words (words, rank) VALUES ('integrity-check', 1)"
                 )
         except IndexCorruptError:
             problems.append("the full-text search does not match the passages")

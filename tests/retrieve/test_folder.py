@@ -1,0 +1,110 @@
+"""Listing a folder: what is taken, what is passed over and why."""
+
+import os
+
+import pytest
+
+from ragaccel.retrieve.folder import list_folder
+from ragaccel.retrieve.ignoring import IgnoreRules
+
+
+def make(root, *names):
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+
+
+def listed(root, **patterns):
+    return [file.name for file in list_folder(root, **patterns).files]
+
+
+def test_hidden_ignored_and_pictures_are_counted(tmp_path):
+    make(tmp_path, "a.md", "b c/ü 🙂.txt", ".hidden", ".git/config", "pic.PNG", "node_modules/x.js")
+    make(tmp_path, "out/a.txt", "keep.log", "b.log", ".ragaccel/index.db")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/out/\n# comment\n\n")
+    listing = list_folder(tmp_path)
+    assert [file.name for file in listing.files] == ["a.md", "b c/ü 🙂.txt", "keep.log"]
+    assert listing.skipped == {"hidden": 3, "ignored": 3, "not a document": 1}
+
+
+def test_nested_ignore_files_and_include_exclude(tmp_path):
+    make(tmp_path, "a.md", "a.txt", "sub/b.md", "sub/c.md", "sub/deep/d.md")
+    (tmp_path / "sub/.ragaccelignore").write_text("b.md\n")
+    assert listed(tmp_path) == ["a.md", "a.txt", "sub/c.md", "sub/deep/d.md"]
+    assert listed(tmp_path, include=["*.md"], exclude=["deep/"]) == ["a.md", "sub/c.md"]
+
+
+def test_link_loops_end_and_real_paths_win(tmp_path):
+    make(tmp_path, "z/file.md")
+    (tmp_path / "a-link").symlink_to(tmp_path / "z", target_is_directory=True)
+    (tmp_path / "z/loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "broken.md").symlink_to(tmp_path / "missing")
+    listing = list_folder(tmp_path)
+    assert [file.name for file in listing.files] == ["z/file.md"]
+    assert listing.skipped == {"link to a folder listed already": 2, "broken link": 1}
+
+
+def test_special_files_are_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert list_folder(tmp_path).skipped == {"special file": 1}
+
+
+def test_a_name_that_is_no_utf8_is_a_failure(tmp_path):
+    try:
+        (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    except OSError:
+        pytest.skip("this file system takes only UTF-8 names")
+    assert list_folder(tmp_path).failed == {
+        "caf\\udce9.txt": "its name is not valid UTF-8: rename it"
+    }
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
+    make(tmp_path, "a.md", "secret/b.md")
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    listing = list_folder(tmp_path)
+    assert listing.failed == {"secret": "no permission to read the folder"}
+    assert listing.unreadable == ["secret"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_folder", "ignored"),
+    [
+        ("*.log", "a/b.log", False, True),
+        ("/b.log", "a/b.log", False, False),
+        ("a/*.log", "a/b.log", False, True),
+        ("a/*.log", "x/a/b.log", False, False),
+        ("**/b.log", "x/a/b.log", False, True),
+        ("a/**", "a/x/y", False, True),
+        ("a/**/z", "a/z", False, True),
+        ("build/", "build", False, False),
+        ("build/", "build", True, True),
+        ("build/", "build/x.md", False, True),
+        ("b?r", "bar", False, True),
+        ("b[!o]r", "bar", False, True),
+        ("b[a-c]r", "b/r", False, False),
+        ("\\!a", "!a", False, True),
+        ("\\#a", "#a", False, True),
+        ("a[", "a[", False, True),
+        ("#a", "#a", False, False),
+        ("a ", "a", False, True),
+    ],
+)
+def test_patterns(pattern, path, is_folder, ignored):
+    assert IgnoreRules([pattern]).ignores(path, is_folder) is ignored
+
+
+def test_the_last_pattern_that_matches_decides():
+    rules = IgnoreRules(["*.md", "!keep.md", "keep.md"])
+    assert rules.verdict("keep.md", False) is True
+    assert IgnoreRules(["*.md", "!keep.md"]).verdict("keep.md", False) is False
+    assert rules.verdict("a.txt", False) is None
+    assert not IgnoreRules(["", "# x"])

@@ -1,0 +1,120 @@
+"""The retriever: three modes, fusion, reranking, and an index that changes under it."""
+
+import threading
+
+import numpy as np
+import pytest
+from fakes import HashEmbedder
+
+from ragaccel.errors import ConfigurationError, IndexMismatchError, NothingIndexedError
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.retriever import MODES, Retriever, fuse, open_retriever
+from ragaccel.retrieve.store import Store
+from ragaccel.retrieve.word_search import search_words
+
+
+@pytest.fixture
+def retriever(store, embedder, folder):
+    index_folder(store, embedder, folder)
+    return Retriever(store, embedder)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_finds_the_passage(retriever, mode):
+    found = retriever.search("the boat called Petrel", 2, mode=mode)
+    assert found[0].path == "sub folder 🙂/boat.txt"
+    assert found[0].citation == "sub folder 🙂/boat.txt:1"
+    assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
+    assert found[0].score > 0
+
+
+def test_dense_scores_are_cosines(retriever, embedder):
+    first = retriever.search("The wick is cotton.", 1, mode="dense")[0]
+    text = f"{first.title}\n{first.text}"
+    expected = float(embedder.embed_query("The wick is cotton.") @ embedder.embed_query(text))
+    assert first.score == pytest.approx(expected, abs=1e-3)
+
+
+def test_text_search_takes_any_question(retriever, store):
+    for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
+        retriever.search(question, mode="text")
+    assert search_words(store, "What is a WICKS?", 5)[0][0] == 2  # porter stemming
+    assert search_words(store, "???", 5) == []
+
+
+def test_fusion_is_by_reciprocal_rank():
+    fused = fuse([[(1, 0.9), (2, 0.8)], [(2, 7.0), (3, 6.0)]])
+    assert [key for key, _ in fused] == [2, 1, 3]
+    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
+
+
+def test_k_and_mode_are_checked(retriever):
+    assert len(retriever.search("lamp", 100)) == 4
+    assert retriever.search("  ") == []
+    with pytest.raises(ConfigurationError, match="k is 0"):
+        retriever.search("lamp", 0)
+    with pytest.raises(ConfigurationError, match="mode"):
+        retriever.search("lamp", mode="magic")
+
+
+def test_it_follows_the_index(retriever, store, embedder, folder):
+    retriever.warm_up()
+    (folder / "lamp.md").unlink()
+    (folder / "whale.md").write_text("# Whale\n\nA whale sings.\n")
+    with Store(store.path) as other:
+        index_folder(other, embedder, folder)
+    assert retriever.search("whale sings", 1, mode="dense")[0].title == "Whale"
+    assert all(p.path != "lamp.md" for p in retriever.search("lamp wick", 9))
+    index_folder(store, embedder, folder, rebuild=True)
+    assert retriever.search("boat called Petrel", 1, mode="dense")[0].path.endswith("boat.txt")
+
+
+def test_a_reranker_has_the_last_word(store, embedder, folder):
+    class OfWicks:
+        def scores(self, question, passages):
+            return [float(passage.text.count("wick")) for passage in passages]
+
+    index_folder(store, embedder, folder)
+    found = Retriever(store, embedder, reranker=OfWicks()).search("the boat", 2)
+    assert (found[0].text, found[0].score) == ("The wick is cotton.", 1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_indexed(store, embedder, tmp_path, mode):
+    with pytest.raises(NothingIndexedError, match="no index at"):
+        open_retriever(tmp_path / "none.db", embedder)
+    (tmp_path / "empty").mkdir()
+    index_folder(store, embedder, tmp_path / "empty")
+    with pytest.raises(NothingIndexedError, match="holds no passages"):
+        Retriever(store, embedder).search("x", mode=mode)
+
+
+def test_another_embedder_is_refused(retriever, store):
+    class Other(HashEmbedder):
+        fingerprint = "another"
+
+    with pytest.raises(IndexMismatchError, match="--rebuild"):
+        Retriever(store, Other())
+
+
+def test_searching_from_threads_while_indexing(retriever, store, embedder, folder):
+    errors = []
+
+    def search():
+        try:
+            for _ in range(20):
+                assert retriever.search("the boat called Petrel", 1)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=search) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with Store(store.path) as other:
+        for number in range(5):
+            (folder / f"{number}.md").write_text(f"# {number}\n\nText {number}.\n")
+            index_folder(other, HashEmbedder(), folder)
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert np.array_equal(retriever._current_index().keys(), store.keys())
