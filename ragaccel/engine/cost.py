@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WINDOW = 15
+# A bucket measured only so often is doubted once it has not been used for some passes: had its
+# passes been slow by chance, it would never be chosen, and never measured, again.
+_FEW, _SOON, _LATE = 3, 64, 2048
 
 
 class PassCost:
@@ -27,11 +30,15 @@ class PassCost:
     def __init__(self, row_share: float) -> None:
         self._row_share = row_share
         self._recent: dict[int, list[float]] = {}
+        self._last_used: dict[int, int] = {}
+        self._num_passes = 0
         self._table: list[float] | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
         """Add one pass; the bucket is the nearest one."""
         bucket = _nearest(rows)
+        self._num_passes += 1
+        self._last_used[bucket] = self._num_passes
         recent = self._recent.setdefault(bucket, [])
         # Scaled to its bucket by the prior, so that 9 and 14 rows do not blur one another.
         recent.append(seconds * self._prior(bucket) / self._prior(rows))
@@ -53,7 +60,11 @@ class PassCost:
         return table[place - 1] + share * (table[place] - table[place - 1])
 
     def _make_table(self) -> list[float]:
-        known = {bucket: median(recent) for bucket, recent in self._recent.items()}
+        known = {
+            bucket: median_low(recent)
+            for bucket, recent in self._recent.items()
+            if self._is_trusted(bucket, len(recent))
+        }
         if not known:
             return [self._prior(bucket) for bucket in ROW_BUCKETS]
         values = []
@@ -61,6 +72,10 @@ class PassCost:
             source = min(known, key=lambda seen: abs(seen - bucket))
             values.append(known[source] * self._prior(bucket) / self._prior(source))
         return _never_falling(values)
+
+    def _is_trusted(self, bucket: int, num_seen: int) -> bool:
+        age = self._num_passes - self._last_used[bucket]
+        return age <= (_SOON if num_seen < _FEW else _LATE)
 
     def _prior(self, rows: int) -> float:
         return 1.0 + self._row_share * (rows - 1)

@@ -99,7 +99,9 @@ def _refuse_by_class(model: Any, name: str) -> None:
         raise ModelRefusedError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"
         )
-    parameters = inspect.signature(model.forward).parameters
+    # An adapter (PEFT) hands its keywords on to the model it wraps.
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parameters = inspect.signature(inner.forward).parameters
     missing = [
         needed
         for needed in ("position_ids", "past_key_values", "attention_mask")

@@ -38,6 +38,15 @@ def test_old_passes_are_forgotten():
     assert cost.seconds(1) == 0.030
 
 
+def test_a_width_that_was_slow_once_by_chance_is_tried_again():
+    cost = PassCost(0.05)
+    cost.observe(32, 5.0)
+    for _ in range(70):
+        assert cost.seconds(1) <= cost.seconds(32)
+        cost.observe(1, 0.010)
+    assert cost.seconds(32) < 0.03
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10)), max_size=40))
 def test_more_rows_never_cost_less(passes):
     cost = PassCost(0.02)
