@@ -24,8 +24,8 @@ def _articles(count=40):
     articles = []
     for number in range(count):
         sentences = tuple(
-            f"The {rng.choice(SUBJECTS)} of Keeper {number} {rng.choice(VERBS)} {rng.randint(10, 9999)} "
-            f"{rng.choice(SUBJECTS)} boxes near Port {chr(65 + i)}{number}."
+            f"The {rng.choice(SUBJECTS)} of Keeper {number} {rng.choice(VERBS)} "
+            f"{rng.randint(10, 9999)} {rng.choice(SUBJECTS)} boxes near Port {chr(65 + i)}{number}."
             for i in range(12)
         )
         articles.append(
@@ -71,7 +71,7 @@ def test_the_answer_is_one_of_the_marked_sentences(maker, tokenizer):
 
 
 def test_examples_follow_the_chat_template(maker, tokenizer):
-    """What training feeds is what the template renders, or the reader would meet prompts unlike its own."""
+    """What training feeds is what the template renders."""
     documents = [
         {"title": "Station 1", "text": "", "sentences": ["The ferry left.", "It came back."]},
         {"title": "", "text": "One box.", "sentences": []},
@@ -81,8 +81,9 @@ def test_examples_follow_the_chat_template(maker, tokenizer):
         documents=documents, add_generation_prompt=True, tokenize=False,
     )  # fmt: skip
     assert rendered == (
-        "<bos><question> Who left?<passage> Station 1<s1> The ferry left. [1]<s1><s2> It came back. [1]<s2>"
-        f"<passage><s3> One box. [2]<s3><none> {REFUSAL}<none><question> Who left?<answer>"
+        "<bos><question> Who left?<passage> Station 1<s1> The ferry left. [1]<s1>"
+        "<s2> It came back. [1]<s2><passage><s3> One box. [2]<s3>"
+        f"<none> {REFUSAL}<none><question> Who left?<answer>"
     )
     example = maker.make(Shape(256, 3, 80))
     text = tokenizer.decode(example.token_ids, skip_special_tokens=False)
@@ -110,7 +111,9 @@ def test_the_tokenizer_loses_nothing(tokenizer, text):
 
 def test_questions_share_words_with_their_sentence_only():
     rng = random.Random(0)
-    sentence = "The granite tower of Keeper Island was completed by Anna Verrill in 1884 after nine winters."
+    sentence = (
+        "The granite tower of Keeper Island was built by Anna Verrill in 1884 over nine winters."
+    )
     made = [make_question(rng, sentence, "History") for _ in range(300)]
     assert all(question is not None for question in made)
     assert len(set(made)) > 200
@@ -196,7 +199,7 @@ def test_figures_know_right_from_wrong(reader, maker):
     oracle.answer = example.token_ids
     assert outcome(oracle, example)["verbatim"]
     figures = evaluate(reader, maker, examples=3)
-    assert set(figures) == {"made", "people"}
+    assert set(figures) == {"made", "squad"}
     assert figures["made"]["verbatim"] == 0.0
 
 

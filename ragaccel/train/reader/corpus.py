@@ -194,6 +194,7 @@ def _is_prose(sentence: str) -> bool:
 
 
 def rows_of(path: Path) -> list[dict]:  # type: ignore[type-arg]
+    """Read a file of JSON lines; lines end at a line feed only. No file, no rows."""
     lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
     return [json.loads(line) for line in lines if line]
 

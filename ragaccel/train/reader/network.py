@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 # After so many layers it must be readable whether a token's word is in the question, and how
-# relevant a sentence is. Without these probes the choice of a sentence is learned ten times later.
+# relevant a sentence is. Without the first,
+# choosing a sentence had not begun after 5M tokens; with it nine of ten were right after 2.5M.
 MATCH_LAYER, RELEVANCE_LAYER = 2, 4
 
 
