@@ -31,6 +31,7 @@ _BETWEEN_PASSAGES, _IN_NO_PASSAGE, _FIRST_CODE = "\0", "\1", 2
 _CITATION = re.compile(r"(?<!\w)\[(\d{1,3}(?:\s*(?:[,;]|-|–)\s*\d{1,3})*)\]")
 _NUMBER_OR_RANGE = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
 _NEXT_CITATION = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[\d[\d\s,;–-]*\])")
+_CITATION_BEGUN = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[(\d[\d\s,;–-]*)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,7 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
     spans: list[CopiedSpan] = []
     for first, last in runs:
         start, end = window.starts[first], window.starts[last]
-        cited = _NEXT_CITATION.match(text, end)
-        wanted = _numbers_in(cited.group(1)) if cited else []
-        wanted += [spans[-1].passage_number] if spans else []
+        wanted = next_cited(text[end:]) + ([spans[-1].passage_number] if spans else [])
         number, offset = index.locate(window.codes(first, last), wanted)
         passage_id = passages[number - 1].passage_id
         spans.append(CopiedSpan(start, end, passage_id, number, offset, offset + end - start))
@@ -87,6 +86,17 @@ def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()
         if not any(span.start <= found.start() and found.end() <= span.end for span in spans):
             numbers.update(dict.fromkeys(_numbers_in(found.group(1))))
     return [number for number in numbers if 1 <= number <= num_passages]
+
+
+def next_cited(text: str) -> list[int]:
+    """The passage numbers of the citation that a text begins with, behind punctuation."""
+    cited = _NEXT_CITATION.match(text)
+    return _numbers_in(cited.group(1)) if cited else []
+
+
+def may_become_citation(text: str) -> bool:
+    """Whether more text could still make this one begin with a citation."""
+    return _CITATION_BEGUN.fullmatch(text) is not None
 
 
 class PassageIndex:
@@ -109,9 +119,13 @@ class PassageIndex:
         """The character that stands for a token of an answer."""
         return self._code_of.get(token, _IN_NO_PASSAGE)
 
+    def holders(self, codes: str) -> list[int]:
+        """The numbers of the passages that hold a run."""
+        return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
+
     def locate(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
         """The number of the passage to name for a run, and its first character there."""
-        holders = [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
+        holders = self.holders(codes)
         number = next((n for n in wanted if n in holders), holders[0])
         token = self._codes[number - 1].index(codes)
         return number, sum(map(len, self._tokens[number - 1][:token]))

@@ -6,7 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragaccel.citing import SINGLE, SYMBOL, TOKEN, PassageIndex, Window
+from ragaccel.citing import (
+    SINGLE,
+    SYMBOL,
+    TOKEN,
+    PassageIndex,
+    Window,
+    may_become_citation,
+    next_cited,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,9 +53,9 @@ def segments(text: str, spans: Sequence[CopiedSpan]) -> list[Segment]:
 class Highlighter:
     """Marks copied spans while an answer streams: pieces of text in, segments out.
 
-    What comes out lags by the few words that may still turn out to be the start of a copied span.
-    The marked characters are those of ``copied_spans`` over the whole answer; only the choice
-    among passages that hold the same words is made with what is known so far.
+    What comes out are the segments of the whole answer. It lags by the few words that may still
+    turn out to be the start of a copied span, and, where several passages hold the same words, by
+    those words, until what follows tells which passage is meant.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -56,6 +64,7 @@ class Highlighter:
         self._tokens: list[str] = []
         self._num_shown = 0
         self._pending = ""
+        self._ended: list[tuple[int, int]] = []  # runs whose passage is not known yet
         self._number = 0
 
     def feed(self, piece: str) -> list[Segment]:
@@ -70,20 +79,43 @@ class Highlighter:
         """Return what was held back, once the answer has ended."""
         rest = self._show(TOKEN.findall(self._pending))
         self._pending = ""
-        return _joined([*rest, *self._until(len(self._tokens), 0)])
+        self._ended += self._window.ended()
+        return _joined([*rest, *self._settle(last=True), *self._until(len(self._tokens), 0)])
 
     def _show(self, tokens: Iterable[str]) -> list[Segment]:
         shown: list[Segment] = []
         for token in tokens:
             self._tokens.append(token)
-            self._window.push(token)
-            first, last = self._window.run
-            shown += self._until(first, 0)
-            if self._window.long_enough:
-                run = self._window.codes(first, last)
-                self._number, _ = self._index.locate(run, [self._number])
-                shown += self._until(last, self._number)
+            self._ended += self._window.push(token)
+            shown += self._settle()
+            if not self._ended:
+                shown += self._running()
         return _joined(shown)
+
+    def _settle(self, *, last: bool = False) -> list[Segment]:
+        """Show the runs that have ended, as far as it is certain which passages they are from."""
+        shown: list[Segment] = []
+        while self._ended:
+            first, end = self._ended[0]
+            behind = "".join(self._tokens[end:])
+            run = self._window.codes(first, end)
+            if not last and may_become_citation(behind) and len(self._index.holders(run)) > 1:
+                break
+            self._number, _ = self._index.locate(run, [*next_cited(behind), self._number])
+            shown += [*self._until(first, 0), *self._until(end, self._number)]
+            self._ended.pop(0)
+        return shown
+
+    def _running(self) -> list[Segment]:
+        """Show what comes before the run that goes on, and that too if only one passage has it."""
+        first, end = self._window.run
+        shown = self._until(first, 0)
+        if self._window.long_enough:
+            holders = self._index.holders(self._window.codes(first, end))
+            if len(holders) == 1:
+                self._number = holders[0]
+                shown += self._until(end, self._number)
+        return shown
 
     def _until(self, end: int, number: int) -> list[Segment]:
         text = "".join(self._tokens[self._num_shown : end])

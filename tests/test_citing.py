@@ -133,7 +133,9 @@ def test_spans_are_the_maximal_runs_of_a_brute_force_search(text, others, data):
 @given(prose, st.lists(prose, max_size=3), st.data())
 def test_streamed_marks_are_those_of_the_whole_answer(text, others, data):
     if others:
-        text += data.draw(st.sampled_from(others))
+        source = data.draw(st.sampled_from(others))
+        text += source + data.draw(st.sampled_from(["", " [2]", ". [1, 3] so", " [x", " ("]))
+        text += source[data.draw(st.integers(0, len(source))) :]
     highlighter = Highlighter(passages(*others))
     shown = []
     at = 0
@@ -143,11 +145,21 @@ def test_streamed_marks_are_those_of_the_whole_answer(text, others, data):
         at += size
     shown += highlighter.finish()
     assert "".join(piece.text for piece in shown) == text
-    streamed = [bool(piece.passage_number) for piece in shown for _ in piece.text]
-    expected = [False] * len(text)
-    for span in copied_spans(text, passages(*others)):
-        expected[span.start : span.end] = [True] * (span.end - span.start)
+    whole = segments(text, copied_spans(text, passages(*others)))
+    streamed, expected = (
+        [piece.passage_number for piece in pieces for _ in piece.text] for pieces in (shown, whole)
+    )
     assert streamed == expected
+
+
+def test_streamed_marks_wait_for_the_citation_where_passages_hold_the_same():
+    both = passages(LAMP, TIDE)
+    same = "The lamp burns rapeseed oil"
+    highlighter = Highlighter(both)
+    assert highlighter.feed(f"{same} ") == []
+    shown = [*highlighter.feed("[2"), *highlighter.feed("] and so on ")]
+    assert shown[0] == Segment(same, 2)
+    assert highlighter.feed(LAMP)[-1].passage_number == 1
 
 
 def test_streamed_marks_lag_by_a_few_words_only():

@@ -72,6 +72,7 @@ class Answering:
             if self._manner.compare:  # the first request of a process pays for all that is lazy
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
+            self._terminal.set_apart()
             answer = self._shown(question, history)
             self.seconds["retrieve"] = self._search.seconds
             comparison = self._compared(question, history, answer)

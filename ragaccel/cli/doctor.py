@@ -80,7 +80,7 @@ def _show(terminal: "Terminal", check: "Check") -> None:
     from rich.text import Text
 
     mark, plain, style = _MARKS[check.state]
-    line = Text(mark if terminal.unicode else plain, style=style)
+    line = Text().append(mark if terminal.unicode else plain, style=style)
     line.append(f" {check.name}", style="bold").append(f"  {check.detail}")
     terminal.write(line, end="\n")
     if check.state != "ok" and check.remedy:

@@ -108,10 +108,11 @@ def speed_line(answer: Answer, comparison: Comparison | None) -> str:
     stats = answer.stats
     parts = [
         f"{stats.tokens_per_second:.0f} tokens/s",
-        f"{stats.acceptance_length:.1f} tokens a pass",
-        f"{stats.new_tokens} tokens in {stats.total_seconds:.2f} s",
+        f"acceptance length {stats.acceptance_length:.1f}",
     ]
-    if comparison is not None:
+    if comparison is None:
+        parts.append(f"{stats.new_tokens} tokens in {stats.total_seconds:.2f} s")
+    else:
         parts += [
             f"{comparison.speed_up:.1f}× plain decoding"
             f" ({comparison.plain_tokens_per_second:.0f} tokens/s)",

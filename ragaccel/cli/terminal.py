@@ -55,6 +55,7 @@ class Terminal:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self.quiet = quiet
+        self._told = False
         self.capture = capture
         self.title = title
         always = True if color == "always" or capture else None
@@ -103,7 +104,7 @@ class Terminal:
         self.out.print(body, end=end, soft_wrap=True)
         self.out.file.flush()
         if self._record is not None:
-            self._record.print(body, end=end, soft_wrap=True)
+            self._record.print(body, end=end, soft_wrap=not end)
 
     def show(self, renderable: RenderableType) -> None:
         """Write a table or the like to stdout."""
@@ -121,6 +122,12 @@ class Terminal:
         if not self.quiet:
             self._tell(text, style)
 
+    def set_apart(self) -> None:
+        """Put an empty line between what was told so far and what comes, where a person reads."""
+        if self._told and (self.interactive or self._record is not None):
+            self._tell(Text(), "")
+            self._told = False
+
     def warn(self, text: str) -> None:
         """Tell on stderr what a person should look into."""
         self._tell(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
@@ -131,9 +138,10 @@ class Terminal:
 
     def _tell(self, text: str | Text | RenderableType, style: str) -> None:
         body = Text(printable(text), style=style) if isinstance(text, str) else text
+        self._told = True
         self.err.print(body, soft_wrap=isinstance(body, Text))
         if self._record is not None:
-            self._record.print(body, soft_wrap=isinstance(body, Text))
+            self._record.print(body)
 
     def working(self, what: str) -> AbstractContextManager[object]:
         """A spinner on stderr while something takes its time, where a person watches."""

@@ -238,10 +238,13 @@ def test_a_folder_that_is_no_model(cli, docs):
 
 
 def test_an_embedding_model_that_does_not_exist(cli, docs, monkeypatch):
-    from ragaccel.retrieve.embedder import load_embedder as load
+    from huggingface_hub import constants
 
+    from ragaccel.retrieve.embedder import load_embedder
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(
-        knowledge, "load_embedder", lambda settings: load(settings.text("embedder"))
+        knowledge, "load_embedder", lambda settings: load_embedder(settings.text("embedder"))
     )
     ended = cli("index", docs, "--embedder", "./none")
     assert ended.code == 1
