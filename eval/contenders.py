@@ -54,7 +54,7 @@ class Contender(Protocol):
 
 
 class Ours:
-    """Our loop with a drafter. The engine lasts, and with it its cost table, as in an application."""
+    """Our loop with a drafter. The engine and its cost table last, as in an application."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Lossless: is it the same? Our answers against ``model.generate``, and how near each difference is.
+"""Lossless: is it the same? Our answers against ``model.generate``, and how they differ.
 
     python -m eval.lossless --model reader --task demo --dtypes float32,bfloat16
 

@@ -3,7 +3,8 @@
     python -m eval.speed --model reader --task demo
     python -m eval.speed --model random:llama-135m --task llma --data DATA --limit 20
 
-A real model gives its own answers; a random one follows recorded ones (``eval/forced.py``). goes to stderr; the last line of stdout is one JSON document, by contender.
+A real model gives its own answers; a random one follows recorded ones (``eval/forced.py``).
+Progress goes to stderr; the last line of stdout is one JSON document, by contender.
 """
 
 from __future__ import annotations

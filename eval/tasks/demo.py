@@ -10,8 +10,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from eval.examples import Example, read_unified
+
+if TYPE_CHECKING:
+    from ragaccel.retrieve.retriever import Retriever
 
 _DEMOS = Path(__file__).parents[2] / "demos"
 _FILE = Path(__file__).with_suffix(".jsonl")
@@ -30,21 +34,25 @@ def write(num_passages: int = 6) -> int:
 
     embedder = load_embedder()
     lines = (_DEMOS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    with tempfile.TemporaryDirectory() as folder, _FILE.open("w", encoding="utf-8") as file:
-        store = Store(Path(folder) / "index.db")
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, _DEMOS / "documents")
         retriever = Retriever(store, embedder)
-        for number, line in enumerate(lines, start=1):
-            asked = json.loads(line)
-            found = retriever.search(asked["question"], num_passages)
-            row = {
-                "id": f"demo-{number}",
-                "question": asked["question"],
-                "passages": [{"title": passage.title, "text": passage.text} for passage in found],
-                "answer": asked.get("answer") or "",
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        rows = [_row(n, json.loads(line), retriever, num_passages) for n, line in enumerate(lines)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    _FILE.write_text(text, encoding="utf-8")
     return len(lines)
+
+
+def _row(
+    number: int, asked: dict[str, Any], retriever: Retriever, num_passages: int
+) -> dict[str, Any]:
+    found = retriever.search(asked["question"], num_passages)
+    return {
+        "id": f"demo-{number + 1}",
+        "question": asked["question"],
+        "passages": [{"title": passage.title, "text": passage.text} for passage in found],
+        "answer": asked.get("answer") or "",
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,112 @@
+"""Rows cost: what a verify pass of n rows takes here, against plain decoding's pass of one.
+
+    python -m eval.rows_cost --model random:llama-135m --context 1200
+
+The curve decides how many guesses pay: n rows at t(n) beat n passes at t(1) if enough are accepted.
+Sizes are interleaved and each is the median of its repeats. Passes go through our engine, chains
+only. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.examples import MissingDataError
+from eval.machine import describe_machine, describe_run
+from eval.passes import synchronize
+from eval.targets import DTYPES, default_dtype, load_target
+from ragaccel.decode.request import Request
+from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from eval.targets import Target
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.rows_cost", description=__doc__.split("\n")[0]
+    )
+    add = parser.add_argument
+    add("--model", default="reader", help="reader, a hub name, a folder, or random:SHAPE")
+    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--context", type=int, default=1024, help="tokens in the cache")
+    add("--repeats", type=int, default=15)
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--out", type=Path, help="result file")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    try:
+        target = load_target(
+            options.model,
+            tokenizer=options.tokenizer,
+            dtype=options.dtype,
+            device=options.device,
+            data=options.data,
+        )
+    except (MissingDataError, FileNotFoundError) as error:
+        sys.exit(f"eval.rows_cost: {error}")
+    seconds = measure_rows(target, options.context, options.repeats)
+    document: dict[str, Any] = {
+        "kind": "rows_cost",
+        "settings": {
+            "model": Path(options.model).name if Path(options.model).exists() else options.model,
+            "context": options.context,
+            "dtype": options.dtype or default_dtype(options.device),
+            "repeats": options.repeats,
+        },
+        "machine": describe_machine(options.device),
+        "run": describe_run("eval.rows_cost"),
+        "milliseconds": {str(rows): 1e3 * value for rows, value in seconds.items()},
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for rows, value in seconds.items():
+        print(f"{rows:4d} rows  {1e3 * value:8.2f} ms  {value / seconds[1]:6.2f} x one row")
+    print(json.dumps(document["milliseconds"]))
+
+
+def measure_rows(
+    target: Target, context: int, repeats: int, sizes: Sequence[int] = ROWS
+) -> dict[int, float]:
+    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens."""
+    vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
+    prompt = [(7919 * i + 13) % vocab_size for i in range(context + 1)]
+    engine = Engine(target.ours, max_rows=max(sizes))
+    verifier = engine.open(Request(prompt_ids=tuple(prompt), max_new_tokens=1))
+    seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
+    try:
+        verifier.prefill(Request(prompt_ids=tuple(prompt), max_new_tokens=1))
+        for turn in range(-1, repeats):  # the first turn warms up
+            for rows in sizes:
+                tree = DraftTree.chain(prompt[:rows])
+                synchronize(target.model.device)
+                started = perf_counter()
+                verifier.verify(tree)
+                elapsed = perf_counter() - started
+                verifier.commit(())
+                if turn >= 0:
+                    seconds[rows].append(elapsed)
+    finally:
+        verifier.close()
+    return {rows: median(values) for rows, values in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()

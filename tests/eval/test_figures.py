@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from recorded import write_inputs
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from eval import report
+from eval.examples import load_task, read_unified
+from eval.jobs import make_jobs
+from eval.ledger import Ledger
+from eval.machine import _arguments
+from eval.random_models import SHAPES, read_shape
+from eval.ratios import bootstrap_interval, paired_ratio
+from eval.summary import summarize
+from eval.targets import load_tokenizer
+
+
+def test_ratios_are_paired_within_rounds():
+    theirs = {("a", 0): 10.0, ("a", 1): 1.0, ("b", 0): 4.0, ("c", 0): 8.0, ("only", 0): 1.0}
+    ours = {("a", 0): 20.0, ("a", 1): 2.0, ("b", 0): 12.0, ("c", 0): 8.0}
+    ratio = paired_ratio(ours, theirs)
+    assert (ratio.value, ratio.worst, ratio.examples) == (2.0, 1.0, 3)
+    assert ratio.low <= ratio.value <= ratio.high
+    with pytest.raises(ValueError, match="both sides"):
+        paired_ratio(ours, {("z", 0): 1.0})
+
+
+def test_intervals_hold_the_median_and_shrink_with_more_examples():
+    few, many = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0] * 40
+    for values in (few, many):
+        low, high = bootstrap_interval(values)
+        assert low <= 3.0 <= high
+        assert bootstrap_interval(values) == (low, high)
+    assert bootstrap_interval(many)[1] - bootstrap_interval(many)[0] < 2.0
+    assert bootstrap_interval([2.5] * 9) == (2.5, 2.5)
+
+
+def row(contender, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
+    return {
+        "example": example,
+        "round": turn,
+        "contender": contender,
+        "tokens": tokens,
+        "answer_hash": "h",
+        "prefill_seconds": prefill,
+        "decode_seconds": decode,
+        "passes": passes,
+        "rows": 2 * passes,
+        "draft_tokens": passes,
+        "accepted_tokens": tokens - passes,
+        "stages": {"draft": 0.1, "verify": decode - 0.2, "model": decode - 0.3},
+        "forcing_seconds": 0.01,
+    }
+
+
+def test_summaries_tell_decoding_from_the_whole():
+    rows = [
+        row("ours", "a", 1.0, passes=2),
+        row("ours_plain", "a", 2.0),
+        row("generate", "a", 4.0),
+        row("ours", "b", 1.0, passes=3),
+        row("ours_plain", "b", 2.0),
+        row("generate", "b", 4.0),
+    ]
+    ours = summarize(rows)["ours"]
+    assert (ours["tokens_per_second"], ours["ratio"], ours["ratio_generate"]) == (10.0, 2.0, 4.0)
+    assert ours["end_to_end"]["tokens_per_second"] == 5.0
+    assert ours["end_to_end"]["ratio"] == 1.5
+    assert ours["acceptance_length"] == 4.0
+    assert ours["seconds"]["other"] == pytest.approx(0.2)
+    assert ours["identical_to_generate"] == 1.0
+
+
+def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    ledger = Ledger(path, {"task": "a"})
+    ledger.add({"example": "1"})
+    ledger.add({"example": "2"})
+    path.write_text(path.read_text()[:-8])  # killed while writing
+    again = Ledger(path, {"task": "a"})
+    assert again.rows == [{"example": "1"}]
+    again.add({"example": "2"})
+    assert Ledger(path, {"task": "a"}).rows == [{"example": "1"}, {"example": "2"}]
+    with pytest.raises(ValueError, match="task"):
+        Ledger(path, {"task": "b"})
+    assert Ledger(None, {}).rows == []
+
+
+def test_own_files_are_tasks_whatever_separators_they_hold(tmp_path):
+    path = tmp_path / "own.jsonl"
+    passages = [{"title": "T", "text": "One\u2029two."}, {"text": "  "}]
+    history = [{"role": "user", "text": "Hi"}, {"role": "agent", "text": "Hello"}]
+    rows = [
+        {"id": i, "question": " Why? ", "passages": passages, "history": history} for i in (1, 2)
+    ]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(text + "\n", encoding="utf-8")
+    (example,) = load_task(str(path), 1)
+    assert (example.example_id, example.question, example.answer) == ("1", "Why?", "")
+    assert [passage.text for passage in example.passages] == ["One\u2029two."]
+    assert [turn["role"] for turn in example.history] == ["user", "assistant"]
+    assert len(read_unified(path)) == 2
+
+
+def test_the_task_that_ships_needs_no_data(monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    examples = load_task("demo")
+    assert len(examples) == 24
+    assert sum(bool(example.answer) for example in examples) >= 20
+    assert all(example.passages for example in examples)
+
+
+def test_a_recorded_answer_is_tokenized_as_it_would_follow_the_prompt(tmp_path):
+    write_inputs(tmp_path)
+    tokenizer = load_tokenizer("words", tmp_path / "data")
+    examples = read_unified(tmp_path / "task.jsonl", 1)
+    (job,) = make_jobs(examples, tokenizer, max_new_tokens=100)
+    assert job.answer_ids[-1] in tokenizer.eos_ids
+    assert tokenizer.decode(job.answer_ids).strip() == examples[0].answer
+    assert tokenizer.decode(job.apart[0].token_ids) == examples[0].passages[0].text
+    (short,) = make_jobs(examples, tokenizer, max_new_tokens=5)
+    assert short.answer_ids == job.answer_ids[:5]
+
+
+@pytest.mark.parametrize("path", sorted(SHAPES.glob("*.json")), ids=lambda path: path.stem)
+def test_shapes_are_true_to_their_names(path):
+    config = AutoConfig.for_model(**read_shape(path.stem)["config"])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    billions = sum(weight.numel() for weight in model.parameters()) / 1e9
+    named = {"llama-135m": 0.1345, "qwen2.5-0.5b": 0.494, "llama-2-7b": 6.74, "llama-3.1-8b": 8.03}
+    assert billions == pytest.approx(named[path.stem], rel=0.002)
+
+
+def test_commands_name_no_places_of_one_machine(tmp_path):
+    shown = _arguments([f"--data={tmp_path}/data", "--out", f"{tmp_path}/x.json", "--limit", "3"])
+    assert shown == "--data=data --out x.json --limit 3"
+
+
+def test_reports_hold_every_result(tmp_path):
+    machine = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
+    shared = {"machine": machine, "run": {"commit": "c", "date": "d", "command": "python -m x"}}
+    rows = [row("ours", "a", 1.0, passes=2), row("ours_plain", "a", 2.0), row("generate", "a", 4.0)]
+    settings = {"model": "m", "task": "t", "forced": True, "examples": 1, "dtype": "float32"}
+    speed = {"kind": "speed", "settings": settings, "contenders": summarize(rows), **shared}
+    difference = {"gap": 3e-6}
+    dtypes = {"float32": {"answers": 9, "identical": 8, "differences": [difference]}}
+    same = {"kind": "lossless", "settings": settings, "dtypes": dtypes, **shared}
+    (tmp_path / "a.json").write_text(json.dumps(speed))
+    (tmp_path / "b.json").write_text(json.dumps(same))
+    text = report.all_results(tmp_path)
+    assert "| ours, copying | 10.0 | 2.00 (2.00 to 2.00) | 4.00" in text
+    assert "| float32 | 9 | 8 | 3e-06 |" in text
+    assert text.count("`python -m x`") == 2

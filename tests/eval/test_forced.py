@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+import torch
+from fakes import RandomDrafter
+from recorded import ANSWER, make_job, make_target
+
+from eval.contenders import DEFAULT, Ours, make_contender
+from eval.forced import FORCED_LOGIT, following
+from eval.random_models import build_random_model
+from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.layout import run_rows, tree_rows
+
+FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_decoder_gives_exactly_the_recording(family, name):
+    target, job = make_target(family), make_job()
+    contender = make_contender(name, target)
+    with following(target.model, job.prompt_ids, job.answer_ids) as forcing:
+        run = contender.run(job)
+    assert run.token_ids == ANSWER
+    assert forcing.passes >= run.passes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_of_nonsense_give_the_recording_too(family, seed):
+    target, job = make_target(family), make_job()
+    contender = Ours("nonsense", target, RandomDrafter(seed, 97), token_budget=12)
+    with following(target.model, job.prompt_ids, job.answer_ids):
+        assert contender.run(job).token_ids == ANSWER
+
+
+def test_passes_and_rows_are_those_of_the_decoder():
+    target, job = make_target(), make_job()
+    runs = {}
+    for name in DEFAULT:
+        with following(target.model, job.prompt_ids, job.answer_ids):
+            runs[name] = make_contender(name, target).run(job)
+    for plain in ("ours_plain", "generate"):
+        assert (runs[plain].passes, runs[plain].rows) == (len(ANSWER), len(ANSWER))
+    for copying in ("ours_paper", "generate_lookup"):
+        run = runs[copying]
+        assert run.passes < len(ANSWER)
+        assert run.passes + run.accepted_tokens == len(ANSWER)
+        assert run.rows == run.passes + run.draft_tokens
+
+
+def test_a_recording_without_an_end_token_ends_by_length():
+    target, job = make_target(), make_job(ANSWER[:10])
+    for name in DEFAULT:
+        with following(target.model, job.prompt_ids, job.answer_ids):
+            assert make_contender(name, target).run(job).token_ids == ANSWER[:10]
+
+
+def test_rows_off_the_recording_keep_the_models_own_logits():
+    target, job = make_target(), make_job()
+    start = job.prompt_ids[:-1]
+    root, first, second = job.prompt_ids[-1], *ANSWER[:2]
+    # Nodes: the root, its recorded child, a wrong one; a recorded token below each.
+    tree = DraftTree((root, first, 90, second, second), (-1, 0, 0, 1, 2), (1.0,) * 5, ((),) * 5)
+    forced, own = (_verify(target, job, start, tree, follow) for follow in (True, False))
+    wanted = [ANSWER[0], ANSWER[1], None, ANSWER[2], None]
+    for row, token in enumerate(wanted):
+        changed = (forced[row] != own[row]).nonzero().flatten().tolist()
+        assert changed == ([] if token is None else [token])
+        if token is not None:
+            assert forced[row, token] == FORCED_LOGIT
+
+
+@torch.inference_mode()
+def _verify(target, job, start, tree, follow):
+    cache, device = KVCache(), target.model.device
+
+    def verify():
+        rows = run_rows(start, cache.begin(len(start)), device)
+        target.ours.forward(rows, cache, 1)
+        cache.keep(range(len(start)))
+        return target.ours.forward(
+            tree_rows(tree, cache.begin(len(tree)), device), cache, len(tree)
+        )
+
+    if not follow:
+        return verify()
+    with following(target.model, job.prompt_ids, job.answer_ids):
+        return verify()
+
+
+def test_past_the_recording_the_model_chooses_for_itself():
+    target, job = make_target(), make_job(ANSWER[:6], max_new_tokens=9, eos_ids=frozenset())
+    with following(target.model, job.prompt_ids, job.answer_ids):
+        run = make_contender("generate", target).run(job)
+    ids = torch.tensor([[*job.prompt_ids, *run.token_ids[:6]]])
+    with torch.no_grad():
+        choice = int(target.model(ids).logits[0, -1].argmax())
+    assert run.token_ids[:6] == ANSWER[:6]
+    assert run.token_ids[6] == choice
+
+
+def test_the_model_is_itself_again_afterwards():
+    target, job = make_target(), make_job()
+    ids = torch.tensor([job.prompt_ids])
+    with torch.no_grad():
+        before = target.model(ids).logits
+        with following(target.model, job.prompt_ids, job.answer_ids):
+            assert not torch.equal(target.model(ids).logits, before)
+        assert torch.equal(target.model(ids).logits, before)
+
+
+def test_forcing_costs_next_to_nothing():
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+    }
+    model = build_random_model(config, torch.float32, torch.device("cpu"))
+    prompt, answer = list(range(10, 60)), list(range(60, 84))
+    ids = torch.tensor([prompt])
+    settings = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
+    with following(model, prompt, answer) as forcing:
+        started = perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        seconds = perf_counter() - started
+    assert forcing.passes == 24
+    assert forcing.seconds < 0.1 * seconds
+
+
+def test_what_cannot_be_followed_is_refused():
+    model = make_target().model
+    with pytest.raises(ValueError, match="at least one token"), following(model, [1], []):
+        pass
+    with pytest.raises(ValueError, match="tokenizer that fits"), following(model, [1], [97]):
+        pass
+    with following(model, [1, 2], [3]), torch.no_grad(), pytest.raises(ValueError, match="batch"):
+        model(torch.tensor([[1, 2], [1, 2]]))

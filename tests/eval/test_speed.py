@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from recorded import make_job, make_target, write_inputs
+
+from eval import lossless, rows_cost, speed
+from eval.contenders import DEFAULT, make_contender
+
+ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
+
+
+def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
+    speed.main([*write_inputs(tmp_path), *ARGUMENTS, f"--out={tmp_path / 'r' / 'x.json'}"])
+    printed = capsys.readouterr()
+    contenders = json.loads(printed.out.splitlines()[-1])
+    assert list(contenders) == list(DEFAULT)
+    for figures in contenders.values():
+        assert figures["tokens_per_second"] > 0
+        assert figures["ratio"] > 0
+        assert figures["ratio_generate"] > 0
+        assert figures["end_to_end"]["ratio"] > 0
+        assert figures["examples"] == 3
+        assert figures["identical_to_generate"] == 1.0
+    assert contenders["ours_plain"]["ratio"] == contenders["generate"]["ratio_generate"] == 1.0
+    assert contenders["ours_paper"]["acceptance_length"] > 2
+    assert "3/3" in printed.err
+    document = json.loads((tmp_path / "r" / "x.json").read_text())
+    assert document["contenders"] == contenders
+    assert document["settings"]["forced"] is True
+    assert {"processor", "cores", "torch", "transformers"} <= document["machine"].keys()
+    assert {"command", "commit", "date"} <= document["run"].keys()
+
+
+def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, monkeypatch):
+    arguments = [*write_inputs(tmp_path), *ARGUMENTS, f"--out={tmp_path / 'x.json'}"]
+    run_once, calls = speed.run_once, []
+
+    def stopping(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 12:  # the warm-up, one example whole, the next begun
+            raise KeyboardInterrupt
+        return run_once(*args, **kwargs)
+
+    monkeypatch.setattr(speed, "run_once", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        speed.main(arguments)
+    rows = (tmp_path / "x.rows.jsonl").read_text().splitlines()
+    assert len(rows) == 1 + len(DEFAULT)
+    monkeypatch.setattr(speed, "run_once", run_once)
+    speed.main(arguments)
+    assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
+    assert "2/2" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"other settings .*repeats"):
+        speed.main([*arguments, "--repeats=2"])
+
+
+def test_real_answers_are_compared_too(tmp_path, capsys):
+    speed.main([*write_inputs(tmp_path), *ARGUMENTS, "--real", "--dtype=float64", "--limit=1"])
+    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert contenders["ours"]["identical_to_generate"] == 1.0
+
+
+def test_missing_things_are_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    with pytest.raises(SystemExit, match="no task 'poems': take one of clapnq, demo"):
+        speed.main(["--task=poems"])
+    with pytest.raises(SystemExit, match="RAGACCEL_DATA"):
+        speed.main(["--task=llma"])
+    with pytest.raises(SystemExit, match=r"holds no rag/llma"):
+        speed.main(["--task=llma", f"--data={tmp_path}"])
+    with pytest.raises(SystemExit, match="no shape 'gpt-9': take one of"):
+        speed.main([*write_inputs(tmp_path), "--model=random:gpt-9"])
+    with pytest.raises(SystemExit, match="no contender 'luck'"):
+        speed.main([*write_inputs(tmp_path), "--contenders=luck"])
+
+
+def test_a_decoder_that_leaves_the_recording_is_caught(tmp_path, monkeypatch):
+    def forget(*_args, **_kwargs):
+        return None
+
+    monkeypatch.setattr("eval.forced._force", forget)
+    with pytest.raises(RuntimeError, match="left the recording"):
+        speed.main([*write_inputs(tmp_path), *ARGUMENTS])
+
+
+def test_lossless_counts_identical_answers(tmp_path, capsys):
+    out = tmp_path / "same.json"
+    arguments = [*write_inputs(tmp_path, 2), *ARGUMENTS, "--dtypes=float64", f"--out={out}"]
+    lossless.main([*arguments, "--contender=ours_paper"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["float64"]
+    assert (figures["answers"], figures["identical"], figures["differences"]) == (2, 2, [])
+    assert json.loads(out.read_text())["dtypes"]["float64"] == figures
+
+
+def test_a_first_difference_has_its_gap():
+    target = make_target()
+    job = _job(target)
+    wanted = make_contender("generate", target).run(job).token_ids
+    other = (*wanted[:3], (wanted[3] + 1) % 97, *wanted[4:])
+    difference = lossless.first_difference(target, job, other, wanted)
+    assert (difference["place"], difference["wanted"]) == (3, wanted[3])
+    assert difference["gap"] >= difference["top_2_gap"] > 0
+    assert lossless.first_difference(target, job, wanted[:2], wanted)["gap"] is None
+
+
+def _job(target):
+    return make_job(eos_ids=frozenset(), max_new_tokens=6)
+
+
+def test_rows_cost_grows_a_table(tmp_path, capsys):
+    arguments = [a for a in write_inputs(tmp_path) if not a.startswith("--task")]
+    rows_cost.main([*arguments, "--context=20", "--repeats=1", "--threads=1"])
+    table = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(table) == [str(rows) for rows in rows_cost.ROWS]
+    assert min(table.values()) > 0
