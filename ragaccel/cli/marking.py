@@ -25,9 +25,9 @@ def number_mark(terminal: Terminal, number: int) -> str:
 class MarkedAnswer:
     """Writes the segments of an answer as they come, copied spans marked.
 
-    On a colour terminal a copied span has its passage's colour; elsewhere it stands in «…»
-    (``<<…>>`` where only ASCII is shown). Behind it comes the passage's number, unless the answer
-    itself goes on with it: ``«The hut sleeps 14.» [2]`` needs no second 2.
+    A copied span stands in «…» (``<<…>>`` where only ASCII is shown) and, on a colour terminal,
+    has its passage's colour. Behind it comes the passage's number, unless the answer itself goes
+    on with it: ``«The hut sleeps 14.» [2]`` needs no second 2.
     """
 
     def __init__(self, terminal: Terminal) -> None:
@@ -45,7 +45,7 @@ class MarkedAnswer:
                 continue
             if number != self._ended or self._between:
                 self._settle(cited=False)
-                self._put_bracket("«", "<<")
+                self._put("«" if self._terminal.unicode else "<<", number)
             self._put(segment.text, number)
             self._ended = number
 
@@ -70,15 +70,11 @@ class MarkedAnswer:
     def _settle(self, *, cited: bool) -> None:
         """End the span before, with its number where the answer does not give it."""
         if self._ended:
-            self._put_bracket("»", ">>")
+            self._put("»" if self._terminal.unicode else ">>", self._ended)
             if not cited:
                 self._put(number_mark(self._terminal, self._ended), self._ended)
         self._put(self._between, 0)
         self._ended, self._between = 0, ""
-
-    def _put_bracket(self, mark: str, plain: str) -> None:
-        if not self._terminal.colored:
-            self._put(mark if self._terminal.unicode else plain, 0)
 
     def _put(self, text: str, number: int) -> None:
         style = passage_style(number) if number and self._terminal.colored else ""

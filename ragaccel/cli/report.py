@@ -81,10 +81,13 @@ def source_line(terminal: Terminal, number: int, passage: Passage, *, score: boo
     style = passage_style(number) if terminal.colored else ""
     line = Text("  ").append(number_mark(terminal, number), style=style)
     line.append(" " + printable(passage.citation), style=style)
-    if passage.title and not is_name(passage.title, passage.path):
-        line.append("  " + printable(passage.title), style="dim")
     if score:
         line.append(f"  score {passage.score:.3f}", style="dim")
+    if passage.title and not is_name(passage.title, passage.path):
+        title = Text("  " + printable(passage.title), style="dim")
+        if terminal.wrap_width is not None:
+            title.truncate(max(0, terminal.wrap_width - line.cell_len), overflow="ellipsis")
+        line.append_text(title)
     return line
 
 

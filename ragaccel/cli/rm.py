@@ -30,7 +30,7 @@ def rm(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> "ExitCode":
-    """Take files out of an index; the files themselves stay where they are.
+    """Take files out of an index; the files stay.
 
     They are left out from then on, until they are included again or the index is rebuilt.
     """

@@ -1,6 +1,6 @@
 """``ragaccel search``: the passages nearest to a query, without a language model."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +20,12 @@ def search(
     index: options.Index = None,
     k: options.K = None,
     mode: Annotated[
-        Literal["fused", "dense", "text"],
-        typer.Option("--mode", help="By meaning and words together, by meaning, or by words."),
+        str,
+        typer.Option(
+            "--mode",
+            metavar="fused|dense|text",
+            help="By meaning and words together, by meaning, or by words.",
+        ),
     ] = "fused",
     embedder: options.Embedder = None,
     full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,

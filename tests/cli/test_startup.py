@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "rich", "sqlite3")
+HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "sqlite3")
 VERBS = ("ask", "chat", "index", "search", "ls", "rm", "stats", "logs", "doctor", "config")
 
 
