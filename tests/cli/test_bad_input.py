@@ -273,6 +273,7 @@ def test_passages_that_do_not_fit_are_told(cli, docs, llm):
 
 def test_a_whole_answer_from_a_real_model(cli, docs):
     model = save_tiny_model(Path("model"))
+    assert "4,096 tokens of context" in cli("doctor", "--load", "--model", model).out
     arguments = ["ask", docs, QUESTION, "--model", model, "--max-tokens", "24", "--json"]
     fast = json.loads(cli(*arguments).out)
     plain = json.loads(cli(*arguments, "--no-accel").out)
