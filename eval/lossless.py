@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.contenders import make_contender
-from eval.examples import MissingDataError, load_task
+from eval.examples import load_task
 from eval.jobs import make_jobs
 from eval.machine import current_commit, describe_machine, describe_run
 from eval.report import lossless_table
 from eval.targets import DTYPES, load_target
+from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads or torch.get_num_threads())
     try:
         document = measure(options)
-    except (MissingDataError, FileNotFoundError, ValueError) as error:
+    except (RagaccelError, FileNotFoundError, ValueError) as error:
         sys.exit(f"eval.lossless: {error}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

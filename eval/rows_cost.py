@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.examples import MissingDataError
 from eval.machine import describe_machine, describe_run
 from eval.passes import synchronize
 from eval.targets import DTYPES, default_dtype, load_target
 from ragaccel.decode.request import Request
 from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.engine import Engine
+from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             device=options.device,
             data=options.data,
         )
-    except (MissingDataError, FileNotFoundError) as error:
+    except (RagaccelError, FileNotFoundError) as error:
         sys.exit(f"eval.rows_cost: {error}")
     seconds = measure_rows(target, options.context, options.repeats)
     document: dict[str, Any] = {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.contenders import DEFAULT, make_contender
-from eval.examples import MissingDataError, load_task
+from eval.examples import load_task
 from eval.forced import Forcing, following
 from eval.jobs import make_jobs
 from eval.ledger import Ledger
@@ -29,6 +29,7 @@ from eval.machine import current_commit, describe_machine, describe_run
 from eval.report import speed_table
 from eval.summary import summarize
 from eval.targets import DTYPES, default_dtype, load_target
+from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads or torch.get_num_threads())
     try:
         document = measure(options)
-    except (MissingDataError, FileNotFoundError, ValueError) as error:
+    except (RagaccelError, FileNotFoundError, ValueError) as error:
         sys.exit(f"eval.speed: {error}")
     print(speed_table(document))
     print(json.dumps(document["contenders"]))
