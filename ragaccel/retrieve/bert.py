@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_LENGTH_STEP = 8
+
+
 @dataclass(frozen=True, slots=True)
 class BertShape:
     """The settings of a BERT encoder that its computation depends on."""
@@ -69,7 +72,7 @@ class BertEncoder:
     def encode(self, token_ids: list[list[int]]) -> Tensor:
         """Encode texts given as token ids, special tokens included; float32 [B, E] on the CPU."""
         lengths = torch.tensor([len(ids) for ids in token_ids], device=self.device)
-        longest = max(map(len, token_ids))
+        longest = self._padded(max(map(len, token_ids)), len(token_ids))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in token_ids])
         mask = torch.arange(longest, device=self.device)[None] < lengths[:, None]
         hidden = self._embed(ids.to(self.device))
@@ -77,6 +80,13 @@ class BertEncoder:
         for layer in range(self.shape.num_layers):
             hidden = self._layer(f"encoder.layer.{layer}.", hidden, None if full else mask)
         return F.normalize(self._pool(hidden, mask), dim=-1).cpu()
+
+    def _padded(self, longest: int, num_texts: int) -> int:
+        """The length of a batch; few lengths, as torch keeps working memory for every one it saw."""
+        if num_texts == 1:
+            return longest
+        most = self.weights["embeddings.position_embeddings.weight"].shape[0]
+        return min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, most)
 
     def _embed(self, ids: Tensor) -> Tensor:
         weights = self.weights

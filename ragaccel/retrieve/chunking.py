@@ -22,8 +22,9 @@ DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-_FENCED = re.compile(
-    r"^[ ]{0,3}(`{3,}|~{3,})[^\n]*\n.*?^[ ]{0,3}\1[ \t]*$", re.DOTALL | re.MULTILINE
+_BLOCK = re.compile(
+    r"^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ ]{0,3}(?P=fence)[ \t]*$|^[ ]{0,3}<!--.*?-->",
+    re.DOTALL | re.MULTILINE,
 )
 _WORD = re.compile(r"\S+\s*")
 _SEPARATOR = " > "
@@ -46,8 +47,8 @@ def split_document(
         max_tokens: The budget of a passage's text; its title is not counted.
 
     Returns:
-        Passages in order, with ``document.text[p.start:p.end] == p.text``; none is empty, and
-        nothing but white space, headings and front matter lies between them.
+        Passages in order, with ``document.text[p.start:p.end] == p.text``; none is empty. Between
+        them lie only white space, headings, rules, front matter and comments (``<!-- -->``).
     """
     cutter = _Cutter(document.text, count_tokens, max_tokens)
     newlines = [found.start() for found in re.finditer("\n", document.text)]
@@ -135,7 +136,7 @@ class _Cutter:
         if markup == "rows":
             units = self._measured(_lines_of(self.text, *span))
         else:
-            units = self._measured(_paragraphs(self.text, *span, fenced=markup == "markdown"))
+            units = self._measured(_paragraphs(self.text, *span, markdown=markup == "markdown"))
         fitting = [piece for unit, size in units for piece in self._fit(unit, size, markup)]
         return self._checked(self._pack(fitting))
 
@@ -225,14 +226,14 @@ class _Cutter:
         ]
 
 
-def _paragraphs(text: str, start: int, end: int, *, fenced: bool) -> Iterator[Span]:
-    """Paragraphs between blank lines; a fenced block of code is one, blank lines and all."""
-    fences = [f.span() for f in _FENCED.finditer(text, start, end)] if fenced else []
+def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[Span]:
+    """Paragraphs between blank lines; fenced code is one, blank lines and all, a comment none."""
     position = start
-    for opening, closing in fences:
-        yield from _between_blank_lines(text, position, opening)
-        yield opening, closing
-        position = closing
+    for block in _BLOCK.finditer(text, start, end) if markdown else ():
+        yield from _between_blank_lines(text, position, block.start())
+        if block.group("fence"):
+            yield block.span()
+        position = block.end()
     yield from _between_blank_lines(text, position, end)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-_BATCH_TOKENS = 2048
+_BATCH_TOKENS = 1024
 
 
 class Embedder(Protocol):

@@ -87,6 +87,11 @@ def test_code_is_not_searched_for_headings_and_front_matter_is_left_out():
     assert passage.text == "```\n# comment\n\nmore\n```"
 
 
+def test_comments_are_left_out():
+    text = "<!--\n\nRights.-->\n\n# Title\n\n<!-- note -->\nBody.\n```\n<!-- code -->\n```\n"
+    assert [(p.title, p.text) for p in split(text)] == [("Title", "Body.\n```\n<!-- code -->\n```")]
+
+
 def test_a_heading_with_nothing_under_it_is_kept():
     assert [p.text for p in split("# Only")] == ["# Only"]
     assert [p.text for p in split("# A\n## B\n## C\ntext")] == ["## B", "text"]
