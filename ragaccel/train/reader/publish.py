@@ -27,6 +27,7 @@ def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder:
         if name not in tied
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # written for its owner alone otherwise
     tokenizer.save_pretrained(folder)
     _without_local_paths(folder / "tokenizer_config.json")
     GenerationConfig(  # type: ignore[no-untyped-call]

@@ -1,0 +1,94 @@
+"""Does the whole chain answer: ``python -m eval.questions``, the demo's questions on its documents.
+
+An answer is right when it holds the sentence that answers, or, in a table, a piece of the right row
+of at least 40 characters; white space and citations aside. An unanswerable question is right when
+refused. ``cited``: the citation names a passage of the right file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
+
+REFUSAL = "The passages do not tell."
+
+DEMOS = Path(__file__).parents[1] / "demos"
+
+
+def plain(text: str) -> str:
+    """Text as it is compared: one line, citations left out."""
+    return " ".join(re.sub(r" ?\[\d+\]", "", text).split())
+
+
+def is_right(answer: str, expected: str | None) -> bool:
+    """Whether an answer says what the question's line expects."""
+    said = plain(answer)
+    if expected is None:
+        return said == REFUSAL
+    wanted = plain(expected)
+    return wanted in said or (len(said) >= 40 and said in wanted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
+    parser.add_argument("--questions", type=Path, default=DEMOS / "questions.jsonl")
+    parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
+    parser.add_argument("-k", type=int, default=6, help="passages a question")
+    parser.add_argument("--out", type=Path, help="write the figures and answers there too")
+    options = parser.parse_args()
+    lines = options.questions.read_text(encoding="utf-8").split("\n")
+    questions = [json.loads(line) for line in lines if line]
+    embedder = load_embedder()
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
+        index_folder(store, embedder, options.folder)
+        rag = RAG(LLM.load(options.model), Retriever(store, embedder), k=options.k)
+        rows = [ask(rag, question) for question in questions]
+    answerable = [row for row in rows if row["expected"] is not None]
+    refusable = [row for row in rows if row["expected"] is None]
+    figures = {
+        "right": sum(row["right"] for row in answerable),
+        "cited": sum(row["cited"] for row in answerable),
+        "retrieved": sum(row["retrieved"] for row in answerable),
+        "answerable": len(answerable),
+        "refused": sum(row["right"] for row in refusable),
+        "unanswerable": len(refusable),
+        "acceptance_length": round(
+            sum(row["tokens"] for row in rows) / sum(row["passes"] for row in rows), 2
+        ),
+    }
+    command = "python -m eval.questions " + " ".join(sys.argv[1:])
+    if options.out:
+        document = {"figures": figures, "command": command.strip(), "answers": rows}
+        options.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps(figures))
+
+
+def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, object]:
+    """One question's answer and what is to be said about it."""
+    answer = rag.ask(str(question["question"]))
+    right = is_right(answer.text, question["answer"])
+    print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
+    file = question.get("file")
+    return {
+        "question": question["question"],
+        "answer": answer.text,
+        "expected": question["answer"],
+        "right": right,
+        "cited": any(passage.path == file for passage in answer.cited_passages),
+        "retrieved": any(
+            plain(str(question["answer"])) in plain(passage.text) for passage in answer.passages
+        ),
+        "tokens": answer.stats.new_tokens,
+        "passes": answer.stats.verify_passes,
+    }
+
+
+if __name__ == "__main__":
+    main()
