@@ -99,8 +99,8 @@ def evaluate(
     """
     model.train(False)
     maker.rng.seed(seed)
-    kinds = {q.source for s in maker.everything for q in s.questions}
-    kinds |= {"made"} if any(not s.questions for s in maker.everything) else set()
+    kinds = {q.source for s in maker.sources.everything for q in s.questions}
+    kinds |= {"made"} if any(not s.questions for s in maker.sources.everything) else set()
     drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}
     while min(map(len, drawn.values())) < examples:
         example = maker.make(FOUR_PASSAGES)

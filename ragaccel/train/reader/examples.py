@@ -6,15 +6,15 @@ import math
 import random
 import re
 from bisect import bisect
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.train.reader.corpus import Article, HumanQuestion
-from ragaccel.train.reader.questions import make_question, stem
+from ragaccel.train.reader.questions import make_question
+from ragaccel.train.reader.sources import Piece, Source, Sources
 from ragaccel.train.reader.vocabulary import (
     ANSWER,
     BOS,
@@ -49,34 +49,6 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Text:
-    """A sentence with its token ids, a space before it."""
-
-    text: str
-    ids: list[int]
-    stems: list[str]  # of the word each token belongs to; empty for function words
-
-
-@dataclass(slots=True)
-class Source:
-    """An article, tokenized. ``questions`` are people's own about it."""
-
-    title: str
-    sentences: list[Text]
-    kind: str
-    questions: list[HumanQuestion] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Piece:
-    """A passage of an example."""
-
-    source: Source
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
 class Example:
     """Token ids and where the losses are.
 
@@ -107,71 +79,15 @@ class ExampleMaker:
         seed: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
-        self._titles: dict[str, list[int]] = {}
-        self.tokenizer = tokenizer
-        special = [BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE]
+        self.sources = Sources(articles, questions, tokenizer)
         vocabulary: dict[str, int] = tokenizer.get_vocab()
-        self._pieces = {index: token for token, index in vocabulary.items()}
-        self.id_of = {token: vocabulary[token] for token in special}
+        self.id_of = {t: vocabulary[t] for t in (BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE)}
         self.markers = [vocabulary[token] for token in MARKERS]
         self.citations = [vocabulary[token] for token in CITATIONS]
-        self.refusal: list[int] = self._encode([" " + REFUSAL])[0]
-        self.by_kind: dict[str, list[Source]] = defaultdict(list)
-        self._load(articles, questions)
-        self.kinds = [k for k in SOURCE_SHARES if self.by_kind[k]]
-        shares = [SOURCE_SHARES[k] for k in self.kinds]
-        if self.by_kind["human"]:
-            self.kinds.append("human")
-            shares.append(HUMAN_SHARE)
-        self._cumulative = list(accumulate(shares))
-        self.everything = [s for kind in self.kinds for s in self.by_kind[kind]]
-        self._index_words()
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        encoded: list[list[int]] = []
-        for i in range(0, len(texts), 20_000):
-            encoded += self.tokenizer(texts[i : i + 20_000], add_special_tokens=False)["input_ids"]
-        return encoded
-
-    def _load(self, articles: Sequence[Article], questions: Sequence[HumanQuestion]) -> None:
-        asked: dict[tuple[str, ...], Source] = {}
-        sources = [
-            (article, Source(article.title, [], article.source.split("/")[0]))
-            for article in articles
-        ]
-        texts: list[tuple[str, Source]] = [(t, s) for a, s in sources for t in a.sentences]
-        for question in questions:
-            source = asked.get(question.sentences)
-            if source is None:
-                source = asked[question.sentences] = Source(question.title, [], "human")
-                texts += [(t, source) for t in question.sentences]
-            source.questions.append(question)
-        for (text, source), ids in zip(
-            texts, self._encode([" " + t for t, _ in texts]), strict=True
-        ):
-            source.sentences.append(Text(text, ids, self._stems(ids)))
-        for source in [*(s for _, s in sources), *asked.values()]:
-            self.by_kind[source.kind].append(source)
-
-    def _stems(self, ids: list[int]) -> list[str]:
-        """The stem of the word that each token is part of."""
-        stems: list[str] = []
-        pieces = [self._pieces[i] for i in ids]
-        starts = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith("Ġ")]
-        for start, end in zip(starts, [*starts[1:], len(pieces)], strict=True):
-            stems += [stem("".join(pieces[start:end]))] * (end - start)
-        return stems
-
-    def _index_words(self) -> None:
-        """Where each rarer word stands, to find passages that share words with a question."""
-        self.places: dict[str, list[tuple[Source, int]]] = defaultdict(list)
-        self.of_title: dict[str, list[Source]] = defaultdict(list)
-        for source in self.everything:
-            self.of_title[source.title].append(source)
-            for i, sentence in enumerate(source.sentences):
-                for word in set(re.findall(r"\w{4,}", sentence.text.lower())):
-                    if len(places := self.places[word]) < 400:
-                        places.append((source, i))
+        self.refusal = self.sources.encode(REFUSAL)
+        shares = {**SOURCE_SHARES, "human": HUMAN_SHARE}
+        self.kinds = [kind for kind in shares if self.sources.by_kind[kind]]
+        self._cumulative = list(accumulate(shares[kind] for kind in self.kinds))
 
     def make(self, shape: Shape) -> Example:
         """Draw one example of at most ``shape.length`` tokens."""
@@ -183,7 +99,7 @@ class ExampleMaker:
     def _try(self, shape: Shape) -> Example | None:
         rng = self.rng
         kind = self.kinds[bisect(self._cumulative, rng.random() * self._cumulative[-1])]
-        source = rng.choice(self.by_kind[kind])
+        source = rng.choice(self.sources.by_kind[kind])
         if source.questions:
             asked = rng.choice(source.questions)
             question, gold = asked.question, asked.gold
@@ -194,7 +110,7 @@ class ExampleMaker:
             if made is None:
                 return None
             question, asked_in = made, "made"
-        question_ids = self._encode([" " + question])[0]
+        question_ids = self.sources.encode(question)
         room = shape.length - 2 * len(question_ids) - len(source.sentences[gold].ids) - 24
         least = max(shape.min_passages, rng.choice((1, 2, 2)))
         num_passages = rng.randint(least, shape.max_passages)
@@ -208,7 +124,7 @@ class ExampleMaker:
         for _ in range(3 * num_passages):
             if len(pieces) == num_passages:
                 break
-            left = room - sum(self._length(p) for p in pieces)
+            left = room - sum(self.sources.length(p) for p in pieces)
             share = min(left // (num_passages - len(pieces)), shape.max_passage_tokens)
             other = self._distractor(source, piece, question, share)
             if other is not None and not _repeats(other, pieces, gold_text):
@@ -219,10 +135,6 @@ class ExampleMaker:
         example = self._assemble(question_ids, pieces, (source, gold) if answerable else None)
         example.question, example.asked_in = question, asked_in
         return example if len(example.token_ids) <= shape.length else None
-
-    def _length(self, piece: Piece) -> int:
-        sentences = piece.source.sentences[piece.start : piece.end]
-        return len(self._title(piece.source.title)) + 1 + sum(len(s.ids) + 3 for s in sentences)
 
     def _around(self, source: Source, gold: int, budget: int) -> Piece | None:
         """A run of sentences that holds ``gold``, within the budget of tokens."""
@@ -244,16 +156,18 @@ class ExampleMaker:
         other: Source | None = None
         place = 0
         if draw < 0.35:
-            same = self.of_title[source.title]
+            same = self.sources.of_title[source.title]
             other = self.rng.choice(same)
             place = self.rng.randrange(len(other.sentences))
         elif draw < 0.8:
-            words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in self.places]
+            words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in self.sources.places]
             if words:
-                weights = [1 / len(self.places[w]) ** 0.5 for w in words]
-                other, place = self.rng.choice(self.places[self.rng.choices(words, weights)[0]])
+                weights = [1 / len(self.sources.places[w]) ** 0.5 for w in words]
+                other, place = self.rng.choice(
+                    self.sources.places[self.rng.choices(words, weights)[0]]
+                )
         if other is None:
-            other = self.rng.choice(self.everything)
+            other = self.rng.choice(self.sources.everything)
             place = self.rng.randrange(len(other.sentences))
         piece = self._around(other, place, self.rng.randint(3 * budget // 4, budget))
         if piece is None or (other is source and piece.start < gold.end and gold.start < piece.end):
@@ -270,7 +184,7 @@ class ExampleMaker:
         def score(piece: Piece) -> float:
             texts = " ".join(s.text for s in piece.source.sentences[piece.start : piece.end])
             found = asked & set(re.findall(r"\w{3,}", (texts + " " + piece.source.title).lower()))
-            return math.fsum((1 + len(self.places.get(w, ()))) ** -0.5 for w in found)
+            return math.fsum((1 + len(self.sources.places.get(w, ()))) ** -0.5 for w in found)
 
         pieces.sort(key=score, reverse=True)
 
@@ -280,13 +194,13 @@ class ExampleMaker:
         rng, id_of = self.rng, self.id_of
         number = rng.randrange(len(self.markers)) if rng.random() < 0.5 else 0
         ids = [id_of[BOS], id_of[QUESTION], *question_ids]
-        asked = set(self._stems(question_ids)) - {""}
+        asked = set(self.sources.stems(question_ids)) - {""}
         matches: dict[int, bool] = {}
         ends: list[int] = []
         answer: list[int] = []
         gold_end = -1
         for citation, piece in zip(self.citations, pieces, strict=False):
-            ids += [id_of[PASSAGE], *self._title(piece.source.title)]
+            ids += [id_of[PASSAGE], *self.sources.title_ids(piece.source.title)]
             for i in range(piece.start, piece.end):
                 marker = self.markers[number % len(self.markers)]
                 number += 1
@@ -311,13 +225,6 @@ class ExampleMaker:
         targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
         targets[answer_start] = 4.0
         return Example(ids, answer_start, targets, ends, gold_end, matches)
-
-    def _title(self, title: str) -> list[int]:
-        if not title:
-            return []
-        if title not in self._titles:
-            self._titles[title] = self._encode([" " + title])[0][:16]
-        return self._titles[title]
 
 
 def _repeats(piece: Piece, others: list[Piece], gold_text: str) -> bool:
