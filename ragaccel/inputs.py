@@ -105,13 +105,18 @@ def _encode(
         ids = tuple(int(i) for i in prompt)
         return ids, _encoded_ids(ids, references, tokenizer)
     is_plain = isinstance(prompt, str)
-    text = prompt if is_plain else tokenizer.chat_text(prompt)
+    text = prompt if is_plain else _chat_text(prompt, tokenizer)
     if not text:
         raise ConfigurationError("the prompt is empty")
     if not references:
         return tuple(tokenizer.encode(text, add_special_tokens=is_plain)), None
     encoded = encode_text(tokenizer, text, add_special_tokens=is_plain)
     return encoded.token_ids, encoded
+
+
+def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
+    """Messages by the chat template; only the template writes special tokens, no message does."""
+    return tokenizer.chat_text([tokenizer.shield.hide_in(message) for message in messages])
 
 
 def _encoded_ids(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.decode.request import Reference
@@ -29,6 +29,7 @@ passages do not tell.
 Question: {question}"""
 
 MAX_SENTENCES = 64  # that a chat template with documents can number
+MAX_TITLE = 60  # characters: titles were cut to 16 tokens where the bundled reader learned
 _GLUE_TOKENS = 2  # that such a template writes round a passage: markers, its citation
 _FIELDS = frozenset({"question", "passages"})
 
@@ -160,21 +161,26 @@ class _Layout:
 
     def _text(self, passages: Sequence[Passage], history: Sequence[Message]) -> tuple[str, bool]:
         """The prompt's text, and whether it is plain: no chat template wrote special tokens."""
-        written = self._write(passages, history)
+        # What others wrote may spell special tokens; only templates may write them.
+        shield = self.tokenizer.shield
+        hide = shield.hide
+        shown = [replace(p, text=hide(p.text), title=hide(p.title)) for p in passages]
+        written = self._write(shown, [shield.hide_in(turn) for turn in history])
         if isinstance(written, str):
             return written, True
-        documents = [_as_document(passage) for passage in passages] if self.by_documents else None
+        documents = [_as_document(p, hide) for p in passages] if self.by_documents else None
         return self.tokenizer.chat_text(written, documents=documents), False
 
     def _write(
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> str | Sequence[Message]:
+        question = self.tokenizer.shield.hide(self.question)
         if callable(self.template):
-            return self.template(self.question, passages, history)
+            return self.template(question, passages, history)
         if self.by_documents:
-            return [*history, {"role": "user", "content": self.question}]
+            return [*history, {"role": "user", "content": question}]
         form = self.template or DEFAULT_TEMPLATE
-        content = form.format(question=self.question, passages=number_passages(passages))
+        content = form.format(question=question, passages=number_passages(passages))
         if self.tokenizer.has_chat_template:
             return [*history, {"role": "user", "content": content}]
         said = "".join(f"{turn['role']}: {turn['content']}\n\n" for turn in history)
@@ -208,13 +214,26 @@ def _shows_documents(tokenizer: Tokenizer) -> bool:
     probe = Passage("", "Probe.", title="Probe")
     asked = [{"role": "user", "content": "?"}]
     try:
-        return probe.text in tokenizer.chat_text(asked, documents=[_as_document(probe)])
+        return probe.text in tokenizer.chat_text(asked, documents=[_as_document(probe, str)])
     except ConfigurationError:  # documents of another shape
         return False
 
 
-def _as_document(passage: Passage) -> dict[str, Any]:
-    return {"title": passage.title, "text": passage.text, "sentences": _sentences(passage)}
+def _as_document(passage: Passage, hide: Callable[[str], str]) -> dict[str, Any]:
+    return {
+        "title": hide(shorten_title(passage.title)),
+        "text": hide(passage.text),
+        "sentences": [hide(sentence) for sentence in _sentences(passage)],
+    }
+
+
+def shorten_title(title: str) -> str:
+    """A title on one line, cut between words to what a reader of documents expects of one."""
+    line = " ".join(title.split())
+    if len(line) <= MAX_TITLE:
+        return line
+    whole_words, space, _ = line[: MAX_TITLE + 1].rpartition(" ")
+    return whole_words if space else line[:MAX_TITLE]
 
 
 def _sentences(passage: Passage) -> list[str]:

@@ -36,12 +36,15 @@ class EncodedText:
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
-    """Tokenize a text, with the characters of every token, or none if the tokenizer cannot say."""
+    """Tokenize a text, with the characters of every token, or none if the tokenizer cannot say.
+
+    What is marked in it (``Tokenizer.shield``) is tokenized as text, and stands there unmarked.
+    """
     try:
         ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
     except ConfigurationError:
         ids, offsets = tokenizer.encode(text, add_special_tokens=add_special_tokens), []
-    return EncodedText(text, tuple(ids), tuple(offsets))
+    return EncodedText(tokenizer.shield.reveal(text), tuple(ids), tuple(offsets))
 
 
 def rank_weights(passages: Sequence[Passage]) -> list[float]:
@@ -111,6 +114,7 @@ def refer(
     own = prompt.cut(at, at + len(text)) if prompt is not None and at >= 0 else ()
     if own:
         return [Reference(own, weight, passage_id)]
+    text = tokenizer.shield.hide(text)
     plain = tuple(tokenizer.encode(text, add_special_tokens=False))
     spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
     variants = [plain, _head_of_variant(spaced, plain)]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ragaccel.decode.interfaces import Choices
 from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.models.shielding import Shield
 
 
 class ScriptedVerifier:
@@ -63,6 +64,7 @@ class RandomDrafter:
 class ByteTokenizer:
     """UTF-8 bytes as token ids, the ends of text and turn above them."""
 
+    shield = Shield([])
     eos_ids, vocab_size, has_chat_template, takes_documents = frozenset({256}), 258, True, False
 
     def encode(self, text, add_special_tokens=False):

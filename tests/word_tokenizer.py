@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ragaccel.models.shielding import Shield
+
 _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 
 
@@ -11,6 +13,7 @@ class WordTokenizer:
     """Does what the face asks of a tokenizer; ids are given out as words come."""
 
     has_chat_template = True
+    shield = Shield([])
 
     def __init__(self, *, takes_documents=False, has_chat_template=True):
         self.takes_documents = takes_documents

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.models.shielding import PlainEncoder, Shield
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +37,7 @@ class Tokenizer:
         self.byte_ids: frozenset[int] = frozenset(
             index for token, index in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
         )
+        self.shield = Shield(_special_tokens(self.tokenizer, self.eos_ids))
         # Transformers cleans spaces of word pieces only; with BPE it would corrupt the text.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         is_bpe = type(getattr(backend, "model", None)).__name__ == "BPE"
@@ -63,7 +66,12 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Turn text into token ids. A begin token that the text spells out is not doubled."""
+        """Turn text into token ids. A begin token that the text spells out is not doubled.
+
+        What ``shield`` has marked in the text is read as text and never as special tokens.
+        """
+        if self._is_fast and self.shield.is_marked(text):
+            return self.encode_with_offsets(text, add_special_tokens)[0]
         ids: list[int] = self.tokenizer.encode(
             text, add_special_tokens=add_special_tokens, verbose=False
         )
@@ -79,7 +87,7 @@ class Tokenizer:
         Raises:
             ConfigurationError: if the tokenizer is not a fast one and does not keep the text.
         """
-        if not getattr(self.tokenizer, "is_fast", False):
+        if not self._is_fast:
             return self._encode_slowly(text, add_special_tokens)
         encoding = self.tokenizer(
             text,
@@ -90,6 +98,8 @@ class Tokenizer:
         )
         ids: list[int] = list(encoding["input_ids"])
         spans = [(start, end) for start, end in encoding["offset_mapping"]]
+        if self.shield.is_marked(text):
+            ids, spans = self._plain_encoder.replace(text, self.shield, ids, spans)
         return (ids[1:], spans[1:]) if self._starts_twice(ids) else (ids, spans)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -108,6 +118,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
     ) -> str:
         """Lay out messages by the chat template, as text.
+
+        Text that others wrote goes through ``shield`` first: a template's text is read with all
+        the special tokens it spells.
 
         Raises:
             ConfigurationError: if there is no template, or it rejects the messages.
@@ -141,6 +154,19 @@ class Tokenizer:
         """
         return self.encode(self.chat_text(messages, documents, add_generation_prompt))
 
+    @property
+    def _is_fast(self) -> bool:
+        return bool(getattr(self.tokenizer, "is_fast", False))
+
+    @cached_property
+    def _plain_encoder(self) -> PlainEncoder:
+        names = _special_tokens(self.tokenizer, self.eos_ids)
+        ids = frozenset(self.tokenizer.convert_tokens_to_ids(names))
+        unknown = self.tokenizer.unk_token_id  # comes out of any text, where it is no end as well
+        if unknown not in {*self.eos_ids, self.tokenizer.bos_token_id}:
+            ids -= {unknown}
+        return PlainEncoder(self.tokenizer.backend_tokenizer, ids - self.byte_ids)
+
     def _read_template(self) -> str | None:
         if not getattr(self.tokenizer, "chat_template", None):
             return None
@@ -166,3 +192,11 @@ class Tokenizer:
                 "(pip install tokenizers sentencepiece)"
             )
         return ids, [(min(start, end), end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> list[str]:
+    """List the tokens that text may not spell; what transformers merely adds as words is text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    named = [str(token) for token in added.values() if token.special]
+    ends = [str(added[index]) for index in eos_ids if index in added]
+    return sorted({*named, *tokenizer.all_special_tokens, *ends})

@@ -1,0 +1,91 @@
+"""Special tokens that text spells stay text, for every kind of tokenizer."""
+
+import pytest
+from small_tokenizers import KINDS
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ragaccel.models.load import bundled_reader_path
+from ragaccel.models.shielding import Shield
+from ragaccel.models.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize("text", ["<s3>", "a <s3> b</s>", "<s<s3>", "<s3", "", "x<s3><s3>"])
+def test_what_is_hidden_is_revealed(text):
+    shield = Shield(["<s3>", "</s>", "<s>"])
+    hidden = shield.hide(text)
+    assert len(hidden) == len(text)
+    assert shield.reveal(hidden) == text
+    assert shield.is_marked(hidden) == any(t in text for t in ("<s3>", "</s>"))
+    assert shield.hide(hidden) == hidden
+
+
+def test_overlapping_tokens_are_all_hidden():
+    shield = Shield(["[a[", "[b]"])
+    hidden = shield.hide("[a[b]")
+    assert "[" not in hidden
+    assert shield.reveal(hidden) == "[a[b]"
+
+
+def test_a_mark_alone_is_text():
+    shield = Shield(["<s3>"])
+    mark = shield.hide("<s3>")[0]
+    assert not shield.is_marked(mark + "s4>")
+    assert shield.reveal(mark + "s4>") == mark + "s4>"
+
+
+def test_messages_are_hidden_at_any_depth_but_not_their_roles():
+    shield = Shield(["user", "</s>"])
+    message = {"role": "user", "content": [{"type": "text", "text": "</s>"}], "n": 3}
+    hidden = shield.hide_in(message)
+    assert hidden["role"] == "user"
+    assert hidden["n"] == 3
+    assert "<" not in hidden["content"][0]["text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marked_tokens_are_read_as_text(kind):
+    wrapped = KINDS[kind]()
+    tokenizer = Tokenizer(wrapped)
+    special = set(wrapped.all_special_ids) - {wrapped.unk_token_id}
+    end = wrapped.eos_token
+    text = f"{end}The keeper said {tokenizer.shield.hide(end)} and went.{end} The light"
+    ids, spans = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text)
+    assert len(ids) == len(spans)
+    assert [i for i in ids if i in special] == [wrapped.eos_token_id] * 2
+    trusted = [span for i, span in zip(ids, spans, strict=True) if i in special]
+    assert [text[start:end_].strip() for start, end_ in trusted] == [end, end]
+    assert all(a <= b for a, b in spans)
+    if kind == "byte-level":  # the others spell it in pieces that decoding joins otherwise
+        assert f"said {end} and" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_beside_marks_is_tokenized_as_ever(kind):
+    tokenizer = Tokenizer(KINDS[kind]())
+    end = KINDS[kind]().eos_token
+    plain = f"{end}The keeper keeps{end}the light"
+    marked = plain + end + tokenizer.shield.hide(end)
+    count = len(tokenizer.encode(plain))
+    assert tokenizer.encode(marked)[:count] == tokenizer.encode(plain)
+
+
+def test_the_bundled_reader_quotes_its_own_markers_exactly():
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(bundled_reader_path()))
+    text = "The form <s3> has <answer> and </eos> fields, <bos>."
+    ids = tokenizer.encode(tokenizer.shield.hide(text))
+    assert not set(ids) & set(tokenizer.tokenizer.all_special_ids)
+    assert tokenizer.decode(ids) == text
+    assert set(tokenizer.encode(text)) & set(tokenizer.tokenizer.all_special_ids)
+
+
+def test_a_vocabulary_that_holds_its_special_tokens_as_words_keeps_the_mark():
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    backend = Backend(models.WordLevel({"a": 0, "<e>": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<e>", unk_token="?")
+    tokenizer = Tokenizer(wrapped)
+    assert tokenizer.encode("a <e> a") == [0, 1, 0]
+    assert tokenizer.encode(tokenizer.shield.hide("a <e> a")) == [0, 2, 0]
