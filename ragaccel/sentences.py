@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(?:.*\n)*?[ \t]*\1[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
 _TABLE_ROW = re.compile(r"[ \t]*\|")
 _RULE = re.compile(r"[ \t]*(?:[|:+ \t]*-{3,}[-|:+ \t]*|={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$")
@@ -80,11 +80,26 @@ def _pieces(text: str) -> Iterator[Span]:
 def _blocks(text: str) -> Iterator[Span]:
     """Fenced code whole; between fences runs of lines that may share sentences."""
     position = 0
-    for fence in _FENCED.finditer(text):
-        yield from _line_runs(text, position, fence.start())
-        yield from _fence_pieces(text, fence.start(), fence.end())
-        position = fence.end()
+    for start, end in fenced_spans(text):
+        yield from _line_runs(text, position, start)
+        yield from _fence_pieces(text, start, end)
+        position = end
     yield from _line_runs(text, position, len(text))
+
+
+def fenced_spans(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """Yield (start, end) of every fenced block of code in a part of a text, both fences included.
+
+    A fence that is never closed starts no block: a passage may begin inside one.
+    """
+    opened: tuple[int, str] | None = None
+    for line in _FENCE.finditer(text, start, len(text) if end is None else end):
+        marks, rest = line.groups()
+        if opened is None:
+            opened = (line.start(), marks) if "`" not in rest else None
+        elif marks.startswith(opened[1]) and not rest.strip():
+            yield opened[0], line.end()
+            opened = None
 
 
 def _line_runs(text: str, start: int, end: int) -> Iterator[Span]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ragaccel.passage import Document, Passage
 from ragaccel.retrieve.headings import Section, sections
 from ragaccel.retrieve.plain_text import spoken_name
-from ragaccel.sentences import sentence_spans
+from ragaccel.sentences import fenced_spans, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 CHUNKER_VERSION = 1
 DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
+_MAX_TOKEN_CHARS = 16
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-_BLOCK = re.compile(
-    r"^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^[ ]{0,3}(?P=fence)[ \t]*$|^[ ]{0,3}<!--.*?-->",
-    re.DOTALL | re.MULTILINE,
-)
+_COMMENT = re.compile(r"^[ ]{0,3}<!--", re.MULTILINE)
 _WORD = re.compile(r"\S+\s*")
 _SEPARATOR = " > "
 
@@ -118,7 +116,7 @@ def _bodies(document: Document) -> Iterator[tuple[str, Span]]:
         heading = section.heading
         if document.text[section.start : section.end].strip():
             yield name, (section.start, section.end)
-        elif heading and not (following and following.path[: len(section.path)] == section.path):
+        elif heading and not (following and following.level > section.level):
             yield name, (heading.start, heading.end)
 
 
@@ -143,8 +141,14 @@ class _Cutter:
     def _measured(self, spans: Iterable[Span]) -> list[tuple[Span, int]]:
         spans = [_trimmed(self.text, *span) for span in spans]
         spans = [span for span in spans if span[0] < span[1]]
-        counts = self.count_tokens([self.text[slice(*span)] for span in spans]) if spans else []
+        counts = self._counts(spans)
         return list(zip(spans, counts, strict=True))
+
+    def _counts(self, spans: list[Span]) -> list[int]:
+        """Tokens of spans; at least one for 16 characters, as a word can be unknown as a whole."""
+        counts = self.count_tokens([self.text[slice(*span)] for span in spans]) if spans else []
+        lengths = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
+        return [max(count, length) for count, length in zip(counts, lengths, strict=True)]
 
     def _fit(self, span: Span, size: int, markup: str) -> Iterator[tuple[Span, int]]:
         """A paragraph as it is, or as the sentences or lines it is made of."""
@@ -163,7 +167,7 @@ class _Cutter:
 
     def _cut_words(self, start: int, end: int) -> list[Span]:
         words = [found.span() for found in _WORD.finditer(self.text, start, end)]
-        sizes = self.count_tokens([self.text[slice(*word)] for word in words])
+        sizes = self._counts(words)
         pieces: list[tuple[Span, int]] = []
         for word, size in zip(words, sizes, strict=True):
             if size <= self.max_tokens:
@@ -179,7 +183,7 @@ class _Cutter:
             return [(span, size)]
         middle = (start + end) // 2
         halves = [(start, middle), (middle, end)]
-        sizes = self.count_tokens([self.text[slice(*half)] for half in halves])
+        sizes = self._counts(halves)
         return [
             piece
             for half, count in zip(halves, sizes, strict=True)
@@ -229,12 +233,24 @@ class _Cutter:
 def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[Span]:
     """Paragraphs between blank lines; fenced code is one, blank lines and all, a comment none."""
     position = start
-    for block in _BLOCK.finditer(text, start, end) if markdown else ():
-        yield from _between_blank_lines(text, position, block.start())
-        if block.group("fence"):
-            yield block.span()
-        position = block.end()
+    for opening, closing, kept in _set_apart(text, start, end) if markdown else ():
+        yield from _between_blank_lines(text, position, opening)
+        if kept:
+            yield opening, closing
+        position = closing
     yield from _between_blank_lines(text, position, end)
+
+
+def _set_apart(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    """Fenced code, to be kept whole, and the comments between, which are no text."""
+    for opening, closing in [*fenced_spans(text, start, end), (end, end)]:
+        while comment := _COMMENT.search(text, start, opening):
+            start = text.find("-->", comment.end(), opening) + 3
+            if start < 3:
+                break
+            yield comment.start(), start, False
+        yield opening, closing, True
+        start = closing
 
 
 def _between_blank_lines(text: str, start: int, end: int) -> Iterator[Span]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ragaccel.passage import Passage
     from ragaccel.retrieve.indexing_run import IndexRun
 
-_BATCH_PASSAGES = 256
+_BATCH_PASSAGES = 512
 
 
 class CollectionRun:

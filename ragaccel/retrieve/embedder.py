@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -120,18 +121,22 @@ class SentenceTransformerEmbedder:
         """Embed texts to be found; float32 [n, D]. What is beyond ``max_tokens`` is not seen."""
         if not self.settings.is_bert:
             return self._through_model("encode_document", texts)
+        from ragaccel.retrieve.bert import each_on_one_core
+
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         encoder, ids = self._load_bert(), self._token_ids(texts)
-        for batch in _batches([len(row) for row in ids]):
-            vectors[batch] = encoder.encode([ids[i] for i in batch]).numpy()
+        batches = _batches([len(row) for row in ids])
+        jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
+        for batch, rows in zip(batches, each_on_one_core(jobs), strict=True):
+            vectors[batch] = rows.numpy()
         return vectors
 
     def embed_query(self, text: str) -> Vectors:
         """Embed a text to find by; float32 [D]."""
         if not self.settings.is_bert:
-            only: Vectors = self._through_model("encode_query", [text])[0]
-            return only
-        vector: Vectors = self._load_bert().encode(self._token_ids([text]))[0].numpy()
+            vector: Vectors = self._through_model("encode_query", [text])[0]
+        else:
+            vector = self.embed_documents([text])[0]
         return vector
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.folder import FoundFile, Listing
     from ragaccel.retrieve.indexing_run import IndexRun
 
-_BATCH_PASSAGES = 256
+_BATCH_PASSAGES = 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ragaccel.sentences import fenced_spans
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ragaccel.passage import Document
 
-_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})")
 _ATX = re.compile(r"[ ]{0,3}(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _SETEXT = re.compile(r"[ ]{0,3}(=+|-{2,})[ \t]*$")
 _RST_UNDERLINE = re.compile(r"([=\-`:.'\"~^_*+#])\1{2,}[ \t]*$")
@@ -38,6 +39,11 @@ class Section:
     end: int
     path: tuple[str, ...]
     heading: Heading | None = None
+
+    @property
+    def level(self) -> int:
+        """The level of its heading; 0 before the first."""
+        return self.heading.level if self.heading else 0
 
 
 def sections(document: Document) -> Iterator[Section]:
@@ -74,13 +80,12 @@ def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def _markdown_headings(text: str, start: int) -> Iterator[Heading]:
-    fence = ""
+    fences = list(fenced_spans(text, start))
     previous, previous_start = "", start
     for position, line in _lines(text, start):
-        marks = _FENCE.match(line)
-        if marks and (not fence or marks.group(1).startswith(fence)):
-            fence = "" if fence else marks.group(1)
-        if fence or marks:
+        while fences and fences[0][1] <= position:
+            fences.pop(0)
+        if fences and fences[0][0] <= position:
             previous = ""
             continue
         atx = _ATX.match(line)

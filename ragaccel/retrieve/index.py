@@ -44,6 +44,7 @@ class VectorIndex:
         self.flat_limit = flat_limit
         self._lock = threading.Lock()
         self._faiss = _import_faiss()
+        self._threads = self._faiss.omp_get_max_threads()
         self._index = self._flat()
         self._trained_on = 0
 
@@ -86,6 +87,7 @@ class VectorIndex:
             k = min(k, len(self))
             if not k:
                 return []
+            self._faiss.omp_set_num_threads(1)  # waiting for a second core takes longer than it
             scores, keys = self._index.search(_floats(query[None]), k)
         pairs = zip(keys[0].tolist(), scores[0].tolist(), strict=True)
         return [(key, score) for key, score in pairs if key >= 0]
@@ -113,6 +115,7 @@ class VectorIndex:
 
     def _inverted(self, flat: Any) -> Any:
         faiss, size = self._faiss, int(flat.ntotal)
+        faiss.omp_set_num_threads(self._threads)
         keys, vectors = self._entries(flat)
         cells = max(1, min(int(4 * size**0.5), size // _POINTS_A_CELL))
         coarse = faiss.IndexFlatIP(self.dimension)

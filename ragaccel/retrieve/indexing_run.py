@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.embedder import Embedder
     from ragaccel.retrieve.store import Store
 
-_EMBED_AT_ONCE = 64
+_EMBED_AT_ONCE = 128
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
 

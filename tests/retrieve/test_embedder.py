@@ -8,9 +8,11 @@ import time
 import numpy as np
 import pytest
 import tiny_encoders
+import torch
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
 from ragaccel.retrieve import weights
+from ragaccel.retrieve.bert import each_on_one_core
 from ragaccel.retrieve.embedder import SentenceTransformerEmbedder, load_embedder
 from ragaccel.retrieve.weights import DEFAULT_EMBEDDER, file_sha256, find_model_folder
 
@@ -49,6 +51,21 @@ def test_other_models_go_through_sentence_transformers(tmp_path, settings):
         expected = theirs.encode_query(text, normalize_embeddings=True)
         assert np.abs(ours.embed_query(text) - expected).max() < 1e-5
     assert ours.embed_documents(TEXTS).shape == (6, 32)
+
+
+def test_texts_side_by_side_and_the_cores_given_back(folder):
+    embedder = SentenceTransformerEmbedder(folder, device="cpu")
+    threads = torch.get_num_threads()
+    texts = [f"{'lamp ' * (i % 30)}wick" for i in range(200)]
+    together = embedder.embed_documents(texts)
+    assert np.abs(together - [embedder.embed_query(text) for text in texts]).max() < 1e-5
+
+    def fail():
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - our own
+        each_on_one_core([fail, fail])
+    assert torch.get_num_threads() == threads
 
 
 def test_counting_and_limits(folder):
