@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from statistics import median_low
+from collections import deque
+from math import exp, log
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_WINDOW = 15
-# A bucket measured only so often is doubted once it has not been used for some passes: had its
-# passes been slow by chance, it would never be chosen, and never measured, again.
-_FEW, _SOON, _LATE = 3, 64, 2048
+_WINDOW = 64  # passes, of whatever width, after which a bucket's next one replaces its old ones
+_FEW = 3  # so many passes of a bucket are believed as much as its neighbours
+_NEIGHBOUR = 0.5  # how much a bucket's passes say about the next bucket
+_HALF_LIFE = 128  # passes of other widths after which those of one count for half as many
 
 
 class PassCost:
-    """A running table of seconds per row bucket.
+    """A running table of seconds per row bucket, made for a machine that others use as well.
 
-    Each bucket keeps the median of its last passes, so that one slow pass (the first of its
-    shape, a busy machine) does not count. Buckets never seen borrow the nearest that was, scaled
-    by a prior slope; the table never falls with more rows.
+    Noise only ever makes a pass slower, so a bucket counts as the fastest of its last passes. How
+    far that departs from a prior slope is averaged with how far its neighbours do, unless it rests
+    on enough recent passes. Thus a width seen once, in a bad moment, is
+    not ruled out by it, and one that is no longer used is tried again in time. The table never
+    falls with more rows.
 
     Args:
         row_share: prior cost of one more row, as a share of a one-row pass.
@@ -29,8 +32,7 @@ class PassCost:
 
     def __init__(self, row_share: float) -> None:
         self._row_share = row_share
-        self._recent: dict[int, list[float]] = {}
-        self._last_used: dict[int, int] = {}
+        self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
         self._table: list[float] | None = None
 
@@ -38,11 +40,12 @@ class PassCost:
         """Add one pass; the bucket is the nearest one."""
         bucket = _nearest(rows)
         self._num_passes += 1
-        self._last_used[bucket] = self._num_passes
-        recent = self._recent.setdefault(bucket, [])
-        # Scaled to its bucket by the prior, so that 9 and 14 rows do not blur one another.
-        recent.append(seconds * self._prior(bucket) / self._prior(rows))
-        del recent[:-_WINDOW]
+        # In units of the prior, so that 9 and 14 rows do not blur one another.
+        ratio = max(seconds, 1e-9) / self._prior(rows)
+        recent = self._recent.setdefault(bucket, deque())
+        recent.append((self._num_passes, ratio))
+        while recent[0][0] <= self._num_passes - _WINDOW:
+            recent.popleft()
         self._table = None
 
     def seconds(self, rows: int) -> float:
@@ -60,25 +63,44 @@ class PassCost:
         return table[place - 1] + share * (table[place] - table[place - 1])
 
     def _make_table(self) -> list[float]:
-        known = {
-            bucket: median_low(recent)
-            for bucket, recent in self._recent.items()
-            if self._is_trusted(bucket, len(recent))
-        }
-        if not known:
+        seen = [
+            (ROW_BUCKETS.index(bucket), log(min(ratio for _, ratio in recent)), self._count(bucket))
+            for bucket, recent in list(self._recent.items())
+        ]
+        if not seen:
             return [self._prior(bucket) for bucket in ROW_BUCKETS]
         values = []
-        for bucket in ROW_BUCKETS:
-            source = min(known, key=lambda seen: abs(seen - bucket))
-            values.append(known[source] * self._prior(bucket) / self._prior(source))
+        for place, bucket in enumerate(ROW_BUCKETS):
+            own = [(departure, count) for other, departure, count in seen if other == place]
+            others = [
+                (departure, count * _NEIGHBOUR ** abs(place - other))
+                for other, departure, count in seen
+                if other != place
+            ]
+            values.append(self._prior(bucket) * exp(_believed(own, others)))
         return _never_falling(values)
 
-    def _is_trusted(self, bucket: int, num_seen: int) -> bool:
-        age = self._num_passes - self._last_used[bucket]
-        return age <= (_SOON if num_seen < _FEW else _LATE)
+    def _count(self, bucket: int) -> float:
+        """How many passes a bucket's estimate is worth, old ones being worth less."""
+        recent = self._recent[bucket]
+        age = self._num_passes - recent[-1][0]
+        return float(len(recent) * max(0.5 ** (age / _HALF_LIFE), 1e-9))
 
     def _prior(self, rows: int) -> float:
         return 1.0 + self._row_share * (rows - 1)
+
+
+def _believed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """Average a bucket's departure with its neighbours', the less the more passes it rests on."""
+    if not others:
+        return own[0][0]
+    total = sum(weight for _, weight in others)
+    borrowed = sum(departure * weight for departure, weight in others) / total
+    if not own:
+        return borrowed
+    departure, count = own[0]
+    trust = count**2 / (count**2 + _FEW**2)
+    return trust * departure + (1 - trust) * borrowed
 
 
 def _nearest(rows: int) -> int:
