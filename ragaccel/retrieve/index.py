@@ -6,6 +6,7 @@ Shapes: N vectors held, D their dimension, n vectors given.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from ragaccel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -44,7 +45,6 @@ class VectorIndex:
         self.flat_limit = flat_limit
         self._lock = threading.Lock()
         self._faiss = _import_faiss()
-        self._threads = self._faiss.omp_get_max_threads()
         self._index = self._flat()
         self._trained_on = 0
 
@@ -87,10 +87,20 @@ class VectorIndex:
             k = min(k, len(self))
             if not k:
                 return []
-            self._faiss.omp_set_num_threads(1)  # waiting for a second core takes longer than it
-            scores, keys = self._index.search(_floats(query[None]), k)
+            with self._threads(1):  # waiting for a second core takes longer than the search
+                scores, keys = self._index.search(_floats(query[None]), k)
         pairs = zip(keys[0].tolist(), scores[0].tolist(), strict=True)
         return [(key, score) for key, score in pairs if key >= 0]
+
+    @contextmanager
+    def _threads(self, number: int) -> Iterator[None]:
+        """Let this thread use so many cores for a moment; torch may share the setting."""
+        before = self._faiss.omp_get_max_threads()
+        self._faiss.omp_set_num_threads(number)
+        try:
+            yield
+        finally:
+            self._faiss.omp_set_num_threads(before)
 
     def _flat(self) -> Any:
         return self._faiss.IndexIDMap2(self._faiss.IndexFlatIP(self.dimension))
@@ -115,7 +125,6 @@ class VectorIndex:
 
     def _inverted(self, flat: Any) -> Any:
         faiss, size = self._faiss, int(flat.ntotal)
-        faiss.omp_set_num_threads(self._threads)
         keys, vectors = self._entries(flat)
         cells = max(1, min(int(4 * size**0.5), size // _POINTS_A_CELL))
         coarse = faiss.IndexFlatIP(self.dimension)

@@ -206,6 +206,21 @@ def test_pdf_pages_and_paragraphs():
         document_from_bytes(make_pdf([""]), "a.pdf")
 
 
+@pytest.mark.parametrize("password", ["secret", ""])
+def test_encrypted_pdf(password):
+    pypdf = pytest.importorskip("pypdf")
+    writer = pypdf.PdfWriter()
+    writer.append(pypdf.PdfReader(io.BytesIO(make_pdf(["Hello there."]))))
+    writer.encrypt(password, owner_password="owner", algorithm="RC4-128")
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    if password:
+        with pytest.raises(DocumentError, match="encrypted"):
+            document_from_bytes(buffer.getvalue(), "a.pdf")
+    else:
+        assert document_from_bytes(buffer.getvalue(), "a.pdf").text.strip() == "Hello there."
+
+
 def test_lines_of_a_page_are_joined():
     from ragaccel.retrieve.pdf_text import join_lines
 

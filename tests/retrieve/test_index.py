@@ -45,6 +45,17 @@ def test_flat_search_is_exact():
     assert len(index.keys()) == 500
 
 
+def test_a_search_gives_the_cores_back():
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    index = VectorIndex(DIMENSION)
+    index.build([(np.arange(9), clustered(9, 1))])
+    index.search(clustered(1, 2)[0], 3)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+
+
 def test_empty_and_small():
     index = VectorIndex(DIMENSION)
     assert index.search(clustered(1, 1)[0], 5) == []
