@@ -59,6 +59,7 @@ def read_prompt(
     if is_batch(prompt):
         raise ConfigurationError("a list of lists of prompts is no prompt: give them in one list")
     if isinstance(prompt, Prompt):
+        _check_ids(prompt.token_ids, vocab_size)
         encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
         more = make_references(references, tokenizer, encoded)
         return Prompt(
@@ -70,13 +71,7 @@ def read_prompt(
             prompt.dropped_turns,
         )
     ids, encoded = _encode(prompt, references, tokenizer)
-    if not ids:
-        raise ConfigurationError("the prompt is empty")
-    wrong = [i for i in ids if not 0 <= i < vocab_size]
-    if wrong:
-        raise ConfigurationError(
-            f"token id {wrong[0]} is outside the model's vocabulary of {vocab_size:,}"
-        )
+    _check_ids(ids, vocab_size)
     made = make_references(references, tokenizer, encoded)
     text = encoded.text if encoded is not None else ""
     return Prompt(ids, tuple(made), tuple(as_passages(references)), text=text)
@@ -112,6 +107,16 @@ def _encode(
         return tuple(tokenizer.encode(text, add_special_tokens=is_plain)), None
     encoded = encode_text(tokenizer, text, add_special_tokens=is_plain)
     return encoded.token_ids, encoded
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    if not ids:
+        raise ConfigurationError("the prompt is empty")
+    wrong = [i for i in ids if not 0 <= i < vocab_size]
+    if wrong:
+        raise ConfigurationError(
+            f"token id {wrong[0]} is outside the model's vocabulary of {vocab_size:,}"
+        )
 
 
 def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:

@@ -116,7 +116,6 @@ class LLM:
         self.engine = Engine(self.model, capacity=capacity)
         self.drafter: Drafter = CopyDrafter() if drafter is None else drafter
         self.token_budget = token_budget
-        self._vocab_size: int = self.model.model.get_input_embeddings().weight.shape[0]
 
     @classmethod
     def load(
@@ -245,7 +244,7 @@ class LLM:
         processors = given.pop("logits_processors", ())
         drafter = given.pop("drafter", self.drafter)
         sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING & given.keys()})
-        built = read_prompt(prompt, references, self.tokenizer, self._vocab_size)
+        built = read_prompt(prompt, references, self.tokenizer, self.model.vocab_size)
         request = Request(
             prompt_ids=built.token_ids,
             references=built.references,

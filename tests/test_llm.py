@@ -430,3 +430,28 @@ def test_without_a_name_the_bundled_reader_answers_and_stderr_says_so(saved, cap
 def test_a_name_that_does_not_exist_is_said_so(tmp_path):
     with pytest.raises(ModelNotFoundError):
         LLM.load(tmp_path / "nowhere")
+
+
+class Unreadable:
+    """Guesses tokens that no model knows."""
+
+    probe_ids = ()
+
+    def draft(self, context, budget):
+        return DraftTree.chain([context.token_ids[-1], 400, 2**40, 7][: budget + 1])
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_guesses_outside_the_vocabulary_change_nothing(penalty):
+    llm = tiny_llm()
+    prompt, settings = [5, 6, 7], {"max_new_tokens": 12, "repetition_penalty": penalty}
+    expected = llm.generate(prompt, **settings).token_ids
+    unknown = Reference((5, 6, 7, 5000, 2**40, 8))
+    assert llm.generate(prompt, references=[unknown], **settings).token_ids == expected
+    assert llm.generate(prompt, drafter=Unreadable(), **settings).token_ids == expected
+
+
+@pytest.mark.parametrize("ids", [(5, 9999), (5, -1), ()])
+def test_a_ready_made_prompt_is_checked_as_any_other(ids):
+    with pytest.raises(ConfigurationError, match=r"vocabulary|empty"):
+        tiny_llm().stream(Prompt(ids))

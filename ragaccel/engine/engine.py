@@ -11,7 +11,7 @@ import torch
 from ragaccel.decode.interfaces import Choices
 from ragaccel.engine.cost import PassCost
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Rows, run_rows, tree_rows
+from ragaccel.engine.layout import Rows, impossible_tokens_replaced, run_rows, tree_rows
 from ragaccel.engine.select import Chooser
 from ragaccel.errors import CapacityError, ConfigurationError
 
@@ -32,7 +32,8 @@ _IDLE_CACHES = 2
 class TargetModel(Protocol):
     """A causal language model whose output must be reproduced exactly.
 
-    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit.
+    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
+    ``vocab_size`` how many different tokens it can read.
     """
 
     @property
@@ -43,6 +44,11 @@ class TargetModel(Protocol):
     @property
     def max_positions(self) -> int | None:
         """The longest sequence the model reads, in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id the model reads."""
         ...
 
     def forward(self, rows: Rows, cache: KVCache, keep: int) -> Tensor:
@@ -211,7 +217,8 @@ class EngineVerifier:
         with engine.exclusive, torch.inference_mode():
             started = perf_counter()
             start = cache.begin(n)
-            rows = tree_rows(tree, start, model.device, model.max_positions)
+            readable = impossible_tokens_replaced(tree, model.vocab_size)
+            rows = tree_rows(readable, start, model.device, model.max_positions)
             logits = engine.run(rows, cache, n)
             ids: list[list[int]] = self._chooser.choose(
                 logits, tree, start, num_runner_ups

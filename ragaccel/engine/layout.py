@@ -5,7 +5,7 @@ Shapes: n rows, P cached tokens before them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +70,17 @@ def tree_rows(
         is_probe = torch.arange(len(tree), device=device) >= len(tree) - tree.num_probes
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
     return Rows(inputs[:1], inputs[1:], start, max(depths), sees, is_probe)
+
+
+def impossible_tokens_replaced(tree: DraftTree, vocab_size: int) -> DraftTree:
+    """Let a model read any guess at all: one it has no embedding for becomes token 0.
+
+    Such a token is never the model's own choice, so what is computed after it is never read.
+    """
+    if max(tree.token_ids[1:], default=0) < vocab_size:
+        return tree
+    guesses = (token if token < vocab_size else 0 for token in tree.token_ids[1:])
+    return replace(tree, token_ids=(tree.token_ids[0], *guesses))
 
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:

@@ -62,16 +62,17 @@ class ScoreProcessing:
         return scores
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        seen = self._seen_tokens(scores).expand(scores.shape).clone()
+        num_rows, vocab_size = scores.shape
+        # An embedding may be wider than the scores; such ids, which cannot be chosen nor
+        # penalized, share a last column that is cut off again.
+        seen = torch.zeros(num_rows, vocab_size + 1, dtype=torch.bool, device=scores.device)
+        seen[:, :vocab_size] = self._seen_tokens(scores)
         width = max(map(len, paths))
         # Every path begins with the root: repeating it pads without adding a token.
         padded = [[*path, *[path[0]] * (width - len(path))] for path in paths]
-        # An embedding may be wider than the scores; such ids cannot be chosen nor penalized.
-        index = torch.tensor(padded, device=scores.device)
-        outside = index >= scores.shape[-1]
-        seen.scatter_(1, index.masked_fill(outside, 0), seen.gather(1, index * 0) | ~outside)
+        seen.scatter_(1, torch.tensor(padded, device=scores.device).clamp_(max=vocab_size), True)
         penalized = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
-        return torch.where(seen, penalized, scores)
+        return torch.where(seen[:, :vocab_size], penalized, scores)
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
         """Tell of every token whether it was committed, [V]; brought up to date when asked."""

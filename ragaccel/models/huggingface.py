@@ -41,6 +41,7 @@ class HuggingFaceModel:
         self.device: torch.device = embedding.device
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = Masks(dtype, self.device)
+        self.vocab_size: int = embedding.shape[0]
         if self_check:
             check_model(self)
 

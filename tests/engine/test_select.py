@@ -18,6 +18,7 @@ from transformers import (
 
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.processing import ScoreProcessing
 from ragaccel.engine.select import Chooser, token_paths
 
 VOCAB = 23
@@ -149,3 +150,10 @@ def test_ids_wider_than_the_scores_are_neither_penalized_nor_an_error():
     assert found[:, 3].tolist() == [float("-inf")] * 2
     assert found[:, :3].eq(1.0).all()
     assert found[:, 4:].eq(1.0).all()
+
+
+def test_an_id_beyond_the_scores_does_not_hide_a_penalized_one():
+    processing = ScoreProcessing(Request([1], repetition_penalty=2.0))
+    scores = torch.ones(1, 4)
+    for path in ([9, 0], [0, 9], [0, 9, 9, 9], [9, 9, 0]):
+        assert processing.apply(scores, [path]).tolist() == [[0.5, 1.0, 1.0, 1.0]]
