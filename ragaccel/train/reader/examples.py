@@ -34,18 +34,18 @@ SOURCE_SHARES = {
     "tech_docs": 0.16,
     "books": 0.16,
 }
-HUMAN_SHARE = 0.22
-UNANSWERABLE_SHARE = 0.12
+UNANSWERABLE_SHARE = 0.08
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large examples are: tokens in all, passages, tokens a passage."""
+    """How large examples are: tokens in all, passages, tokens a passage; and who asks."""
 
     length: int
     max_passages: int
     max_passage_tokens: int
     min_passages: int = 1
+    human_share: float = 0.22  # of the questions, people's own
 
 
 @dataclass(slots=True)
@@ -85,9 +85,8 @@ class ExampleMaker:
         self.markers = [vocabulary[token] for token in MARKERS]
         self.citations = [vocabulary[token] for token in CITATIONS]
         self.refusal = self.sources.encode(REFUSAL)
-        shares = {**SOURCE_SHARES, "human": HUMAN_SHARE}
-        self.kinds = [kind for kind in shares if self.sources.by_kind[kind]]
-        self._cumulative = list(accumulate(shares[kind] for kind in self.kinds))
+        self._kinds = [kind for kind in SOURCE_SHARES if self.sources.by_kind[kind]]
+        self._cumulative = list(accumulate(SOURCE_SHARES[kind] for kind in self._kinds))
 
     def make(self, shape: Shape) -> Example:
         """Draw one example of at most ``shape.length`` tokens."""
@@ -98,15 +97,16 @@ class ExampleMaker:
 
     def _try(self, shape: Shape) -> Example | None:
         rng = self.rng
-        kind = self.kinds[bisect(self._cumulative, rng.random() * self._cumulative[-1])]
-        source = rng.choice(self.sources.by_kind[kind])
+        source = self._source(shape.human_share)
         if source.questions:
             asked = rng.choice(source.questions)
             question, gold = asked.question, asked.gold
             asked_in = asked.source
         else:
             gold = rng.randrange(len(source.sentences))
-            made = make_question(rng, source.sentences[gold].text, source.title)
+            made = make_question(
+                rng, source.sentences[gold].text, source.title, self._any_sentence()
+            )
             if made is None:
                 return None
             question, asked_in = made, "made"
@@ -119,6 +119,7 @@ class ExampleMaker:
         if piece is None:
             return None
         answerable = rng.random() >= UNANSWERABLE_SHARE
+        is_close = answerable or rng.random() < 0.5  # what cannot be answered may be far off, too
         pieces = [piece] if answerable else []
         gold_text = source.sentences[gold].text
         for _ in range(3 * num_passages):
@@ -126,7 +127,7 @@ class ExampleMaker:
                 break
             left = room - sum(self.sources.length(p) for p in pieces)
             share = min(left // (num_passages - len(pieces)), shape.max_passage_tokens)
-            other = self._distractor(source, piece, question, share)
+            other = self._distractor(source, piece, question if is_close else "", share)
             if other is not None and not _repeats(other, pieces, gold_text):
                 pieces.append(other)
         if len(pieces) < shape.min_passages:
@@ -135,6 +136,16 @@ class ExampleMaker:
         example = self._assemble(question_ids, pieces, (source, gold) if answerable else None)
         example.question, example.asked_in = question, asked_in
         return example if len(example.token_ids) <= shape.length else None
+
+    def _source(self, human_share: float) -> Source:
+        rng, people = self.rng, self.sources.by_kind["human"]
+        if not self._kinds or (people and rng.random() < human_share):
+            return rng.choice(people)
+        kind = self._kinds[bisect(self._cumulative, rng.random() * self._cumulative[-1])]
+        return rng.choice(self.sources.by_kind[kind])
+
+    def _any_sentence(self) -> str:
+        return self.rng.choice(self.rng.choice(self.sources.everything).sentences).text
 
     def _around(self, source: Source, gold: int, budget: int) -> Piece | None:
         """A run of sentences that holds ``gold``, within the budget of tokens."""
@@ -155,7 +166,7 @@ class ExampleMaker:
         draw = self.rng.random()
         other: Source | None = None
         place = 0
-        if draw < 0.35:
+        if draw < 0.35 and question:
             same = self.sources.of_title[source.title]
             other = self.rng.choice(same)
             place = self.rng.randrange(len(other.sentences))

@@ -21,8 +21,9 @@ CURRICULUM = (
     (0.00, Shape(192, 2, 75), 42),
     (0.18, Shape(256, 3, 90), 32),
     (0.38, Shape(384, 4, 110), 22),
-    (0.62, Shape(640, 6, 130), 13),
-    (0.84, Shape(1024, 6, 160), 8),
+    (0.55, Shape(640, 6, 130), 13),
+    (0.65, Shape(640, 6, 130, human_share=0.4), 13),
+    (0.88, Shape(1024, 6, 160, human_share=0.4), 8),
 )
 RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0
 

@@ -24,12 +24,13 @@ _NAMED = ("who", "where", "what", "which", "what is the name of", "in which", "w
 _COMMON = ("what", "why", "how", "what kind of", "which", "what is", "how can i", "where")
 
 
-def make_question(rng: random.Random, sentence: str, title: str) -> str | None:
+def make_question(rng: random.Random, sentence: str, title: str, unrelated: str = "") -> str | None:
     """Ask for one span of a sentence with some of its other content words.
 
     The span asked for is left out; each other content word stays with a chance that differs from
-    question to question, so that both full paraphrases and two-word queries occur. None when the
-    sentence has too few content words to be recognized.
+    question to question, so that both full paraphrases and two-word queries occur. Half of the
+    questions have a word or two of an ``unrelated`` sentence as well: people use words of their
+    own. None when the sentence has too few content words to be recognized.
     """
     words = _WORD.findall(sentence)
     content = [i for i, word in enumerate(words) if word.lower() not in _STOP]
@@ -42,6 +43,10 @@ def make_question(rng: random.Random, sentence: str, title: str) -> str | None:
         return None
     if title and rng.random() < 0.3:
         kept.insert(rng.choice((0, len(kept))), title)
+    others = [word for word in _WORD.findall(unrelated) if word.lower() not in _STOP]
+    if others and rng.random() < 0.5:
+        for word in rng.sample(others, min(len(others), rng.choice((1, 1, 2, 3)))):
+            kept.insert(rng.randrange(len(kept) + 1), word)
     if rng.random() < 0.3:
         rng.shuffle(kept)
     phrased = " ".join([interrogative, *_with_filler(rng, kept)])
