@@ -66,23 +66,17 @@ class Store:
 
     def put_file(self, record: FileRecord) -> int:
         """Add or replace what is known of a file, its passages untouched; return its row."""
-        row = self._database.connection().execute(
+        connection = self._database.connection()
+        values = (record.path, record.kind, record.size, record.mtime_ns, record.sha256)
+        connection.execute(
             "INSERT INTO file (path, kind, size, mtime_ns, sha256, status, title)"
             " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
             " kind = excluded.kind, size = excluded.size, mtime_ns = excluded.mtime_ns,"
-            " sha256 = excluded.sha256, status = excluded.status, title = excluded.title"
-            " RETURNING id",
-            (
-                record.path,
-                record.kind,
-                record.size,
-                record.mtime_ns,
-                record.sha256,
-                record.status,
-                record.title,
-            ),
+            " sha256 = excluded.sha256, status = excluded.status, title = excluded.title",
+            (*values, record.status, record.title),
         )
-        return int(row.fetchone()[0])
+        found = connection.execute("SELECT id FROM file WHERE path = ?", (record.path,))
+        return int(found.fetchone()[0])
 
     def put_passages(
         self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
