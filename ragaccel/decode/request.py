@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import ConfigurationError
@@ -42,6 +43,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _require_whole(self, "top_k", "seed")
         _require(self.temperature >= 0.0, "temperature", self.temperature, "0 or more")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1 (off)")
@@ -101,6 +103,7 @@ class Request:
         object.__setattr__(self, "eos_ids", frozenset(self.eos_ids))
         if not self.prompt_ids:
             raise ConfigurationError("the prompt is empty: give at least one token")
+        _require_whole(self, "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")
         limits = f"between 0 and max_new_tokens ({self.max_new_tokens})"
         _require(
@@ -130,6 +133,15 @@ def _ids(name: str, token_ids: Sequence[int]) -> tuple[int, ...]:
     if ids and min(ids) < 0:
         raise ConfigurationError(f"{name} must be 0 or more, not {min(ids)}")
     return ids
+
+
+def _require_whole(settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        try:
+            object.__setattr__(settings, name, index(value))
+        except TypeError:
+            raise ConfigurationError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

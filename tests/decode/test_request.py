@@ -19,6 +19,9 @@ from ragaccel.errors import ConfigurationError
         (lambda: Sampling(top_p=0.0), "top_p"),
         (lambda: Sampling(min_p=1.5), "min_p"),
         (lambda: Sampling(temperature=float("nan")), "temperature"),
+        (lambda: Sampling(seed=1.5), "seed must be a whole number, not 1.5"),
+        (lambda: Sampling(top_k=None), "top_k must be a whole number"),
+        (lambda: Request((1,), max_new_tokens=2.5), "max_new_tokens must be a whole number"),
     ],
 )
 def test_settings_that_cannot_work_are_named(make, message):
