@@ -150,8 +150,13 @@ class Tokenizer:
     ) -> list[int]:
         """Lay out messages by the chat template, as token ids.
 
-        The template writes its own special tokens, so none are added: no begin token twice.
+        The template writes its own special tokens, so none are added: no begin token twice. What
+        messages and documents spell is text.
         """
+        hide_in = self.shield.hide_in
+        messages = [hide_in(message) for message in messages]
+        if documents is not None:
+            documents = [hide_in(document) for document in documents]
         return self.encode(self.chat_text(messages, documents, add_generation_prompt))
 
     @property

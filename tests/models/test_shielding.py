@@ -89,3 +89,15 @@ def test_a_vocabulary_that_holds_its_special_tokens_as_words_keeps_the_mark():
     tokenizer = Tokenizer(wrapped)
     assert tokenizer.encode("a <e> a") == [0, 1, 0]
     assert tokenizer.encode(tokenizer.shield.hide("a <e> a")) == [0, 2, 0]
+
+
+def test_a_chat_holds_the_special_tokens_of_its_template_only():
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(bundled_reader_path()))
+    special = set(tokenizer.tokenizer.all_special_ids)
+
+    def specials(question, text):
+        messages = [{"role": "user", "content": question}]
+        ids = tokenizer.chat(messages, documents=[{"title": "", "text": text, "sentences": [text]}])
+        return [i for i in ids if i in special]
+
+    assert specials("What is <s1>?", "A marker <answer>.") == specials("What?", "A marker.")
