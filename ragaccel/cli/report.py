@@ -17,7 +17,7 @@ from ragaccel.cli.terminal import passage_style, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.answer import Answer
+    from ragaccel.answer import Answer, CopiedSpan
     from ragaccel.cli.terminal import Terminal
     from ragaccel.passage import Passage
 
@@ -177,19 +177,7 @@ def answer_document(
             {"number": number, "used": number in used, **passage_document(passage)}
             for number, passage in enumerate(answer.passages, start=1)
         ],
-        "copied_spans": [
-            {
-                "start": span.start,
-                "end": span.end,
-                "text": answer.text[span.start : span.end],
-                "number": span.passage_number,
-                "citation": answer.passages[span.passage_number - 1].citation,
-                "passage_id": span.passage_id,
-                "passage_start": span.passage_start,
-                "passage_end": span.passage_end,
-            }
-            for span in answer.copied_spans
-        ],
+        "copied_spans": [_span_document(answer, span) for span in answer.copied_spans],
         "dropped_sources": [passage_document(passage) for passage in answer.dropped_passages],
         "usage": {
             "prompt_tokens": answer.usage.prompt_tokens,
@@ -221,3 +209,16 @@ def answer_document(
             "plain_total_seconds": comparison.plain_seconds,
         }
     return document
+
+
+def _span_document(answer: Answer, span: CopiedSpan) -> dict[str, Any]:
+    return {
+        "start": span.start,
+        "end": span.end,
+        "text": answer.text[span.start : span.end],
+        "number": span.passage_number,
+        "citation": answer.passages[span.passage_number - 1].citation,
+        "passage_id": span.passage_id,
+        "passage_start": span.passage_start,
+        "passage_end": span.passage_end,
+    }
