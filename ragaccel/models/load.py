@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError, RagaccelError
 from ragaccel.models.architecture import refuse_by_config
@@ -59,7 +60,7 @@ def load_model(
     source, arguments = locate_model(name_or_path, hub)
     arguments["trust_remote_code"] = model_kwargs.pop("trust_remote_code", False)
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in hub}
-    with _explained(name_or_path):
+    with _explained(name_or_path), _progress(shown=not _is_bundled(name_or_path)):
         config = AutoConfig.from_pretrained(source, **arguments)
         refuse_by_config(config, model_kwargs)
         place = _place(device, device_map)
@@ -121,6 +122,23 @@ def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) ->
     on_cpu = place is not None and place.type == "cpu"
     quantized = getattr(config, "quantization_config", None) is not None
     return torch.float32 if on_cpu and saved == torch.float16 and not quantized else "auto"
+
+
+def _is_bundled(name: str | Path) -> bool:
+    return Path(name).is_dir() and Path(name).samefile(Path(__file__).parent / "reader")
+
+
+@contextlib.contextmanager
+def _progress(*, shown: bool) -> Iterator[None]:
+    """Without transformers' progress bar where loading takes no time worth a bar."""
+    was_enabled = logging.is_progress_bar_enabled()
+    if not shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

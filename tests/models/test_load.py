@@ -134,3 +134,12 @@ def test_the_bundled_reader_is_a_folder_or_a_clear_error(monkeypatch, tmp_path):
     (tmp_path / "reader").mkdir()
     (tmp_path / "reader" / "config.json").write_text("{}")
     assert bundled_reader_path() == tmp_path / "reader"
+
+
+def test_the_bundled_reader_loads_without_a_progress_bar(capfd):
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    load_model(bundled_reader_path())
+    assert "Loading" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled() == enabled
