@@ -133,12 +133,12 @@ def _progress(*, shown: bool) -> Iterator[None]:
     """Without transformers' progress bar where loading takes no time worth a bar."""
     was_enabled = logging.is_progress_bar_enabled()
     if not shown:
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if was_enabled:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
