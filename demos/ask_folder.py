@@ -12,12 +12,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG
-from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.retriever import Retriever
-from ragaccel.retrieve.schema import default_index_path
-from ragaccel.retrieve.store import Store
+from ragaccel import (
+    LLM,
+    RAG,
+    FocusedRetriever,
+    Retriever,
+    Store,
+    default_index_path,
+    index_folder,
+    load_embedder,
+)
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
@@ -38,7 +42,10 @@ def main() -> None:
         for path, reason in report.failed.items():
             console.print(f"not read: {path}: {reason}", style="yellow", markup=False)
 
-        rag = RAG(LLM.load(options.model), Retriever(store, embedder))
+        retriever = Retriever(store, embedder)
+        # the small bundled reader chooses better among few sentences
+        source = retriever if options.model else FocusedRetriever(retriever, sentences=3)
+        rag = RAG(LLM.load(options.model), source)
         if options.question:
             answer_question(console, rag, options.question, [])
         else:

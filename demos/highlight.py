@@ -14,12 +14,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Highlighter, Segment
-from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.retriever import Retriever
-from ragaccel.retrieve.schema import default_index_path
-from ragaccel.retrieve.store import Store
+from ragaccel import (
+    LLM,
+    RAG,
+    FocusedRetriever,
+    Highlighter,
+    Retriever,
+    Segment,
+    Store,
+    default_index_path,
+    index_folder,
+    load_embedder,
+)
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What should I do if battery acid gets on my skin?"
@@ -38,7 +44,10 @@ def main() -> None:
     with Store(default_index_path(options.folder)) as store:
         with console.status("indexing what is new"):
             index_folder(store, embedder, options.folder)
-        rag = RAG(LLM.load(options.model), Retriever(store, embedder))
+        retriever = Retriever(store, embedder)
+        # the small bundled reader chooses better among few sentences
+        source = retriever if options.model else FocusedRetriever(retriever, sentences=3)
+        rag = RAG(LLM.load(options.model), source)
 
         console.print(Text(options.question, style="bold"), end="\n\n")
         with rag.stream(options.question) as stream:

@@ -17,12 +17,19 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Answer, NoDrafter, Prompt
-from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.retriever import Retriever
-from ragaccel.retrieve.schema import default_index_path
-from ragaccel.retrieve.store import Store
+from ragaccel import (
+    LLM,
+    RAG,
+    Answer,
+    FocusedRetriever,
+    NoDrafter,
+    Prompt,
+    Retriever,
+    Store,
+    default_index_path,
+    index_folder,
+    load_embedder,
+)
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"
@@ -69,7 +76,10 @@ def main() -> None:
     with Store(default_index_path(options.folder)) as store:
         with console.status("indexing what is new"):
             index_folder(store, embedder, options.folder)
-        rag = RAG(LLM.load(options.model), Retriever(store, embedder))
+        retriever = Retriever(store, embedder)
+        # the small bundled reader chooses better among few sentences
+        source = retriever if options.model else FocusedRetriever(retriever, sentences=3)
+        rag = RAG(LLM.load(options.model), source)
         prompt = rag.prompt(options.question)
 
     rag.llm.generate(prompt)  # warm up: the first request pays for all that is lazy

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
+from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
 
 REFUSAL = "The passages do not tell."
 
@@ -41,6 +41,9 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, default=DEMOS / "questions.jsonl")
     parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
     parser.add_argument("-k", type=int, default=6, help="passages a question")
+    parser.add_argument(
+        "--sentences", type=int, default=2, help="sentences a passage is cut to; 0: whole passages"
+    )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
     options = parser.parse_args()
     lines = options.questions.read_text(encoding="utf-8").split("\n")
@@ -48,7 +51,9 @@ def main() -> None:
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, options.folder)
-        rag = RAG(LLM.load(options.model), Retriever(store, embedder), k=options.k)
+        retriever = Retriever(store, embedder)
+        focused = FocusedRetriever(retriever, sentences=options.sentences or 1)
+        rag = RAG(LLM.load(options.model), focused if options.sentences else retriever, k=options.k)
         rows = [ask(rag, question) for question in questions]
     answerable = [row for row in rows if row["expected"] is not None]
     refusable = [row for row in rows if row["expected"] is None]

@@ -45,6 +45,7 @@ _MODULE_OF = {
     "index_passages": "retrieve.indexing",
     "Retriever": "retrieve.retriever",
     "open_retriever": "retrieve.retriever",
+    "FocusedRetriever": "retrieve.focusing",
     "Store": "retrieve.store",
     "default_index_path": "retrieve.schema",
     "RagaccelError": "errors",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
     from ragaccel.retrieve.embedder import Embedder, load_embedder
+    from ragaccel.retrieve.focusing import FocusedRetriever
     from ragaccel.retrieve.indexing import index_folder, index_passages
     from ragaccel.retrieve.report import IndexReport
     from ragaccel.retrieve.retriever import Retriever, open_retriever
@@ -110,6 +112,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Embedder",
+    "FocusedRetriever",
     "Highlighter",
     "IndexBusyError",
     "IndexCorruptError",

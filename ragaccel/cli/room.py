@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragaccel.cli.source import Source
     from ragaccel.cli.terminal import Terminal
     from ragaccel.llm import LLM
+    from ragaccel.rag import PassageSource
 
 
 class Room:
@@ -60,7 +61,7 @@ def open_room(
     with open_knowledge(terminal, source, settings) as knowledge:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
-        search = Search(knowledge.retriever, source.name)
+        search = Search(_passage_source(knowledge, settings), source.name)
         rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
         talk = Conversation(terminal, source.name, resume=resume)
         generation = {
@@ -74,6 +75,15 @@ def open_room(
             yield Room(knowledge, search, answering, talk)
         finally:
             talk.close()
+
+
+def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
+    """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
+    if settings.text("model") is not None:
+        return knowledge.retriever
+    from ragaccel.retrieve.focusing import FocusedRetriever
+
+    return FocusedRetriever(knowledge.retriever, sentences=3)
 
 
 def load_llm(terminal: Terminal, settings: Settings) -> LLM:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragaccel.passage import Passage
+    from ragaccel.rag import PassageSource
     from ragaccel.retrieve.embedder import Embedder
-    from ragaccel.retrieve.retriever import Retriever
 
 
 class Search:
@@ -21,7 +21,7 @@ class Search:
     ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
     """
 
-    def __init__(self, retriever: Retriever, name: str) -> None:
+    def __init__(self, retriever: PassageSource, name: str) -> None:
         self._retriever = retriever
         self._name = name
         self.first: Sequence[Passage] = ()
