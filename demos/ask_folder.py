@@ -12,16 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import (
-    LLM,
-    RAG,
-    FocusedRetriever,
-    Retriever,
-    Store,
-    default_index_path,
-    index_folder,
-    load_embedder,
-)
+from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store
+from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

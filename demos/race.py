@@ -17,19 +17,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import (
-    LLM,
-    RAG,
-    Answer,
-    FocusedRetriever,
-    NoDrafter,
-    Prompt,
-    Retriever,
-    Store,
-    default_index_path,
-    index_folder,
-    load_embedder,
-)
+from ragaccel import LLM, RAG, Answer, FocusedRetriever, NoDrafter, Prompt, Retriever, Store
+from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"
