@@ -18,6 +18,7 @@ from ragaccel.retrieve.schema import (
     APPLICATION_ID,
     SCHEMA,
     SCHEMA_VERSION,
+    is_own_place,
     rebuild_command,
     reported,
 )
@@ -53,8 +54,11 @@ class Database:
         Raises:
             IndexBusyError: Another process, or another thread, holds it.
             IndexWriteError: The place cannot be written to.
+            IndexCorruptError: With ``reset``, and what lies there is not ours to delete.
         """
         with self._placing():
+            if reset:
+                self._require_ours()
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self._acquire()):
             with self._placing():
@@ -90,6 +94,18 @@ class Database:
             lock.close()
             raise
         return lock
+
+    def _require_ours(self) -> None:
+        """Refuse to delete what somebody else made; the header tells, outside our own folder."""
+        if not self.path.exists() or is_own_place(self.path):
+            return
+        with self.path.open("rb") as file:
+            header = file.read(72)
+        if header and header[68:] != APPLICATION_ID.to_bytes(4, "big"):
+            raise IndexCorruptError(
+                f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
+                " with --index PATH, or delete it yourself if nobody needs it"
+            )
 
     def _delete(self) -> None:
         """Remove the index; the log goes first, so that none is ever replayed onto a new file."""

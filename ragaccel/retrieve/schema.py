@@ -64,9 +64,14 @@ def default_index_path(folder: str | Path) -> Path:
     return Path(folder) / OWN_FOLDER / "index.db"
 
 
+def is_own_place(path: Path) -> bool:
+    """Whether a file is where a folder's own index lives, and so ours whatever it holds."""
+    return path.name == "index.db" and path.parent.name == OWN_FOLDER
+
+
 def rebuild_command(path: Path, folder: str = "") -> str:
     """The command that makes an index anew, ready to be pasted."""
-    if path.name == "index.db" and path.parent.name == OWN_FOLDER:
+    if is_own_place(path):
         return f"ragaccel index {shlex.quote(str(path.parent.parent))} --rebuild"
     place = shlex.quote(folder) if folder else "FOLDER"
     return f"ragaccel index {place} --index {shlex.quote(str(path))} --rebuild"

@@ -88,6 +88,23 @@ def test_silent_damage_is_found_by_a_check(store, embedder, folder):
     assert "the full-text search does not match the passages" in problems
 
 
+@pytest.mark.parametrize("content", [b"root:x:0:0:\n", b"SQLite format 3\0" + b"x" * 5000])
+def test_rebuilding_never_replaces_a_file_of_somebody_else(tmp_path, folder, embedder, content):
+    path = tmp_path / "precious.txt"
+    path.write_bytes(content)
+    with Store(path) as store, pytest.raises(IndexCorruptError, match="not replaced"):
+        index_folder(store, embedder, folder, rebuild=True)
+    assert path.read_bytes() == content
+    assert not path.with_name("precious.txt.lock").exists()
+
+
+def test_rebuilding_replaces_an_index_kept_elsewhere(tmp_path, folder, embedder):
+    (tmp_path / "kept.db").touch()
+    with Store(tmp_path / "kept.db") as store:
+        assert index_folder(store, embedder, folder, rebuild=True).added == 3
+        assert index_folder(store, embedder, folder, rebuild=True).added == 3
+
+
 def test_a_database_of_another_program_or_format(tmp_path, store, embedder, folder):
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE meta (key)")
