@@ -75,7 +75,7 @@ def _translated(pattern: str) -> str:
         elif bracket:
             inside = bracket.group()[1:-1]
             inside = f"^{inside[1:]}" if inside[0] in "!^" else inside
-            inside = inside.replace("\\", "\\\\")
+            inside = inside.replace("\\", "\\\\").replace("[", r"\[")
             regex, position = f"{regex}[{inside}]", position + bracket.end()
         elif rest[0] == "\\" and len(rest) > 1:
             regex, position = regex + re.escape(rest[1]), position + 2

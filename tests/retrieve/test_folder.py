@@ -102,6 +102,10 @@ def test_patterns(pattern, path, is_folder, ignored):
     assert IgnoreRules([pattern]).ignores(path, is_folder) is ignored
 
 
+def test_a_bracket_among_brackets_is_a_letter_like_others():
+    assert IgnoreRules(["a[[]b"]).ignores("a[b", False)  # and no warning, which would fail the test
+
+
 def test_the_last_pattern_that_matches_decides():
     rules = IgnoreRules(["*.md", "!keep.md", "keep.md"])
     assert rules.verdict("keep.md", False) is True
