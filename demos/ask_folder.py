@@ -36,7 +36,7 @@ def main() -> None:
 
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        source = retriever if options.model else FocusedRetriever(retriever, sentences=3)
+        source = retriever if options.model else FocusedRetriever(retriever, sentences=1)
         rag = RAG(LLM.load(options.model), source)
         if options.question:
             answer_question(console, rag, options.question, [])

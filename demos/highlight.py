@@ -36,7 +36,7 @@ def main() -> None:
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        source = retriever if options.model else FocusedRetriever(retriever, sentences=3)
+        source = retriever if options.model else FocusedRetriever(retriever, sentences=1)
         rag = RAG(LLM.load(options.model), source)
 
         console.print(Text(options.question, style="bold"), end="\n\n")

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
     parser.add_argument("-k", type=int, default=6, help="passages a question")
     parser.add_argument(
-        "--sentences", type=int, default=2, help="sentences a passage is cut to; 0: whole passages"
+        "--sentences", type=int, default=1, help="sentences a passage is cut to; 0: whole passages"
     )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
     options = parser.parse_args()

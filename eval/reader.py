@@ -1,6 +1,6 @@
 """How good is the bundled reader on unseen documents: ``python -m eval.reader --data FOLDER``.
 
-Four passages a question, the right one among them (or none, for the unanswerable eighth), in half
+Four passages a question, the right one among them (or none, for the unanswerable twelfth), in half
 of the cases ordered by shared words as a retriever would, else at random; distractors share an
 article or words with the question. ``made``: questions made from sentences of held-out documents;
 ``squad``: XQuAD articles not trained on; ``nq``: Natural Questions on passages not trained on;

@@ -83,7 +83,7 @@ def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
         return knowledge.retriever
     from ragaccel.retrieve.focusing import FocusedRetriever
 
-    return FocusedRetriever(knowledge.retriever, sentences=3)
+    return FocusedRetriever(knowledge.retriever, sentences=1)
 
 
 def load_llm(terminal: Terminal, settings: Settings) -> LLM:

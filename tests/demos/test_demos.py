@@ -74,15 +74,17 @@ def run(monkeypatch, capsys):
 
 
 def test_ask_folder_answers_and_shows_its_speed(run, folder, model):
-    printed = run("ask_folder.py", folder, "What did Nora Pell invent?", *model)
+    printed = run(
+        "ask_folder.py", folder, "How many people died when the Amity was wrecked?", *model
+    )
     assert re.search(r"\d+ tokens/s, \d+\.\d tokens a pass", printed)
     if not model:
-        assert "canvas bucket" in printed
-        assert "keepers-remembered.txt:" in printed
+        assert "43 of them drowned" in printed
+        assert "founding-and-early-years.md:" in printed
 
 
 def test_ask_folder_without_a_question_is_a_prompt_loop(run, folder, model, monkeypatch):
-    typed = iter(["What did Nora Pell invent?", "", "And when was she born?"])
+    typed = iter(["How many people died when the Amity was wrecked?", "", "And when was she born?"])
 
     def typing(*_):
         try:
