@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ def pipe(tmp_path, monkeypatch):
         file.close()
 
 
+def _heed_interrupts():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def spawn():
     """Start Python with this package on its path, in the test's folder."""
@@ -81,6 +86,8 @@ def spawn():
             "stdin": subprocess.DEVNULL,
         }
         command = [sys.executable, *map(str, arguments)]
+        # a suite that runs in the background ignores Ctrl-C, and its children would inherit that
+        settings.setdefault("preexec_fn", _heed_interrupts)
         started.append(subprocess.Popen(command, text=True, **{**streams, **settings}))
         return started[-1]
 
