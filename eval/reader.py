@@ -73,7 +73,9 @@ def main() -> None:
     result = {
         "figures": evaluate(model, maker, examples=options.examples),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "command": "python -m eval.reader " + " ".join(sys.argv[1:]),
+        "command": ("python -m eval.reader " + " ".join(sys.argv[1:])).replace(
+            str(options.data), "DATA"
+        ),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "machine": platform.machine(),
     }
