@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 # After so many layers it must be readable whether a token's word is in the question, and how
-# relevant a sentence is. Without the first,
-# choosing a sentence had not begun after 5M tokens; with it nine of ten were right after 2.5M.
+# relevant a sentence is. One run each, differing also in loss weight and passage size: without the
+# first probe relevance stood near 0.6 after 5M tokens, with it near 0.9 after 2.5M. No ablation.
 MATCH_LAYER, RELEVANCE_LAYER = 2, 4
 
 
