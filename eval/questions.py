@@ -3,18 +3,23 @@
 An answer is right when it holds the sentence that answers, or, in a table, a piece of the right row
 of at least 40 characters; white space and citations aside. An unanswerable question is right when
 refused. ``cited``: the citation names a passage of the right file.
+
+With ``--held-out``, people's questions on the XQuAD articles that the reader was not trained on, a
+file an article: ``python -m eval.questions --held-out --data FOLDER``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 
 from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
+from ragaccel.train.reader.corpus import load_questions
 
 REFUSAL = "The passages do not tell."
 
@@ -35,8 +40,28 @@ def is_right(answer: str, expected: str | None) -> bool:
     return wanted in said or (len(said) >= 40 and said in wanted)
 
 
+def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
+    """Write each held-out XQuAD article as a file; return the questions asked about them."""
+    articles: dict[str, dict[str, None]] = {}
+    questions: list[dict[str, str | None]] = []
+    for asked in load_questions(data):
+        if not asked.held_out or asked.source != "squad":
+            continue
+        file = re.sub(r"\W+", "-", asked.title) + ".txt"
+        articles.setdefault(file, {})[" ".join(asked.sentences)] = None
+        answer = asked.sentences[asked.gold]
+        questions.append({"question": asked.question, "answer": answer, "file": file})
+    for file, passages in articles.items():
+        (folder / file).write_text("\n\n".join(passages) + "\n", encoding="utf-8")
+    return questions
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
+    )
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
     parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
     parser.add_argument("--questions", type=Path, default=DEMOS / "questions.jsonl")
     parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
@@ -46,11 +71,19 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
     options = parser.parse_args()
-    lines = options.questions.read_text(encoding="utf-8").split("\n")
-    questions = [json.loads(line) for line in lines if line]
+    if options.held_out and not (Path(options.data) / "rag").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
-        index_folder(store, embedder, options.folder)
+        documents = options.folder
+        if options.held_out:
+            documents = Path(folder) / "articles"
+            documents.mkdir()
+            questions = write_held_out(Path(options.data), documents)
+        else:
+            lines = options.questions.read_text(encoding="utf-8").split("\n")
+            questions = [json.loads(line) for line in lines if line]
+        index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
         focused = FocusedRetriever(retriever, sentences=options.sentences or 1)
         rag = RAG(LLM.load(options.model), focused if options.sentences else retriever, k=options.k)
@@ -69,6 +102,7 @@ def main() -> None:
         ),
     }
     command = "python -m eval.questions " + " ".join(sys.argv[1:])
+    command = command.replace(str(options.data) or "DATA", "DATA")
     if options.out:
         document = {"figures": figures, "command": command.strip(), "answers": rows}
         options.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

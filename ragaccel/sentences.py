@@ -32,6 +32,8 @@ _ABBREVIATION = re.compile(
 _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
 _LONG_SENTENCE = 500
+_LONG_HEADING = 9  # words
+_BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
 _WORD = re.compile(r"\w")
 
 Span = tuple[int, int]
@@ -61,6 +63,26 @@ def sentence_spans(text: str) -> Iterator[Span]:
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text, as strings."""
     return [text[start:end] for start, end in sentence_spans(text)]
+
+
+def is_heading(text: str, start: int, end: int) -> bool:
+    """Whether a sentence heads what follows it and says nothing itself.
+
+    ``# Ropes``, a line underlined, or a short line before a blank one, of its own and without a
+    stop at its end; list items and table rows are no headings.
+    """
+    if _HEADING.match(text, start, end):
+        return True
+    first, *rest = text[start:end].split("\n")
+    if _ITEM.match(first) or _TABLE_ROW.match(first):
+        return False
+    if rest:
+        return bool(_RULE.match(rest[-1]))
+    if len(first.split()) > _LONG_HEADING or first[-1] in ".!?:;,…":
+        return False
+    return not text[text.rfind("\n", 0, start) + 1 : start].strip() and bool(
+        _BLANK_LINE.match(text, end)
+    )
 
 
 def _is_fragment(text: str, start: int, end: int) -> bool:

@@ -1,9 +1,10 @@
 """The sentence splitter: exact, ordered spans; Markdown, code and tables kept whole."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.sentences import sentence_spans, split_sentences
+from ragaccel.sentences import is_heading, sentence_spans, split_sentences
 
 PIECES = [
     "The lamp burns. ", "It costs 3.5 EUR. ", "Dr. Smith", "\n", "\n\n", "# Head\n", "- item\n",
@@ -98,3 +99,19 @@ def test_scripts_without_spaces_between_sentences():
 def test_nothing_yields_nothing():
     assert split_sentences("") == split_sentences(" \n ") == []
     assert split_sentences("a") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "headings"),
+    [
+        ("# Ropes\nThey are long.", ["# Ropes"]),
+        ("Ropes\n=====\n\nThey are long.", ["Ropes\n====="]),
+        ("Nora Pell (1934-2018)\n\nNora Pell swam.", ["Nora Pell (1934-2018)"]),
+        ("Keep in mind\n\n- one rope\n- two boats\n\nGo on.", ["Keep in mind"]),
+        ("It is short.\n\nThat is all\nthere is.", []),
+        ("Bring these:\n\n| rope | 20 m |\n", []),
+        ("The last words stand alone", []),
+    ],
+)
+def test_headings_say_nothing_themselves(text, headings):
+    assert [text[s:e] for s, e in sentence_spans(text) if is_heading(text, s, e)] == headings

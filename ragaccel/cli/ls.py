@@ -24,7 +24,6 @@ def ls(
     from ragaccel.cli.knowledge import open_store
     from ragaccel.cli.report import is_name
     from ragaccel.cli.source import locate
-    from ragaccel.cli.terminal import printable
 
     source = locate(target, index)
     with open_store(source) as store:
@@ -35,11 +34,17 @@ def ls(
     for record in records:
         if record.status != "indexed":
             continue
-        line = Text(f"{record.num_passages:7,}  ", style="dim").append(printable(record.path))
+        line = Text(f"{record.num_passages:7,}  ", style="dim").append(_one_line(record.path))
         if record.title and not is_name(record.title, record.path):
-            line.append(f"  {printable(record.title)}", style="dim")
+            line.append(f"  {_one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")
     skipped = sum(record.status != "indexed" for record in records)
     if skipped:
         terminal.note(f"{skipped} binary files passed over")
     return ExitCode.OK
+
+
+def _one_line(text: str) -> str:
+    from ragaccel.cli.terminal import printable
+
+    return printable(text.replace("\n", "\0"))

@@ -25,9 +25,14 @@ class Question:
 
 
 def read_question(
-    terminal: Terminal, target: str | None, text: str | None, index: Path | None
+    terminal: Terminal,
+    target: str | None,
+    text: str | None,
+    index: Path | None,
+    *,
+    verb: str = "ask",
 ) -> Question:
-    """Put a question together.
+    """Put a question together, for ``ragaccel ask`` or another verb.
 
     With --index the folder may be left out: a single argument is then the question. Without a
     question on the command line stdin holds it; beside one, stdin is extra context.
@@ -42,7 +47,7 @@ def read_question(
     if text is not None and text.strip() not in ("", "-"):
         return Question(source, text.strip(), piped)
     if not piped:
-        raise UsageError(f'what is the question? e.g. ragaccel ask {source.argument} "Who …?"')
+        raise UsageError(f'what is the question? e.g. ragaccel {verb} {source.argument} "Who …?"')
     return Question(source, piped)
 
 

@@ -42,7 +42,7 @@ def search(
     from ragaccel.cli.settings import resolve
     from ragaccel.errors import NothingIndexedError
 
-    asked = read_question(terminal, target, query, index)
+    asked = read_question(terminal, target, query, index, verb="search")
     settings = resolve({"k": k, "embedder": embedder})
     with open_knowledge(terminal, asked.source, settings) as knowledge:
         passages = knowledge.retriever.search(asked.text, settings.whole("k"), mode=mode)

@@ -119,9 +119,13 @@ def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
             origins[setting.key] = setting.env
     for key, flag in (flags or {}).items():
         if flag is not None:
-            values[key] = BY_KEY[key].parse(flag, "--" + key.replace("_", "-"))
+            values[key] = BY_KEY[key].parse(flag, _flag(key))
             origins[key] = "flag"
     return Settings(values, origins)
+
+
+def _flag(key: str) -> str:
+    return "-" * (1 + (len(key) > 1)) + key.replace("_", "-")
 
 
 def known(key: str, where: str) -> Setting:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.sentences import sentence_spans
+from ragaccel.sentences import is_heading, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,8 @@ class FocusedRetriever:
 
     A small reader chooses better among few sentences than among all of a passage. Each sentence is
     embedded, alone and after the passage's title, and compared with the question; a passage keeps
-    the run of ``sentences`` sentences with the best one in it, and passages are ordered by their
+    the run of ``sentences`` sentences with the best one in it (a heading is near to many questions
+    and answers none, so it is not taken for the best), and passages are ordered by their
     best one (``score``: its mean cosine). What is kept is a piece of the document still: ``start``,
     ``end`` and ``line`` move along.
 
@@ -76,6 +77,10 @@ class FocusedRetriever:
         self, passage: Passage, places: Sequence[tuple[int, int]], scores: Sequence[float]
     ) -> Passage:
         """The run of sentences around the best one whose scores add up to most."""
+        tells = [not is_heading(passage.text, *place) for place in places]
+        scores = [
+            s if told or not any(tells) else -1.0 for s, told in zip(scores, tells, strict=True)
+        ]
         best = scores.index(max(scores))
         count = min(self.sentences, len(places))
         starts = range(max(0, best - count + 1), min(best, len(places) - count) + 1)

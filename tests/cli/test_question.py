@@ -52,8 +52,10 @@ def test_an_index_needs_no_folder(docs, pipe):
 
 def test_without_a_question_it_says_how_to_ask(docs, pipe):
     pipe("  \n")
-    with pytest.raises(UsageError, match="what is the question"):
+    with pytest.raises(UsageError, match=r"what is the question.*ragaccel ask docs"):
         ask("docs")
+    with pytest.raises(UsageError, match="ragaccel search docs"):
+        read_question(Terminal(), "docs", None, None, verb="search")
 
 
 @pytest.mark.parametrize(

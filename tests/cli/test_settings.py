@@ -50,6 +50,13 @@ def test_a_variable_of_another_program_part_is_none_of_our_business(monkeypatch)
     assert resolve().values["k"] == 6
 
 
+def test_a_wrong_flag_is_named_as_it_is_written():
+    with pytest.raises(UsageError, match=r"^-k: "):
+        resolve({"k": 0})
+    with pytest.raises(UsageError, match=r"^--max-tokens: "):
+        resolve({"max_tokens": 0})
+
+
 def test_writing_a_value_leaves_the_other_lines_alone():
     path = Path("ragaccel.toml")
     path.write_text("# mine\nk = 3\n\n[other]\nx = 1\n")

@@ -69,3 +69,11 @@ def test_what_has_no_sentence_stays_as_it_is():
 def test_fewer_than_one_sentence_is_refused():
     with pytest.raises(ConfigurationError, match="one or more"):
         FocusedRetriever(Found(), sentences=0)
+
+
+def test_a_heading_is_not_taken_for_an_answer():
+    whole = passage("# Green paint\n\nIt is best, says Mina of the green.\n\nRopes lie here.")
+    (cut,) = FocusedRetriever(Found(whole), sentences=1).search("Green paint")
+    assert cut.text == "It is best, says Mina of the green."
+    (alone,) = FocusedRetriever(Found(passage("# Green paint")), sentences=1).search("Green paint")
+    assert alone.text == "# Green paint"

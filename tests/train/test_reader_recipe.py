@@ -1,20 +1,30 @@
 import json
 import random
+import re
+import zlib
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragaccel.errors import ConfigurationError
 from ragaccel.sentences import split_sentences
+from ragaccel.train.reader.batches import BATCH_TOKENS, Batches, collate
 from ragaccel.train.reader.corpus import Article, HumanQuestion
+from ragaccel.train.reader.disguise import Disguise, with_twin
 from ragaccel.train.reader.evaluate import evaluate, outcome
-from ragaccel.train.reader.examples import ExampleMaker, Shape
-from ragaccel.train.reader.fit import Fit, collate
+from ragaccel.train.reader.examples import ExampleMaker
+from ragaccel.train.reader.fit import Fit
 from ragaccel.train.reader.network import TrainingForward, new_reader
+from ragaccel.train.reader.passages import Shape
 from ragaccel.train.reader.publish import publish
 from ragaccel.train.reader.questions import make_question
+from ragaccel.train.reader.sources import Piece
 from ragaccel.train.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
 
+SMALL = Shape(192, 2, 60)
+FOUND = Shape(384, 4, 150, min_passages=2, max_sentences=2)
 SUBJECTS = ("harbour", "lantern", "granite", "ferry", "orchard", "glacier", "railway", "violin")
 VERBS = ("carried", "measured", "repaired", "painted", "sheltered", "delivered")
 
@@ -29,9 +39,22 @@ def _articles(count=40):
             for i in range(12)
         )
         articles.append(
-            Article(f"Station {number}", sentences, "factbook", held_out=number % 5 == 0)
+            Article(f"Station {number}", sentences, "tech_docs", held_out=number % 5 == 0)
         )
     return articles
+
+
+class CountingEmbedder:
+    """One dimension a word: near is what shares words."""
+
+    dimension = 64
+
+    def embed_documents(self, texts):
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in re.findall(r"\w+", text.lower()):
+                vectors[row, zlib.crc32(word.encode()) % self.dimension] += 1.0
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +65,11 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def maker(tokenizer):
     articles = _articles()
-    asked = HumanQuestion("Who painted Port B3?", "Station 3", articles[3].sentences, 1, "squad")
-    return ExampleMaker([a for a in articles if not a.held_out], [asked], tokenizer, seed=3)
+    asked = HumanQuestion(
+        "Who painted Port B3?", "Station 3", articles[3].sentences, 1, "squad", answer="Port B3"
+    )
+    trained = [a for a in articles if not a.held_out]
+    return ExampleMaker(trained, [asked], tokenizer, seed=3, embedder=CountingEmbedder())
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +159,99 @@ def test_distractors_never_hold_the_answer(maker):
         assert texts.count(gold) == 1
 
 
+def sentences_of(example):
+    """Ids of every marked sentence, the refusal last, its citation and markers left off."""
+    ends, ids = example.sentence_ends, example.token_ids
+    starts = [max(i for i in range(end) if ids[i] == ids[end]) for end in ends]
+    return [tuple(ids[s + 1 : e - 1]) for s, e in zip(starts, ends, strict=True)]
+
+
+def test_found_passages_are_short_and_the_nearest_stand_first(maker, tokenizer):
+    embedder = CountingEmbedder()
+    first = rising = 0
+    for _ in range(100):
+        example = maker.make(FOUND)
+        citations = [example.token_ids[end - 1] for end in example.sentence_ends[:-1]]
+        assert 2 <= len(set(citations)) <= 4
+        assert max(citations.count(c) for c in citations) <= 2
+        texts = sentences_of(example)
+        if example.gold_end < len(citations):
+            assert texts.count(texts[example.gold_end]) == 1
+        question = embedder.embed_documents([example.question])[0]
+        near = embedder.embed_documents([tokenizer.decode(t) for t in texts[:-1]]) @ question
+        best = [
+            max(n for n, c in zip(near, citations, strict=True) if c == number)
+            for number in dict.fromkeys(citations)
+        ]
+        first += best[0] == max(best)
+        rising += best[0] < best[-1]
+    assert first > 60
+    assert rising < 20
+
+
+def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
+    people = maker.sources.by_kind["human"][0]
+    for _ in range(300):
+        example = maker.make(FOUND)
+        if example.asked_in != "made":
+            told = [tokenizer.decode(t) for t in sentences_of(example)]
+            told.pop(example.gold_end)
+            assert not any("Port B3." in text for text in told)
+    assert people.questions
+
+
+def test_shapes_that_want_passages_found_need_an_embedder(tokenizer):
+    bare = ExampleMaker(_articles(5), [], tokenizer)
+    with pytest.raises(ConfigurationError, match="embedder"):
+        bare.make(FOUND)
+
+
+def test_exchanged_names_are_the_same_everywhere(tokenizer):
+    disguise = Disguise(tokenizer, random.Random(1))
+    other = {}
+    ids = tokenizer.encode(" The ferry of Port Keeper 12 carried Keeper", add_special_tokens=False)
+    exchanged = disguise.exchange(ids, other)
+    again = disguise.exchange(ids, other)
+    assert exchanged == again
+    assert len(exchanged) == len(ids)
+    assert exchanged[1] == ids[1], "common words stay"
+    keeper = [i for i, token in enumerate(ids) if ids.count(token) == 2]
+    assert len({exchanged[i] for i in keeper}) == len({ids[i] for i in keeper})
+    assert exchanged != ids
+
+
+def test_a_twin_differs_where_the_question_asks(maker):
+    disguise = Disguise(maker.sources._tokenizer, random.Random(2))
+    sentence = maker.sources.by_kind["tech_docs"][0].sentences[0]
+    asked = {stem for stem in sentence.stems if stem}
+    for _ in range(50):
+        twin = disguise.twin(sentence, asked)
+        changed = [
+            i
+            for i, pair in enumerate(zip(twin.ids, sentence.ids, strict=True))
+            if len(set(pair)) == 2
+        ]
+        assert all(twin.stems[i] == "" for i in changed)
+    assert disguise.twin(sentence, set()) is None
+    source = maker.sources.by_kind["tech_docs"][0]
+    other = maker.sources.by_kind["tech_docs"][1]
+    pieces = [Piece(source, 0, 2), Piece(other, 3, 6)]
+    changed = with_twin(random.Random(0), pieces, (source, 1), twin)
+    assert changed[0] is pieces[0]
+    assert [s is twin for s in changed[1].source.sentences].count(True) == 1
+    assert with_twin(random.Random(0), pieces[:1], (source, 1), twin) == pieces[:1]
+
+
+def test_batches_hold_examples_of_one_length(maker, tokenizer):
+    batches = Batches(maker, tokenizer.pad_token_id)
+    stage = ((0.5, SMALL), (0.5, FOUND))
+    for _ in range(4):
+        batch = batches.draw(stage)
+        rows, length = batch.token_ids.shape
+        assert rows == BATCH_TOKENS // length
+        assert bool((batch.token_ids[:, 0] == tokenizer.bos_token_id).all())
+
+
 def test_the_training_pass_is_the_models_own(reader, maker):
     example = maker.make(Shape(256, 3, 80))
     ids = torch.tensor([example.token_ids])
@@ -156,11 +275,12 @@ def test_collate_points_at_the_right_tokens(maker, tokenizer):
 
 def test_training_resumes_where_it_stopped(tmp_path, reader, maker, monkeypatch):
     torch.manual_seed(1)
-    monkeypatch.setattr("ragaccel.train.reader.fit.CURRICULUM", ((0.0, Shape(192, 2, 60), 2),))
-    first = Fit(reader, maker, tmp_path, minutes=0.02, compiled=False)
+    monkeypatch.setattr("ragaccel.train.reader.fit.CURRICULUM", ((0.0, ((1.0, SMALL),)),))
+    monkeypatch.setattr("ragaccel.train.reader.batches.BATCH_TOKENS", 400)
+    first = Fit(reader, maker, tmp_path, tokens=1000, compiled=False)
     first.run()
-    assert first.progress.steps > 0
-    again = Fit(reader, maker, tmp_path, minutes=0.04, compiled=False)
+    assert first.progress.steps == 3
+    again = Fit(reader, maker, tmp_path, tokens=2000, compiled=False)
     again.run()
     assert again.progress.steps > first.progress.steps
     assert again.progress.tokens > first.progress.tokens
@@ -199,8 +319,10 @@ def test_figures_know_right_from_wrong(reader, maker):
     oracle.answer = example.token_ids
     assert outcome(oracle, example)["verbatim"]
     figures = evaluate(reader, maker, examples=3)
-    assert set(figures) == {"made", "squad"}
-    assert figures["made"]["verbatim"] == 0.0
+    assert len(figures) == 2
+    for shape in figures.values():
+        assert set(shape) == {"made", "squad"}
+        assert shape["made"]["verbatim"] == 0.0
 
 
 def test_sentences_are_what_the_template_numbers():

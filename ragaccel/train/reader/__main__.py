@@ -14,6 +14,7 @@ import typer
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.train.reader.corpus import Article, HumanQuestion, load_articles, load_questions
 from ragaccel.train.reader.evaluate import evaluate
 from ragaccel.train.reader.examples import ExampleMaker
@@ -23,6 +24,7 @@ from ragaccel.train.reader.publish import publish
 from ragaccel.train.reader.vocabulary import train_tokenizer
 
 BOOK_CHARACTERS = 8_000_000
+TOKENS = 45.0  # millions
 
 
 def main(
@@ -30,7 +32,9 @@ def main(
     data: Annotated[
         Path | None, typer.Option(help="Folder of text archives and question sets.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Training time, over all resumed runs.")] = 100.0,
+    tokens: Annotated[
+        float, typer.Option(help="Millions of tokens to train on, resumed runs included.")
+    ] = TOKENS,
     hidden: Annotated[int, typer.Option(help="Width, a multiple of 64.")] = 256,
     layers: Annotated[int, typer.Option(help="Depth.")] = 6,
     learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 2.5e-3,
@@ -46,12 +50,16 @@ def main(
         )
     articles, questions = _limited(load_articles(folder), seed), load_questions(folder)
     tokenizer = _tokenizer(out / "tokenizer", articles, questions)
+    embedder = load_embedder()
     makers = [
         ExampleMaker(
             [a for a in articles if a.held_out == held_out],
             [q for q in questions if q.held_out == held_out],
             tokenizer,
             seed=seed,
+            embedder=embedder,
+            cache=out / f"{'held-out' if held_out else 'training'}-vectors.npy",
+            strange=not held_out,
         )
         for held_out in (False, True)
     ]
@@ -66,7 +74,14 @@ def main(
         hidden=hidden,
         layers=layers,
     )
-    fit = Fit(model, makers[0], out, minutes=minutes, learning_rate=learning_rate, device=device)
+    fit = Fit(
+        model,
+        makers[0],
+        out,
+        tokens=round(tokens * 1e6),
+        learning_rate=learning_rate,
+        device=device,
+    )
     try:
         fit.run()
     except KeyboardInterrupt:

@@ -37,6 +37,7 @@ class HumanQuestion:
     gold: int  # index into sentences
     source: str
     held_out: bool = False
+    answer: str = ""  # the words looked for, where known
 
 
 def load_articles(data: Path) -> list[Article]:
@@ -88,7 +89,9 @@ def _human_question(row: dict, source: str, held_out: frozenset[str]) -> HumanQu
     is_held_out = (
         passage["title"] in held_out if source == "squad" else _is_held_out(source + title)
     )
-    return HumanQuestion(row["question"].strip(), title, sentences, gold, source, is_held_out)
+    return HumanQuestion(
+        row["question"].strip(), title, sentences, gold, source, is_held_out, row["answer"]
+    )
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str, str]]:

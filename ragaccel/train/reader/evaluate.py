@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
 from transformers import LlamaForCausalLM
 
-from ragaccel.train.reader.examples import Example, ExampleMaker, Shape
+from ragaccel.train.reader.examples import Example, ExampleMaker
+from ragaccel.train.reader.passages import Shape
 
-FOUR_PASSAGES = Shape(length=1000, min_passages=4, max_passages=4, max_passage_tokens=150)
+SHAPES = {
+    "four passages": Shape(length=1000, min_passages=4, max_passages=4, max_passage_tokens=150),
+    "six found, cut to a sentence each": Shape(
+        length=1000, min_passages=6, max_passages=6, max_passage_tokens=150, max_sentences=1
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +96,31 @@ def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
 
 
 def evaluate(
-    model: LlamaForCausalLM, maker: ExampleMaker, *, examples: int = 400, seed: int = 1
-) -> dict[str, dict[str, float]]:
-    """Figures over held-out documents, apart for made-up questions and each set of people's.
+    model: LlamaForCausalLM,
+    maker: ExampleMaker,
+    *,
+    examples: int = 400,
+    seed: int = 1,
+    shapes: Mapping[str, Shape] = SHAPES,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures over held-out documents by shape, apart for made-up questions and people's sets.
 
     The same seed draws the same examples, whatever was drawn before. A set too small for
     ``examples`` draws repeats its questions among other distractors.
     """
     model.train(False)
+    return {name: _by_kind(model, maker, shape, examples, seed) for name, shape in shapes.items()}
+
+
+def _by_kind(
+    model: LlamaForCausalLM, maker: ExampleMaker, shape: Shape, examples: int, seed: int
+) -> dict[str, dict[str, float]]:
     maker.rng.seed(seed)
     kinds = {q.source for s in maker.sources.everything for q in s.questions}
     kinds |= {"made"} if any(not s.questions for s in maker.sources.everything) else set()
     drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}
     while min(map(len, drawn.values())) < examples:
-        example = maker.make(FOUR_PASSAGES)
+        example = maker.make(shape)
         kind = drawn[example.asked_in]
         if len(kind) < examples:
             kind.append(outcome(model, example))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import random
-import re
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerFast
 
+from ragaccel.errors import ConfigurationError
 from ragaccel.train.reader.corpus import Article, HumanQuestion
+from ragaccel.train.reader.disguise import Disguise, with_twin
+from ragaccel.train.reader.passages import Asked, Shape, WordMatchedPassages
 from ragaccel.train.reader.questions import make_question
+from ragaccel.train.reader.retrieved import RetrievedPassages
 from ragaccel.train.reader.sources import Piece, Source, Sources
 from ragaccel.train.reader.vocabulary import (
     ANSWER,
@@ -27,6 +31,9 @@ from ragaccel.train.reader.vocabulary import (
     REFUSAL,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from ragaccel.retrieve.embedder import Embedder
+
 SOURCE_SHARES = {
     "hipporag_2wiki": 0.26,
     "wikitext2": 0.10,
@@ -34,18 +41,8 @@ SOURCE_SHARES = {
     "tech_docs": 0.16,
     "books": 0.16,
 }
-UNANSWERABLE_SHARE = 0.08
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How large examples are: tokens in all, passages, tokens a passage; and who asks."""
-
-    length: int
-    max_passages: int
-    max_passage_tokens: int
-    min_passages: int = 1
-    human_share: float = 0.22  # of the questions, people's own
+EXCHANGED_SHARE, TWIN_SHARE = 0.4, 0.2
+EMBEDDED_AT_ONCE = 64  # questions
 
 
 @dataclass(slots=True)
@@ -68,7 +65,17 @@ class Example:
 
 
 class ExampleMaker:
-    """Draws examples from tokenized sources; distractors share words with the question."""
+    """Draws examples from tokenized sources.
+
+    Args:
+        articles: What made-up questions are asked about.
+        questions: People's own, with their passages.
+        tokenizer: The reader's.
+        seed: Of every choice.
+        embedder: Finds passages for shapes that want them retrieved; such shapes need one.
+        cache: A file that keeps the vectors of all sentences.
+        strange: Whether names are exchanged and near-copies of answers put in, as in training.
+    """
 
     def __init__(
         self,
@@ -77,9 +84,18 @@ class ExampleMaker:
         tokenizer: PreTrainedTokenizerFast,
         *,
         seed: int = 0,
+        embedder: Embedder | None = None,
+        cache: Path | None = None,
+        strange: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.sources = Sources(articles, questions, tokenizer)
+        self.word_matched = WordMatchedPassages(self.sources, self.rng)
+        self.retrieved = (
+            RetrievedPassages(self.sources, self.rng, embedder, cache) if embedder else None
+        )
+        self.disguise = Disguise(tokenizer, self.rng) if strange else None
+        self._waiting: dict[Shape, list[Asked]] = {}
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         self.id_of = {t: vocabulary[t] for t in (BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE)}
         self.markers = [vocabulary[token] for token in MARKERS]
@@ -96,46 +112,54 @@ class ExampleMaker:
                 return example
 
     def _try(self, shape: Shape) -> Example | None:
+        asked = self._ask_retriever(shape) if shape.max_sentences else self._ask(shape)
+        if asked is None:
+            return None
+        question_ids = self.sources.encode(asked.question)
+        gold_length = len(asked.source.sentences[asked.gold].ids)
+        room = shape.length - 2 * len(question_ids) - gold_length - 24
+        answerable = self.rng.random() >= shape.unanswerable_share
+        chosen = self._retriever if shape.max_sentences else self.word_matched
+        pieces = chosen.choose(asked, shape, room=room, answerable=answerable)
+        if pieces is None or len(pieces) < max(1, shape.min_passages):
+            return None
+        gold = (asked.source, asked.gold) if answerable else None
+        if self.disguise and gold and self.rng.random() < TWIN_SHARE:
+            stems = set(self.sources.stems(question_ids)) - {""}
+            twin = self.disguise.twin(asked.source.sentences[asked.gold], stems)
+            pieces = with_twin(self.rng, pieces, gold, twin) if twin else pieces
+        example = self._assemble(question_ids, pieces, gold)
+        if len(example.token_ids) > shape.length:
+            return None
+        example.question, example.asked_in = asked.question, asked.asked_in
+        return example
+
+    @property
+    def _retriever(self) -> RetrievedPassages:
+        if self.retrieved is None:
+            raise ConfigurationError("retrieved passages need an embedder: pass embedder=")
+        return self.retrieved
+
+    def _ask_retriever(self, shape: Shape) -> Asked:
+        """A question whose passages can be retrieved; many are embedded at once."""
+        waiting = self._waiting.setdefault(shape, [])
+        if not waiting:
+            while len(waiting) < EMBEDDED_AT_ONCE:
+                asked = self._ask(shape)
+                if asked is not None and self._retriever.has(asked.source):
+                    waiting.append(asked)
+            self._retriever.embed(waiting)
+        return waiting.pop()
+
+    def _ask(self, shape: Shape) -> Asked | None:
         rng = self.rng
         source = self._source(shape.human_share)
         if source.questions:
-            asked = rng.choice(source.questions)
-            question, gold = asked.question, asked.gold
-            asked_in = asked.source
-        else:
-            gold = rng.randrange(len(source.sentences))
-            made = make_question(
-                rng, source.sentences[gold].text, source.title, self._any_sentence()
-            )
-            if made is None:
-                return None
-            question, asked_in = made, "made"
-        question_ids = self.sources.encode(question)
-        room = shape.length - 2 * len(question_ids) - len(source.sentences[gold].ids) - 24
-        least = max(shape.min_passages, rng.choice((1, 2, 2)))
-        num_passages = rng.randint(least, shape.max_passages)
-        budget = min(room // num_passages, shape.max_passage_tokens)
-        piece = self._around(source, gold, budget)
-        if piece is None:
-            return None
-        answerable = rng.random() >= UNANSWERABLE_SHARE
-        is_close = answerable or rng.random() < 0.5  # what cannot be answered may be far off, too
-        pieces = [piece] if answerable else []
-        gold_text = source.sentences[gold].text
-        for _ in range(3 * num_passages):
-            if len(pieces) == num_passages:
-                break
-            left = room - sum(self.sources.length(p) for p in pieces)
-            share = min(left // (num_passages - len(pieces)), shape.max_passage_tokens)
-            other = self._distractor(source, piece, question if is_close else "", share)
-            if other is not None and not _repeats(other, pieces, gold_text):
-                pieces.append(other)
-        if len(pieces) < shape.min_passages:
-            return None
-        self._order(pieces, question)
-        example = self._assemble(question_ids, pieces, (source, gold) if answerable else None)
-        example.question, example.asked_in = question, asked_in
-        return example if len(example.token_ids) <= shape.length else None
+            own = rng.choice(source.questions)
+            return Asked(own.question, source, own.gold, own.source, own.answer)
+        gold = rng.randrange(len(source.sentences))
+        made = make_question(rng, source.sentences[gold].text, source.title, self._any_sentence())
+        return None if made is None else Asked(made, source, gold, "made")
 
     def _source(self, human_share: float) -> Source:
         rng, people = self.rng, self.sources.by_kind["human"]
@@ -147,76 +171,28 @@ class ExampleMaker:
     def _any_sentence(self) -> str:
         return self.rng.choice(self.rng.choice(self.sources.everything).sentences).text
 
-    def _around(self, source: Source, gold: int, budget: int) -> Piece | None:
-        """A run of sentences that holds ``gold``, within the budget of tokens."""
-        start, end = gold, gold + 1
-        used = len(source.sentences[gold].ids) + 3
-        if used > budget:
-            return None
-        while True:
-            sides = [start - 1] * (start > 0) + [end] * (end < len(source.sentences))
-            sides = [i for i in sides if used + len(source.sentences[i].ids) + 3 <= budget]
-            if not sides:
-                return Piece(source, start, end)
-            i = self.rng.choice(sides)
-            used += len(source.sentences[i].ids) + 3
-            start, end = min(start, i), max(end, i + 1)
-
-    def _distractor(self, source: Source, gold: Piece, question: str, budget: int) -> Piece | None:
-        draw = self.rng.random()
-        other: Source | None = None
-        place = 0
-        if draw < 0.35 and question:
-            same = self.sources.of_title[source.title]
-            other = self.rng.choice(same)
-            place = self.rng.randrange(len(other.sentences))
-        elif draw < 0.8:
-            words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in self.sources.places]
-            if words:
-                weights = [1 / len(self.sources.places[w]) ** 0.5 for w in words]
-                other, place = self.rng.choice(
-                    self.sources.places[self.rng.choices(words, weights)[0]]
-                )
-        if other is None:
-            other = self.rng.choice(self.sources.everything)
-            place = self.rng.randrange(len(other.sentences))
-        piece = self._around(other, place, self.rng.randint(3 * budget // 4, budget))
-        if piece is None or (other is source and piece.start < gold.end and gold.start < piece.end):
-            return None
-        return piece
-
-    def _order(self, pieces: list[Piece], question: str) -> None:
-        """Half the time best match first, as a retriever would rank them; else at random."""
-        self.rng.shuffle(pieces)
-        if self.rng.random() < 0.5:
-            return
-        asked = set(re.findall(r"\w{3,}", question.lower()))
-
-        def score(piece: Piece) -> float:
-            texts = " ".join(s.text for s in piece.source.sentences[piece.start : piece.end])
-            found = asked & set(re.findall(r"\w{3,}", (texts + " " + piece.source.title).lower()))
-            return math.fsum((1 + len(self.sources.places.get(w, ()))) ** -0.5 for w in found)
-
-        pieces.sort(key=score, reverse=True)
-
     def _assemble(
         self, question_ids: list[int], pieces: list[Piece], gold: tuple[Source, int] | None
     ) -> Example:
         rng, id_of = self.rng, self.id_of
+        asked = set(self.sources.stems(question_ids)) - {""}
+        exchanged = self._exchange(question_ids)
+        question_ids = exchanged(question_ids)
         number = rng.randrange(len(self.markers)) if rng.random() < 0.5 else 0
         ids = [id_of[BOS], id_of[QUESTION], *question_ids]
-        asked = set(self.sources.stems(question_ids)) - {""}
         matches: dict[int, bool] = {}
         ends: list[int] = []
         answer: list[int] = []
         gold_end = -1
         for citation, piece in zip(self.citations, pieces, strict=False):
-            ids += [id_of[PASSAGE], *self.sources.title_ids(piece.source.title)]
+            title = self.sources.title_ids(piece.source.title)
+            ids += [id_of[PASSAGE], *exchanged(title)]
             for i in range(piece.start, piece.end):
                 marker = self.markers[number % len(self.markers)]
                 number += 1
-                block = [marker, *piece.source.sentences[i].ids, citation]
-                here = enumerate(piece.source.sentences[i].stems, start=len(ids) + 1)
+                sentence = piece.source.sentences[i]
+                block = [marker, *exchanged(sentence.ids), citation]
+                here = enumerate(sentence.stems, start=len(ids) + 1)
                 matches |= {position: word in asked for position, word in here}
                 ids += [*block, marker]
                 ends.append(len(ids) - 1)
@@ -237,11 +213,16 @@ class ExampleMaker:
         targets[answer_start] = 4.0
         return Example(ids, answer_start, targets, ends, gold_end, matches)
 
+    def _exchange(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:
+        """What exchanges the names of this example; most examples keep theirs.
 
-def _repeats(piece: Piece, others: list[Piece], gold_text: str) -> bool:
-    """Whether a passage overlaps another one or holds the sentence that answers."""
-    if any(
-        piece.source is o.source and piece.start < o.end and o.start < piece.end for o in others
-    ):
-        return True
-    return any(s.text == gold_text for s in piece.source.sentences[piece.start : piece.end])
+        Without a name in the question nothing is exchanged: people write names in lower case, too,
+        and "robinson" would no longer be Robinson.
+        """
+        disguise = self.disguise
+        if disguise is None or not disguise.names(question_ids):
+            return lambda ids: ids
+        if self.rng.random() >= EXCHANGED_SHARE:
+            return lambda ids: ids
+        other: dict[int, int] = {}
+        return lambda ids: disguise.exchange(ids, other)

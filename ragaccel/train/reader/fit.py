@@ -13,17 +13,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from ragaccel.train.reader.examples import Example, ExampleMaker, Shape
+from ragaccel.train.reader.batches import Batch, Batches, Stage
+from ragaccel.train.reader.examples import ExampleMaker
 from ragaccel.train.reader.network import TrainingForward
+from ragaccel.train.reader.passages import Shape
 
-# (share of the time at which it starts, shape, rows a batch): about 8k tokens a step throughout
-CURRICULUM = (
-    (0.00, Shape(192, 2, 75), 42),
-    (0.18, Shape(256, 3, 90), 32),
-    (0.38, Shape(384, 4, 110), 22),
-    (0.55, Shape(640, 6, 130), 13),
-    (0.65, Shape(640, 6, 130, human_share=0.4), 13),
-    (0.88, Shape(1024, 6, 160, human_share=0.4), 8),
+# (share of the tokens at which it starts, ((share of the examples, shape), …)). Copying and
+# matching are learned on little text; then comes what is met in use: passages as the retriever
+# ranks and cuts them, beside whole ones.
+CURRICULUM: tuple[tuple[float, Stage], ...] = (
+    (0.00, ((1.0, Shape(192, 2, 75)),)),
+    (0.14, ((1.0, Shape(256, 3, 90)),)),
+    (
+        0.26,
+        (
+            (0.5, Shape(448, 4, 110)),
+            (0.5, Shape(448, 6, 150, human_share=0.3, max_sentences=2)),
+        ),
+    ),
+    (
+        0.45,
+        (
+            (0.25, Shape(640, 6, 130, human_share=0.4)),
+            (0.75, Shape(448, 6, 150, 1, 0.4, max_sentences=2, unanswerable_share=0.14)),
+        ),
+    ),
+    (
+        0.80,
+        (
+            (0.15, Shape(1024, 6, 160, human_share=0.4)),
+            (0.85, Shape(640, 6, 150, 1, 0.45, max_sentences=2, unanswerable_share=0.14)),
+        ),
+    ),
 )
 RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0
 
@@ -38,49 +59,6 @@ class Progress:
     log: list[dict[str, float]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Batch:
-    """Examples side by side, right-padded: positions index the flattened [B * T]."""
-
-    token_ids: Tensor  # [B, T]
-    positions: Tensor  # [P] where a next token is predicted
-    next_ids: Tensor  # [P]
-    weights: Tensor  # [P]
-    first: Tensor  # [P] bool, the choice of the answer's marker
-    ends: Tensor  # [B, S] positions of closing markers, padded with 0
-    end_mask: Tensor  # [B, S] bool
-    gold: Tensor  # [B] index into S
-    sentence_tokens: Tensor  # [W] positions of the sentences' tokens
-    matches: Tensor  # [W] 1.0 where the question has the token's word
-
-
-def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
-    """Lay examples out as tensors of one length."""
-    tokens = torch.full((len(examples), length), pad_id)
-    widest = max(len(e.sentence_ends) for e in examples)
-    ends = torch.zeros(len(examples), widest, dtype=torch.long)
-    mask = torch.zeros(len(examples), widest, dtype=torch.bool)
-    positions, next_ids, weights, first, sentence_tokens = [], [], [], [], []
-    matches: list[bool] = []
-    for row, example in enumerate(examples):
-        ids = example.token_ids
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        ends[row, : len(example.sentence_ends)] = torch.tensor(example.sentence_ends)
-        mask[row, : len(example.sentence_ends)] = True
-        for position, weight in example.targets.items():
-            positions.append(row * length + position)
-            next_ids.append(ids[position + 1])
-            weights.append(weight)
-            first.append(position == example.answer_start)
-        sentence_tokens += [row * length + position for position in example.matches]
-        matches += example.matches.values()
-    return Batch(
-        tokens, torch.tensor(positions), torch.tensor(next_ids), torch.tensor(weights),
-        torch.tensor(first), ends, mask, torch.tensor([e.gold_end for e in examples]),
-        torch.tensor(sentence_tokens), torch.tensor(matches, dtype=torch.float),
-    )  # fmt: skip
-
-
 class Fit:
     """One training run, resumable from its folder."""
 
@@ -90,16 +68,16 @@ class Fit:
         maker: ExampleMaker,
         folder: Path,
         *,
-        minutes: float,
+        tokens: int,
         learning_rate: float = 2.5e-3,
         device: str = "cpu",
         compiled: bool = True,
     ) -> None:
         self.maker, self.folder = maker, folder
-        self.minutes, self.learning_rate, self.device = minutes, learning_rate, device
+        self.tokens, self.learning_rate, self.device = tokens, learning_rate, device
         self.network = TrainingForward(model).to(device)
         self.model = model
-        self.pad_id = model.config.pad_token_id or 0
+        self.batches = Batches(maker, model.config.pad_token_id or 0)
         self.forward = torch.compile(self.network, dynamic=False) if compiled else self.network
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
@@ -116,10 +94,10 @@ class Fit:
         self.progress = Progress()
 
     def run(self) -> None:
-        """Train until the minutes are used up; a checkpoint every two minutes and at the end."""
+        """Train until the tokens are used up; a checkpoint every two minutes and at the end."""
         self._resume()
         last_saved = time.perf_counter()
-        while self.progress.seconds < self.minutes * 60:
+        while self.progress.tokens < self.tokens:
             self._step()
             if time.perf_counter() - last_saved > 120:
                 self.save()
@@ -128,9 +106,9 @@ class Fit:
 
     def _step(self) -> None:
         started = time.perf_counter()
-        done = self.progress.seconds / (self.minutes * 60)
-        shape, rows = next((s, r) for at, s, r in reversed(CURRICULUM) if done >= at)
-        batch = collate([self.maker.make(shape) for _ in range(rows)], shape.length, self.pad_id)
+        done = self.progress.tokens / self.tokens
+        stage = next(shapes for at, shapes in reversed(CURRICULUM) if done >= at)
+        batch = self.batches.draw(stage)
         self._set_rate(done)
         figures = self._losses(batch)
         torch.autograd.backward(figures["loss"])
@@ -143,7 +121,7 @@ class Fit:
         progress.tokens += batch.token_ids.numel()
         progress.seconds += time.perf_counter() - started
         if progress.steps % 20 == 0:
-            self._report({k: v.item() for k, v in figures.items()}, shape)
+            self._report({k: v.item() for k, v in figures.items()})
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         with torch.autocast(self.device, dtype=torch.bfloat16):
@@ -183,14 +161,14 @@ class Fit:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def _report(self, figures: dict[str, float], shape: Shape) -> None:
+    def _report(self, figures: dict[str, float]) -> None:
         progress = self.progress
         progress.log.append({"tokens": progress.tokens, "seconds": progress.seconds, **figures})
         line = " ".join(f"{name} {value:.3f}" for name, value in figures.items())
         rate = progress.tokens / max(progress.seconds, 1e-9)
         print(
             f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  "
-            f"{rate:,.0f}/s  length {shape.length}  {line}",
+            f"{rate:,.0f}/s  {line}",
             file=sys.stderr,
             flush=True,
         )

@@ -43,6 +43,11 @@ class Piece:
     start: int
     end: int
 
+    @property
+    def span(self) -> range:
+        """Which sentences of the source."""
+        return range(self.start, self.end)
+
 
 class Sources:
     """All articles and all passages that people asked about, found by kind, title and word."""

@@ -1,0 +1,79 @@
+"""Batches: examples of about the same length side by side, and where their losses are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragaccel.train.reader.examples import Example, ExampleMaker
+from ragaccel.train.reader.passages import Shape
+
+Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, their shape)
+
+LENGTHS = (192, 256, 320, 448, 640, 1024)  # few: the training pass is compiled for each
+BATCH_TOKENS = 8192
+
+
+@dataclass(slots=True)
+class Batch:
+    """Examples side by side, right-padded: positions index the flattened [B * T]."""
+
+    token_ids: Tensor  # [B, T]
+    positions: Tensor  # [P] where a next token is predicted
+    next_ids: Tensor  # [P]
+    weights: Tensor  # [P]
+    first: Tensor  # [P] bool, the choice of the answer's marker
+    ends: Tensor  # [B, S] positions of closing markers, padded with 0
+    end_mask: Tensor  # [B, S] bool
+    gold: Tensor  # [B] index into S
+    sentence_tokens: Tensor  # [W] positions of the sentences' tokens
+    matches: Tensor  # [W] 1.0 where the question has the token's word
+
+
+def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
+    """Lay examples out as tensors of one length."""
+    tokens = torch.full((len(examples), length), pad_id)
+    widest = max(len(e.sentence_ends) for e in examples)
+    ends = torch.zeros(len(examples), widest, dtype=torch.long)
+    mask = torch.zeros(len(examples), widest, dtype=torch.bool)
+    positions, next_ids, weights, first, sentence_tokens = [], [], [], [], []
+    matches: list[bool] = []
+    for row, example in enumerate(examples):
+        ids = example.token_ids
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        ends[row, : len(example.sentence_ends)] = torch.tensor(example.sentence_ends)
+        mask[row, : len(example.sentence_ends)] = True
+        for position, weight in example.targets.items():
+            positions.append(row * length + position)
+            next_ids.append(ids[position + 1])
+            weights.append(weight)
+            first.append(position == example.answer_start)
+        sentence_tokens += [row * length + position for position in example.matches]
+        matches += example.matches.values()
+    return Batch(
+        tokens, torch.tensor(positions), torch.tensor(next_ids), torch.tensor(weights),
+        torch.tensor(first), ends, mask, torch.tensor([e.gold_end for e in examples]),
+        torch.tensor(sentence_tokens), torch.tensor(matches, dtype=torch.float),
+    )  # fmt: skip
+
+
+class Batches:
+    """Draws examples and keeps those of each length until they fill a batch."""
+
+    def __init__(self, maker: ExampleMaker, pad_id: int) -> None:
+        self.maker, self.pad_id = maker, pad_id
+        self._waiting: dict[int, list[Example]] = defaultdict(list)
+
+    def draw(self, stage: Stage) -> Batch:
+        """Draw examples of a stage's shapes until one length has a batch of them."""
+        shapes, shares = [shape for _, shape in stage], [share for share, _ in stage]
+        while True:
+            example = self.maker.make(self.maker.rng.choices(shapes, shares)[0])
+            length = next(n for n in LENGTHS if n >= len(example.token_ids))
+            waiting = self._waiting[length]
+            waiting.append(example)
+            if len(waiting) == BATCH_TOKENS // length:
+                return collate(self._waiting.pop(length), length, self.pad_id)

@@ -1,0 +1,95 @@
+"""Examples made stranger: names exchanged throughout, and sentences that nearly repeat the answer.
+
+A small model that has read only about Paris copies and compares "Paris" well and "Wether Holm"
+badly. Names that mean nothing leave it only one way to copy and to compare: token by token.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerFast
+
+from ragaccel.train.reader.questions import stem
+from ragaccel.train.reader.sources import Piece, Source, Text
+
+NAME, WORD, PIECE, NUMBER = range(4)
+_CLASSES = (r"Ġ[A-Z][a-z]+", r"Ġ[a-z]+", r"[a-z]+", r"Ġ?\d+")
+
+
+class Disguise:
+    """Exchanges tokens for others of their class: name, word, piece of a word, number.
+
+    Function words belong to no class.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+        self.rng = rng
+        self._class_of: dict[int, int] = {}
+        self._members: list[list[int]] = [[] for _ in _CLASSES]
+        special = set(tokenizer.all_special_ids)
+        for piece, token in tokenizer.get_vocab().items():
+            if token in special or (piece.startswith("Ġ") and not stem(piece)):
+                continue
+            for number, pattern in enumerate(_CLASSES):
+                if re.fullmatch(pattern, piece):
+                    self._class_of[token] = number
+                    self._members[number].append(token)
+        for members in self._members:
+            members.sort()
+
+    def exchange(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
+        """Write every name and number with the tokens that ``other`` holds, or draws now.
+
+        The same token becomes the same one wherever ``other`` is used; common words stay.
+        """
+        exchanged, in_name = [], False
+        for token in ids:
+            kind = self._class_of.get(token)
+            in_name = kind == NAME or (in_name and kind == PIECE)
+            if in_name or kind == NUMBER:
+                token = other.setdefault(token, self._other(token))
+            exchanged.append(token)
+        return exchanged
+
+    def twin(self, sentence: Text, asked: set[str]) -> Text | None:
+        """Draw a sentence like this one but for something that the question asks about."""
+        words = [i for i, word in enumerate(sentence.stems) if i and word in asked]
+        words = [i for i in words if sentence.ids[i] in self._class_of]
+        if not words:
+            return None
+        ids, stems = list(sentence.ids), list(sentence.stems)
+        changed = self.rng.sample(words, min(len(words), self.rng.choice((1, 1, 2, 3))))
+        known = [i for i, t in enumerate(ids) if i and self._class_of.get(t) in (NAME, NUMBER)]
+        changed += self.rng.sample(known, min(len(known), self.rng.choice((0, 1, 2))))
+        for i in changed:
+            ids[i] = self._other(ids[i])
+            stems[i] = ""
+        return Text("", ids, stems)
+
+    def names(self, ids: Sequence[int]) -> int:
+        """How many names a text has, its first word aside."""
+        return sum(self._class_of.get(token) == NAME for token in ids[1:])
+
+    def _other(self, token: int) -> int:
+        return self.rng.choice(self._members[self._class_of[token]])
+
+
+def with_twin(
+    rng: random.Random, pieces: Sequence[Piece], gold: tuple[Source, int], twin: Text
+) -> list[Piece]:
+    """Put a near-copy of the answering sentence in the place of a sentence next to its passage."""
+    changed = list(pieces)
+    at = next(i for i, p in enumerate(pieces) if p.source is gold[0] and gold[1] in p.span)
+    beside = [i for i in (at - 1, at + 1) if 0 <= i < len(pieces)]
+    if not beside:
+        return changed
+    i = rng.choice(beside)
+    piece = pieces[i]
+    sentences = list(piece.source.sentences[piece.start : piece.end])
+    sentences[rng.randrange(len(sentences))] = twin
+    source = Source(piece.source.title, sentences, piece.source.kind)
+    changed[i] = Piece(source, 0, len(sentences))
+    return changed

@@ -1,0 +1,156 @@
+"""Passages as the default retriever gives them: nearest first, cut to their nearest sentences.
+
+A reader trained on these meets in training what it will meet in use: negatives that an embedder
+takes for answers, and an order that is worth trusting where words do not decide.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ragaccel.train.reader.passages import Asked, Shape
+from ragaccel.train.reader.sources import Piece, Source, Sources
+
+if TYPE_CHECKING:
+    from ragaccel.retrieve.embedder import Embedder
+
+KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
+PASSAGE_SENTENCES = 6  # longer articles are cut into passages of so many
+POOL_SENTENCES = 3_000  # that one question is asked of, beside the whole of its own article
+EMBED_AT_ONCE = 2_048
+
+
+class RetrievedPassages:
+    """Searches a random part of all sentences, as :class:`ragaccel.FocusedRetriever` would.
+
+    Vectors [S, D] are the mean of each sentence's alone and after its title, which is what that
+    retriever compares with the question. ``cache``: a file that keeps them.
+    """
+
+    def __init__(
+        self, sources: Sources, rng: random.Random, embedder: Embedder, cache: Path | None = None
+    ) -> None:
+        self.rng, self.sources, self.embedder = rng, sources, embedder
+        held = [source for kind in KINDS for source in sources.by_kind[kind]]
+        random.Random(0).shuffle(held)  # neighbours in the array are no neighbours in subject
+        self._first_row: dict[int, int] = {}
+        self._source: list[Source] = []
+        self._number: list[int] = []
+        for source in held:
+            self._first_row[id(source)] = len(self._source)
+            self._source += [source] * len(source.sentences)
+            self._number += range(len(source.sentences))
+        self.vectors = self._embedded(held, cache)
+        self._people: dict[str, npt.NDArray[np.float32]] = {}
+
+    def has(self, source: Source) -> bool:
+        """Whether questions on a source can be asked here."""
+        return id(source) in self._first_row
+
+    def embed(self, asked: Sequence[Asked]) -> None:
+        """Give questions their vectors: many at once are faster. People's are kept."""
+        new = [q for q in dict.fromkeys(one.question for one in asked) if q not in self._people]
+        vectors = self._people | dict(zip(new, self.embedder.embed_documents(new), strict=True))
+        for one in asked:
+            one.vector = vectors[one.question]
+            if one.asked_in != "made":
+                self._people[one.question] = one.vector
+
+    def choose(
+        self, asked: Asked, shape: Shape, *, room: int, answerable: bool
+    ) -> list[Piece] | None:
+        """Draw passages of at most ``room`` tokens, nearest first; the answering one if answerable.
+
+        A passage keeps the run of up to ``shape.max_sentences`` sentences around its nearest one,
+        the answering passage around the answer.
+        """
+        rng = self.rng
+        num_passages = rng.randint(max(shape.min_passages, 3), shape.max_passages)
+        gold_row = self._first_row[id(asked.source)] + asked.gold
+        rows = self._ranked(asked, num_passages, gold_row if answerable else None)
+        pieces = []
+        for row in rows:
+            sentences = rng.randint(1, shape.max_sentences)
+            piece = self._cut(self._source[row], self._number[row], sentences)
+            room -= self.sources.length(piece)
+            if room < 0:
+                return None
+            pieces.append(piece)
+        return pieces
+
+    def _ranked(self, asked: Asked, count: int, gold_row: int | None) -> list[int]:
+        """Rows of the nearest sentences of the nearest passages; ``gold_row`` in its place."""
+        rows = self._pool(asked)
+        scores = self.vectors[rows] @ asked.vector
+        best: dict[tuple[int, int], tuple[float, int]] = {}
+        for i in np.argsort(-scores)[: 30 * count].tolist():
+            row = int(rows[i])
+            passage = id(self._source[row]), self._number[row] // PASSAGE_SENTENCES
+            if passage not in best and not self._gives_away(row, asked):
+                best[passage] = float(scores[i]), row
+        if gold_row is None:
+            return [row for _, row in list(best.values())[:count]]
+        best.pop((id(asked.source), asked.gold // PASSAGE_SENTENCES), None)
+        gold = float(self.vectors[gold_row] @ asked.vector), gold_row
+        others = list(best.values())[: count - 1]
+        return [row for _, row in sorted([*others, gold], reverse=True)]
+
+    def _pool(self, asked: Asked) -> npt.NDArray[np.int64]:
+        """Rows of a random stretch of everything, and of all that has the source's title."""
+        size = self.rng.randint(POOL_SENTENCES // 10, POOL_SENTENCES)
+        start = self.rng.randrange(max(1, len(self._source) - size))
+        own = [
+            row
+            for source in self.sources.of_title[asked.source.title]
+            if self.has(source)
+            for first in (self._first_row[id(source)],)
+            for row in range(first, first + len(source.sentences))
+        ]
+        stretch = np.arange(start, min(start + size, len(self._source)))
+        return np.union1d(stretch, np.asarray(own, dtype=np.int64))
+
+    def _gives_away(self, row: int, asked: Asked) -> bool:
+        """Whether a sentence, or one that may be shown with it, answers as well."""
+        source, number = self._source[row], self._number[row]
+        near = source.sentences[max(0, number - 2) : number + 3]
+        if any(sentence.text == asked.text for sentence in near):
+            return True
+        if not asked.answer:
+            return False
+        pattern = re.compile(rf"\b{re.escape(asked.answer)}\b", re.IGNORECASE)
+        return any(pattern.search(sentence.text) for sentence in near)
+
+    def _cut(self, source: Source, number: int, sentences: int) -> Piece:
+        """A run of so many sentences of one passage, a given one among them."""
+        first = number // PASSAGE_SENTENCES * PASSAGE_SENTENCES
+        last = min(first + PASSAGE_SENTENCES, len(source.sentences))
+        sentences = min(sentences, last - first)
+        start = self.rng.randint(max(first, number - sentences + 1), min(number, last - sentences))
+        return Piece(source, start, start + sentences)
+
+    def _embedded(self, held: Sequence[Source], cache: Path | None) -> npt.NDArray[np.float32]:
+        if cache is not None and cache.exists():
+            vectors: npt.NDArray[np.float32] = np.load(cache)
+            if len(vectors) == len(self._source):
+                return vectors
+        parts = []
+        plain = [sentence.text for source in held for sentence in source.sentences]
+        titled = [f"{s.title}\n{sentence.text}" for s in held for sentence in s.sentences]
+        for start in range(0, len(plain), EMBED_AT_ONCE):
+            chunk = slice(start, start + EMBED_AT_ONCE)
+            own = self.embedder.embed_documents(plain[chunk])
+            parts.append((own + self.embedder.embed_documents(titled[chunk])) / 2)
+            print(f"embedded {start + len(own)} of {len(plain)} sentences", file=sys.stderr)
+        vectors = np.concatenate([*parts, np.empty((0, self.embedder.dimension), np.float32)])
+        if cache is not None:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            np.save(cache, vectors)
+        return vectors
