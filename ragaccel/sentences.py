@@ -32,7 +32,8 @@ _ABBREVIATION = re.compile(
 _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
 _LONG_SENTENCE = 500
-_LONG_HEADING = 9  # words
+_LONG_HEADING = 12  # words
+_BLANK_BEFORE = re.compile(r"\n[ \t]*\n[ \t]*\Z")
 _BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
 _WORD = re.compile(r"\w")
 
@@ -68,8 +69,8 @@ def split_sentences(text: str) -> list[str]:
 def is_heading(text: str, start: int, end: int) -> bool:
     """Whether a sentence heads what follows it and says nothing itself.
 
-    ``# Ropes``, a line underlined, or a short line before a blank one, of its own and without a
-    stop at its end; list items and table rows are no headings.
+    ``# Ropes``, a line underlined, or a short line of its own without a stop at its end, before a
+    blank line or last in the text after one; list items and table rows are no headings.
     """
     if _HEADING.match(text, start, end):
         return True
@@ -80,9 +81,9 @@ def is_heading(text: str, start: int, end: int) -> bool:
         return bool(_RULE.match(rest[-1]))
     if len(first.split()) > _LONG_HEADING or first[-1] in ".!?:;,…":
         return False
-    return not text[text.rfind("\n", 0, start) + 1 : start].strip() and bool(
-        _BLANK_LINE.match(text, end)
-    )
+    if _BLANK_LINE.match(text, end):
+        return not text[text.rfind("\n", 0, start) + 1 : start].strip()
+    return not text[end:].strip() and bool(_BLANK_BEFORE.search(text, 0, start))
 
 
 def _is_fragment(text: str, start: int, end: int) -> bool:

@@ -108,6 +108,7 @@ def test_nothing_yields_nothing():
         ("Ropes\n=====\n\nThey are long.", ["Ropes\n====="]),
         ("Nora Pell (1934-2018)\n\nNora Pell swam.", ["Nora Pell (1934-2018)"]),
         ("Keep in mind\n\n- one rope\n- two boats\n\nGo on.", ["Keep in mind"]),
+        ("She swam.\n\nEdda Lorne", ["Edda Lorne"]),
         ("It is short.\n\nThat is all\nthere is.", []),
         ("Bring these:\n\n| rope | 20 m |\n", []),
         ("The last words stand alone", []),

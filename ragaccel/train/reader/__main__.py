@@ -24,7 +24,7 @@ from ragaccel.train.reader.publish import publish
 from ragaccel.train.reader.vocabulary import train_tokenizer
 
 BOOK_CHARACTERS = 8_000_000
-TOKENS = 45.0  # millions
+TOKENS = 30.0  # millions
 
 
 def main(
