@@ -17,7 +17,7 @@ from ragaccel.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.source import Source
@@ -55,10 +55,9 @@ def open_store(source: Source) -> Iterator[Store]:
     """
     from ragaccel.retrieve.store import Store
 
-    if not source.index.is_file():
-        where = source.argument if source.folder else "DIR"
+    if not source.index.exists():
         raise NothingIndexedError(
-            f"there is no index at {source.index}: make one with `ragaccel index {where}`"
+            f"there is no index at {source.index}: make one with `{source.index_command()}`"
         )
     with Store(source.index) as store:
         yield store
@@ -112,36 +111,37 @@ def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> It
     from ragaccel.retrieve.retriever import Retriever
     from ragaccel.retrieve.store import Store
 
-    if source.folder is not None:
-        _bring_up_to_date(terminal, source, settings)
+    hindrance = None
+    if source.folder is not None or source.collection is not None:
+        hindrance = _bring_up_to_date(terminal, source, settings)
     embedder = load_embedder(settings)
     with Store(source.index) as store:
-        if not source.index.is_file() or not store.count_passages():
-            raise NothingIndexedError(_nothing(source))
+        if not source.index.exists() or not store.count_passages():
+            raise hindrance or NothingIndexedError(_nothing(source))
         yield Knowledge(Retriever(store, embedder), embedder, settings.whole("k"))
 
 
-def _bring_up_to_date(terminal: Terminal, source: Source, settings: Settings) -> None:
+def _bring_up_to_date(
+    terminal: Terminal, source: Source, settings: Settings
+) -> IndexBusyError | IndexWriteError | None:
+    """Index what is new; or return what is in the way of that."""
     try:
         tell_report(terminal, source, index_source(terminal, source, settings))
     except (IndexBusyError, IndexWriteError) as error:
         if not source.index.is_file():
             raise
         terminal.warn(f"{explain(error)} (this answer is from the index as it is)")
+        return error
+    return None
 
 
 def _nothing(source: Source) -> str:
     if source.folder is not None:
         return f"{source.folder} holds no document that can be read: add some, or see `ragaccel ls`"
-    if not source.index.is_file():
-        return f"there is no index at {source.index}: make one with `ragaccel index DIR`"
-    return f"the index {source.index} is empty: fill it with `ragaccel index DIR`"
-
-
-def leave_out(store: Store, paths: Iterable[str]) -> None:
-    """Keep files out of the index from now on, until it is rebuilt or told anew what to leave."""
-    patterns = dict.fromkeys([*_patterns(store, "exclude"), *map(_literal, paths)])
-    store.set_meta("exclude", json.dumps(list(patterns)))
+    if source.collection is not None:
+        return f"{source.collection} holds no passage with text in it"
+    state = "is empty: fill it" if source.index.exists() else "is not there: make it"
+    return f"the index {source.index} {state} with `{source.index_command()}`"
 
 
 def store_figures(store: Store) -> dict[str, Any]:
@@ -164,6 +164,7 @@ def store_figures(store: Store) -> dict[str, Any]:
         "fingerprint": store.meta("fingerprint")[:16],
         "only": ", ".join(_patterns(store, "include")),
         "not": ", ".join(_patterns(store, "exclude")),
+        "taken out": ", ".join(store.left_out()),
     }
 
 
@@ -177,9 +178,9 @@ def index_health(source: Source, settings: Settings) -> str:
 
     with open_store(source) as store:
         if problems := store.check():
-            again = f"`ragaccel index {source.argument} --rebuild`"
+            again = source.index_command(rebuild=True)
             raise IndexCorruptError(
-                f"{store.path} is damaged ({problems[0]}): make it anew with {again}"
+                f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
             )
         store.require_fingerprint(index_fingerprint(load_embedder(settings)))
         figures = store_figures(store)
@@ -234,8 +235,3 @@ def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
 
 def _patterns(store: Store, key: str) -> list[str]:
     return [str(pattern) for pattern in json.loads(store.meta(key, "[]"))]
-
-
-def _literal(path: str) -> str:
-    """A pattern that matches this path alone."""
-    return "/" + "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)

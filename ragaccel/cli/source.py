@@ -40,6 +40,13 @@ class Source:
             return shlex.quote(str(self.folder))
         return f"--index {shlex.quote(str(self.index))}"
 
+    def index_command(self, *, rebuild: bool = False) -> str:
+        """The command that makes this index, or makes it anew."""
+        from ragaccel.retrieve.schema import index_command
+
+        folder, collection = str(self.folder or ""), str(self.collection or "")
+        return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
+
 
 def locate(target: str | Path | None, index: Path | None) -> Source:
     """Find out what DIR and --index stand for.
@@ -93,4 +100,6 @@ def _default_index(folder: Path) -> Path:
 
 
 def _collection_index(collection: Path) -> Path:
-    return collection.parent / ".ragaccel" / f"{collection.name}.db"
+    from ragaccel.retrieve.schema import default_collection_path
+
+    return default_collection_path(collection)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
@@ -10,9 +12,8 @@ from ragaccel.retrieve.passage_files import read_passages, scan_passages
 from ragaccel.retrieve.store import FileRecord, text_hash
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from ragaccel.passage import Passage
     from ragaccel.retrieve.indexing_run import IndexRun
 
 _BATCH_PASSAGES = 512
@@ -33,7 +34,8 @@ class CollectionRun:
             status = self.file.stat()
         except OSError as error:
             raise DocumentError(f"{self.file} cannot be read: {error.strerror}") from error
-        known = store.files().get(self.name)
+        files = store.files()
+        known = files.get(self.name) or self._moved(files)
         state = (status.st_size, status.st_mtime_ns)
         if known and known.sha256 and (known.size, known.mtime_ns) == state:
             run.report.unchanged = 1
@@ -45,6 +47,8 @@ class CollectionRun:
         if known and known.sha256 == scanned.sha256:
             run.report.unchanged = 1
         else:
+            if len(files) > bool(known):
+                self._require_own_ids()
             run.passages_total, run.files_total = scanned.num_passages, 1
             self._bring_in_passages(FileRecord(self.name, *state, "", kind="collection"))
             run.report.added, run.report.changed = int(known is None), int(known is not None)
@@ -58,7 +62,6 @@ class CollectionRun:
             row = store.put_file(partial)
         passages = read_passages(self.file)
         while batch := list(islice(passages, _BATCH_PASSAGES)):
-            self._check_owners(batch)
             new = [p for p in batch if held.get(p.passage_id) != text_hash(p)]
             self.run.passages_done += len(batch) - len(new)
             vectors = self.run.vectors_for(new)
@@ -71,11 +74,25 @@ class CollectionRun:
             store.drop_ids(held)
         self.run.files_done = 1
 
-    def _check_owners(self, batch: list[Passage]) -> None:
-        owners = self.run.store.owners([passage.passage_id for passage in batch])
-        for passage_id, path in owners.items():
-            if path != self.name:
-                raise DocumentError(
-                    f"the id {passage_id!r} of {self.file} is in the index already, from {path}:"
-                    " keep the two collections in indexes of their own with --index PATH"
-                )
+    def _moved(self, files: Mapping[str, FileRecord]) -> FileRecord | None:
+        """The record of this collection under an earlier path, where nothing is any more."""
+        for record in files.values():
+            before = Path(record.path)
+            same_name = record.kind == "collection" and before.name == self.file.name
+            if same_name and not before.exists():
+                self.run.store.rename(record.path, self.name)
+                return replace(record, path=self.name)
+        return None
+
+    def _require_own_ids(self) -> None:
+        """Refuse a collection that shares an id with another one in the index."""
+        passages = read_passages(self.file)
+        while batch := list(islice(passages, _BATCH_PASSAGES)):
+            owners = self.run.store.owners([passage.passage_id for passage in batch])
+            for passage_id, path in owners.items():
+                if path != self.name:
+                    raise DocumentError(
+                        f"the id {passage_id!r} of {self.file} is in the index already, from"
+                        f" {path}: keep the two collections in indexes of their own with"
+                        " --index PATH"
+                    )

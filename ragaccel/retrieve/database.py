@@ -18,8 +18,8 @@ from ragaccel.retrieve.schema import (
     APPLICATION_ID,
     SCHEMA,
     SCHEMA_VERSION,
-    is_own_place,
-    rebuild_command,
+    index_command,
+    is_foreign,
     reported,
 )
 
@@ -48,23 +48,59 @@ class Database:
             self._local = threading.local()
 
     @contextmanager
-    def writing(self, *, reset: bool = False) -> Iterator[None]:
-        """Hold the right to write; creates the file, or with ``reset`` makes it anew.
+    def writing(self) -> Iterator[None]:
+        """Hold the right to write; creates the file where there is none.
 
         Raises:
             IndexBusyError: Another process, or another thread, holds it.
             IndexWriteError: The place cannot be written to.
-            IndexCorruptError: With ``reset``, and what lies there is not ours to delete.
+            IndexCorruptError: What lies there is not ours.
         """
+        with self._locked():
+            with self._placing():
+                self._create()
+            yield
+
+    @contextmanager
+    def replacing(self) -> Iterator[Path]:
+        """Hold the right to write and give the place of a new file, moved here at the end.
+
+        Until then, and where that end is not reached, the old file stays as it was. An unfinished
+        new file stays too, for the next attempt.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+        """
+        draft = self._beside(".rebuilt")
+        with self._locked():
+            yield draft
+            with self._placing():
+                with suppress(IndexCorruptError, IndexMismatchError, NothingIndexedError):
+                    self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._delete(keep_file=True)
+                draft.replace(self.path)
+
+    def discard(self) -> None:
+        """Delete the file.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+        """
+        with self._locked(), self._placing():
+            self._delete()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self.path.is_dir():
+            raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
+        if is_foreign(self.path):
+            raise IndexCorruptError(
+                f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
+                " with --index PATH, or delete it yourself if nobody needs it"
+            )
         with self._placing():
-            if reset:
-                self._require_ours()
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self._acquire()):
-            with self._placing():
-                if reset:
-                    self._delete()
-                self._create()
             yield
 
     @contextmanager
@@ -95,22 +131,10 @@ class Database:
             raise
         return lock
 
-    def _require_ours(self) -> None:
-        """Refuse to delete what somebody else made; the header tells, outside our own folder."""
-        if not self.path.exists() or is_own_place(self.path):
-            return
-        with self.path.open("rb") as file:
-            header = file.read(72)
-        if header and header[68:] != APPLICATION_ID.to_bytes(4, "big"):
-            raise IndexCorruptError(
-                f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
-                " with --index PATH, or delete it yourself if nobody needs it"
-            )
-
-    def _delete(self) -> None:
+    def _delete(self, *, keep_file: bool = False) -> None:
         """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
         self.close()
-        for ending in ("-wal", "-shm", ""):
+        for ending in ("-wal", "-shm") if keep_file else ("-wal", "-shm", ""):
             self._beside(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
@@ -151,17 +175,39 @@ class Database:
         """The connection of this thread, opened when first asked for."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
+            identity = self._identity()
             with reported(self.path):
                 connection = self._open()
             with self._lock:
                 self._connections.append(connection)
-            self._local.connection = connection
+            self._local.connection, self._local.identity = connection, identity
         return connection
 
+    def follow(self) -> None:
+        """Let go of a file that was replaced or deleted since this thread opened it."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None or self._local.identity == self._identity():
+            return
+        with self._lock:
+            self._connections.remove(connection)
+        connection.close()
+        self._local.connection = None
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
     def _open(self) -> sqlite3.Connection:
+        if self.path.is_dir():
+            raise NothingIndexedError(
+                f"{self.path} is a folder, not an index: name a file with --index PATH"
+            )
         if not self.path.is_file():
             raise NothingIndexedError(
-                f"there is no index at {self.path}: make one with `ragaccel index FOLDER`"
+                f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
         try:
             return self._opened(str(self.path))
@@ -191,13 +237,13 @@ class Database:
     def _check_version(self, connection: sqlite3.Connection) -> None:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        connection.execute("SELECT count(*) FROM meta").fetchone()
-        if application != APPLICATION_ID:
+        if application != APPLICATION_ID and is_foreign(self.path):
             raise IndexCorruptError(f"{self.path} is a database of another program: choose another")
+        connection.execute("SELECT count(*) FROM meta").fetchone()
         if version != SCHEMA_VERSION:
             raise IndexMismatchError(
                 f"{self.path} has format {version}, this version of ragaccel reads"
-                f" {SCHEMA_VERSION}: make it anew with `{rebuild_command(self.path)}`"
+                f" {SCHEMA_VERSION}: make it anew with `{index_command(self.path, rebuild=True)}`"
             )
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from ragaccel.retrieve.ignoring import IgnoreRules, read_rules
 from ragaccel.retrieve.schema import OWN_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Rules = tuple[tuple[str, IgnoreRules], ...]
 
@@ -47,6 +47,13 @@ class Listing:
     skipped: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+
+    def pass_over(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
+        """Drop the files that a reason is for, and count them."""
+        kept = [file for file in self.files if not is_meant(file)]
+        if len(kept) < len(self.files):
+            self.skipped[reason] += len(self.files) - len(kept)
+            self.files = kept
 
 
 def list_folder(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Listing:

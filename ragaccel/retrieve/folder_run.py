@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
@@ -32,8 +33,18 @@ class _ReadFile:
 class FolderRun:
     """A folder's files compared with the index, and the differences brought in."""
 
-    def __init__(self, run: IndexRun, listing: Listing, max_bytes: int, budget: int) -> None:
+    def __init__(
+        self, run: IndexRun, listing: Listing, max_bytes: int, budget: int, *, folder: str
+    ) -> None:
         self.run = run
+        made_from = run.store.meta("folder")
+        # size and time tell nothing of the files of another folder
+        self.trusts_times = made_from in ("", folder)
+        if not self.trusts_times and Path(made_from).is_dir():
+            run.report.warnings.append(
+                f"this index was made from {made_from}; from now on it holds {folder}"
+            )
+        run.keep("folder", folder)
         self.listing = listing
         self.max_bytes = max_bytes
         self.budget = budget
@@ -78,7 +89,9 @@ class FolderRun:
     def _same_state(self, file: FoundFile) -> bool:
         """Whether size and time of change are as in the index; counts the file if so."""
         record = self.known.get(file.name)
-        if record is None or (record.size, record.mtime_ns) != (file.size, file.mtime_ns):
+        if record is None or not self.trusts_times:
+            return False
+        if (record.size, record.mtime_ns) != (file.size, file.mtime_ns):
             return False
         self._count_same(record)
         return True

@@ -11,8 +11,8 @@ from ragaccel.retrieve.collection_run import CollectionRun
 from ragaccel.retrieve.documents import MAX_FILE_BYTES
 from ragaccel.retrieve.folder import list_folder
 from ragaccel.retrieve.folder_run import FolderRun
-from ragaccel.retrieve.indexing_run import IndexRun
-from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback, ignore_progress
+from ragaccel.retrieve.indexing_run import start_run
+from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,8 @@ def index_folder(
         include: Patterns as in .gitignore: only such files. None given: as in the last run.
         exclude: Patterns as in .gitignore: not these. None given: as in the last run.
         progress: Told where indexing stands.
-        rebuild: Forget the index and make it anew, which also mends a damaged one.
+        rebuild: Make the index anew, which also mends a damaged one; it takes the old one's place
+            when it is whole. Patterns and files taken out are remembered.
         max_file_bytes: Larger files are reported as failed.
         passage_tokens: The budget of a passage's text; 128, or what the index was made with.
 
@@ -62,14 +63,17 @@ def index_folder(
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
     started = time.perf_counter()
-    with store.writing(reset=rebuild):
-        run = IndexRun(store, embedder, progress or ignore_progress)
+    budget = str(passage_tokens or "")
+    run_of = start_run(store, embedder, progress, made_from=folder, rebuild=rebuild, budget=budget)
+    with run_of as run:
         tokens = run.settle(passage_tokens)
         patterns = run.remember("include", include), run.remember("exclude", exclude)
-        run.keep("folder", str(folder.resolve()))
         run.progress(Progress("scanning"))
         listing = list_folder(folder, *patterns)
-        FolderRun(run, listing, max_file_bytes, tokens).bring_in()
+        left_out = set(run.store.left_out())
+        listing.pass_over("taken out", lambda file: file.name in left_out)
+        listing.pass_over("index", lambda file: store.owns(file.path))
+        FolderRun(run, listing, max_file_bytes, tokens, folder=str(folder.resolve())).bring_in()
         run.finish()
     run.report.seconds = time.perf_counter() - started
     return run.report
@@ -90,7 +94,7 @@ def index_passages(
         embedder: Not asked to embed, nor loaded, when nothing changed.
         file: TSV with ``id<TAB>text``, or JSON Lines with ``{"id", "title", "text"}``.
         progress: Told where indexing stands.
-        rebuild: Forget the index and make it anew.
+        rebuild: Make the index anew; it takes the old one's place when it is whole.
 
     Raises:
         DocumentError: The file cannot be read, or a line is no passage; nothing was changed then.
@@ -99,8 +103,7 @@ def index_passages(
     """
     file = Path(file)
     started = time.perf_counter()
-    with store.writing(reset=rebuild):
-        run = IndexRun(store, embedder, progress or ignore_progress)
+    with start_run(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
         run.settle(None)
         run.progress(Progress("scanning", path=str(file)))
         CollectionRun(run, file).bring_in()

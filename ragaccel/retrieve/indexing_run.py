@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
 from ragaccel.retrieve.chunking import CHUNKER_VERSION, DEFAULT_PASSAGE_TOKENS
-from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback
+from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback, ignore_progress
 from ragaccel.retrieve.store import embedded_text, text_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.store import Store
 
 _EMBED_AT_ONCE = 128
+_TOLD = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
 
@@ -30,6 +33,50 @@ def index_fingerprint(embedder: Embedder) -> str:
     """What must be the same for an index to be of use: the embedder and the chunker."""
     made_with = f"{embedder.fingerprint}\0{CHUNKER_VERSION}"
     return hashlib.sha256(made_with.encode()).hexdigest()
+
+
+@contextmanager
+def start_run(
+    store: Store,
+    embedder: Embedder,
+    progress: ProgressCallback | None,
+    *,
+    made_from: Path,
+    rebuild: bool,
+    budget: str = "",
+) -> Iterator[IndexRun]:
+    """Begin a run that brings an index up to date, or makes it anew beside the old one.
+
+    A new one keeps what people said of the old one: which files to take, which to leave. It holds
+    nothing but the folder or collection it is made from; a warning names what else the old one
+    held. One that was interrupted is gone on with, if it was begun for the same budget of tokens a
+    passage.
+    """
+    tell = progress or ignore_progress
+    if not rebuild:
+        with store.writing():
+            yield IndexRun(store, embedder, tell)
+        return
+    warnings: list[str] = []
+    told: dict[str, str] = {}
+    try:
+        if store.path.is_file():
+            told = {key: store.meta(key) for key in _TOLD if store.meta(key)}
+            warnings += [
+                f"{other} is not in the new index: bring it in again"
+                for other in store.sources()
+                if other != str(made_from.resolve())
+            ]
+    except (IndexCorruptError, IndexMismatchError):
+        warnings.append(
+            "the old index could not be read: if it was made with --include or --exclude, or files"
+            " were taken out of it, say so again"
+        )
+    settings = {"fingerprint": index_fingerprint(embedder), "rebuilt_for": budget}
+    with store.rebuilding(settings | told) as fresh:
+        run = IndexRun(fresh, embedder, tell)
+        run.report.warnings += warnings
+        yield run
 
 
 class IndexRun:

@@ -86,6 +86,8 @@ def _json_passage(line: str, _: list[str]) -> Passage:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg})") from None
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
     name = value.get("id", value.get("_id")) if isinstance(value, dict) else None
     if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
         raise ValueError('not of the form {"id": …, "title": …, "text": …}')
@@ -96,7 +98,10 @@ def _json_passage(line: str, _: list[str]) -> Passage:
 
 
 def _passage(name: str, title: str, text: str) -> Passage:
-    text = text.encode("utf-8", "replace").decode()  # JSON can say what nothing can store
+    name = name.encode("utf-8", "replace").decode()  # JSON can say what nothing can store
+    if len(name.splitlines()) > 1:
+        raise ValueError("an id must be a single line")
+    text = text.encode("utf-8", "replace").decode()
     text = text if text.strip() else ""
     title = title.encode("utf-8", "replace").decode()
     return Passage(passage_id=name, text=text, title=title, start=0, end=len(text))

@@ -64,17 +64,41 @@ def default_index_path(folder: str | Path) -> Path:
     return Path(folder) / OWN_FOLDER / "index.db"
 
 
+def default_collection_path(collection: Path) -> Path:
+    """Where the index of a collection lives: ``.ragaccel/NAME.db`` beside it."""
+    return collection.parent / OWN_FOLDER / f"{collection.name}.db"
+
+
 def is_own_place(path: Path) -> bool:
-    """Whether a file is where a folder's own index lives, and so ours whatever it holds."""
-    return path.name == "index.db" and path.parent.name == OWN_FOLDER
+    """Whether a file is where our own indexes live, and so ours whatever it holds."""
+    return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
 
-def rebuild_command(path: Path, folder: str = "") -> str:
-    """The command that makes an index anew, ready to be pasted."""
-    if is_own_place(path):
-        return f"ragaccel index {shlex.quote(str(path.parent.parent))} --rebuild"
-    place = shlex.quote(folder) if folder else "FOLDER"
-    return f"ragaccel index {place} --index {shlex.quote(str(path))} --rebuild"
+def index_command(
+    path: Path, *, folder: str = "", collection: str = "", rebuild: bool = False
+) -> str:
+    """The command that makes an index, or makes it anew, ready to be pasted.
+
+    ``folder`` or ``collection`` is what it is made from; where neither is known, the place of the
+    index may tell.
+    """
+    if is_own_place(path) and not (folder or collection):
+        home = path.parent.parent
+        if path.name == "index.db":
+            folder = str(home)
+        else:
+            collection = str(home / path.stem)
+    default = path
+    if collection:
+        made_from = f"--passages {shlex.quote(collection)}"
+        default = default_collection_path(Path(collection))
+    else:
+        made_from = shlex.quote(folder) if folder else "FOLDER"
+        if folder:
+            default = default_index_path(folder)
+    elsewhere = path.absolute() != default.absolute() or not (folder or collection)
+    place = f" --index {shlex.quote(str(path))}" if elsewhere else ""
+    return f"ragaccel index {made_from}{place}{' --rebuild' if rebuild else ''}"
 
 
 @contextmanager
@@ -107,7 +131,22 @@ def reported(path: Path) -> Iterator[None]:
         raise _damaged(path, error) from error
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether a file outside our own places lacks the mark of our indexes in its header."""
+    if is_own_place(path) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            header = file.read(72)
+    except OSError:
+        return False
+    return bool(header) and header[68:] != APPLICATION_ID.to_bytes(4, "big")
+
+
 def _damaged(path: Path, error: Exception) -> IndexCorruptError:
+    if is_foreign(path):
+        return IndexCorruptError(f"{path} is no index of ragaccel: give another with --index PATH")
+    command = index_command(path, rebuild=True)
     return IndexCorruptError(
-        f"the index {path} is damaged ({error}): make it anew with `{rebuild_command(path)}`"
+        f"the index {path} is damaged ({error}): make it anew with `{command}`"
     )

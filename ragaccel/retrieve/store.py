@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from ragaccel.errors import IndexCorruptError, IndexMismatchError
+from ragaccel.errors import IndexCorruptError, IndexMismatchError, RagaccelError
 from ragaccel.passage import Passage
 from ragaccel.retrieve.database import Database
-from ragaccel.retrieve.schema import rebuild_command, reported
+from ragaccel.retrieve.schema import index_command, reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _VECTORS_AT_ONCE = 20_000
+_BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
 _PASSAGE = """SELECT p.id, p.passage_id, p.text, p.title,
     CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line
     FROM passage AS p JOIN file AS f ON f.id = p.file_id"""
@@ -54,6 +58,7 @@ class Store:
         self.rows = self._database.rows
         self.writing = self._database.writing
         self.transaction = self._database.transaction
+        self.discard = self._database.discard
         self.close = self._database.close
 
     def __enter__(self) -> Store:
@@ -61,6 +66,33 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def rebuilding(self, made_with: Mapping[str, str]) -> Iterator[Store]:
+        """Give a new store that takes this one's place at the end; until then this one stays.
+
+        Args:
+            made_with: Settings (:meth:`meta`) of the new one. An attempt that was interrupted is
+                gone on with if it was made with the same.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As from ``writing()``.
+        """
+        with self._database.replacing() as place, Store(place) as fresh:
+            try:
+                goes_on = place.is_file() and all(
+                    fresh.meta(key) == value for key, value in made_with.items()
+                )
+            except RagaccelError:
+                goes_on = False
+            if not goes_on:
+                fresh.discard()
+            with fresh.writing():
+                for key, value in made_with.items():
+                    fresh.set_meta(key, value)
+                yield fresh
+            fresh.close()
+            place.with_name(place.name + ".lock").unlink(missing_ok=True)
 
     # Writing
 
@@ -116,6 +148,20 @@ class Store:
                     removed += 1
         return removed
 
+    def rename(self, old: str, new: str) -> None:
+        """Know a file by another path from now on."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE file SET path = ? WHERE path = ?", (new, old))
+
+    def leave_out(self, paths: Sequence[str], *, undo: bool = False) -> None:
+        """Keep documents out from the next run of indexing on; with ``undo``, no longer."""
+        known = dict.fromkeys(self.left_out())
+        if undo:
+            known = dict.fromkeys(path for path in known if path not in set(paths))
+        else:
+            known |= dict.fromkeys(paths)
+        self.set_meta("left_out", json.dumps(list(known)))
+
     def set_meta(self, key: str, value: str) -> None:
         """Keep a setting of the index."""
         with reported(self.path):
@@ -142,11 +188,30 @@ class Store:
 
     def refuse(self, made_with: str) -> NoReturn:
         """Say what else the index was made with, and how to make it anew."""
-        command = rebuild_command(self.path, self.meta("folder"))
+        collections = [path for path, file in self.files().items() if file.kind == "collection"]
+        made_from = {"collection": collections[0]} if collections else {}
+        command = index_command(self.path, folder=self.meta("folder"), rebuild=True, **made_from)
         raise IndexMismatchError(
             f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
             " settings it was made with"
         )
+
+    def sources(self) -> list[str]:
+        """The folder and the collections that the index is made from, as absolute paths."""
+        folder = self.meta("folder")
+        files = self.files().items()
+        collections = [path for path, file in files if file.kind == "collection"]
+        return [folder, *collections] if folder else collections
+
+    def left_out(self) -> list[str]:
+        """Paths of documents that were taken out and shall stay out (:meth:`leave_out`)."""
+        return [str(path) for path in json.loads(self.meta("left_out", "[]"))]
+
+    def owns(self, path: Path) -> bool:
+        """Whether a file is the index, or one of those that SQLite and we keep beside it."""
+        rest = path.name.removeprefix(self.path.name)
+        is_ours = path.name.startswith(self.path.name) and _BESIDE.fullmatch(rest)
+        return bool(is_ours) and path.parent.resolve() == self.path.parent.resolve()
 
     def files(self) -> dict[str, FileRecord]:
         """Every file of the index by its path."""
@@ -157,7 +222,12 @@ class Store:
         return {row[0]: FileRecord(*row) for row in rows}
 
     def state(self) -> tuple[str, str]:
-        """(epoch, change): the one is new when the index is made anew, the other at any change."""
+        """(epoch, change): the one is new when the index is made anew, the other at any change.
+
+        Raises:
+            NothingIndexedError: The index was deleted since it was opened.
+        """
+        self._database.follow()
         return self.meta("epoch"), self.meta("change")
 
     def count_passages(self) -> int:

@@ -97,7 +97,39 @@ def test_rm_takes_a_file_out_for_good_and_leaves_it_where_it_is(cli, docs, llm):
     assert ended.code == 1
     assert "none.txt" in ended.err
     cli("index", docs, "--rebuild")
-    assert len(cli("ls", docs).out.splitlines()) == 3
+    assert len(cli("ls", docs).out.splitlines()) == 1
+    assert "key.txt" in cli("stats", docs).out
+    assert cli("rm", docs, "--undo", "k*.txt").code == 0
+    assert cli("rm", docs, "--undo", "none.txt").code == 1
+    assert cli("rm", docs, "--undo").code == 2
+    cli("index", docs)
+    assert [line.split()[1] for line in cli("ls", docs).out.splitlines()] == ["hut.md", "key.txt"]
+
+
+def test_rm_takes_a_folder_and_an_index(cli, docs):
+    cli("index", docs, "--index", "my.db")
+    ended = cli("rm", docs, "key.txt", "--index", "my.db")
+    assert (ended.code, "took 1 files" in ended.err) == (0, True)
+    assert cli("rm", "hut.md", "--index", "my.db").code == 0
+    assert not cli("ls", "--index", "my.db").out
+
+
+def test_a_collection_is_brought_up_to_date_before_it_is_asked(cli, llm):
+    Path("set.tsv").write_text(f"p7\t{HUT}\np9\t{KEY}\n")
+    cli("index", "--passages", "set.tsv")
+    Path("set.tsv").write_text("p7\tThe hut burned down.\n")
+    found = json.loads(cli("search", "set.tsv", "hut", "--json").out)["passages"]
+    assert [p["text"] for p in found] == ["The hut burned down."]
+    Path("set.tsv").write_text("p7\t \n")
+    assert "no passage with text" in cli("search", "set.tsv", "hut").err
+
+
+def test_messages_name_the_command_that_helps(cli, docs):
+    assert f"ragaccel index {docs} --index my.db" in cli("ls", docs, "--index", "my.db").err
+    Path("notes.txt").write_text("my notes\n" * 20)
+    assert "no index of ragaccel" in cli("ls", "--index", "notes.txt").err
+    assert "is a folder" in cli("index", docs, "--index", ".").err
+    assert [path.name for path in Path().glob("notes.txt*")] == ["notes.txt"]
 
 
 def test_rm_all_deletes_the_index_alone(cli, docs):

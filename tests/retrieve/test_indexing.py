@@ -208,3 +208,24 @@ def test_an_error_inside_a_batch_rolls_it_back(store, embedder, folder, monkeypa
     with pytest.raises(sqlite3.IntegrityError):
         index_folder(store, embedder, folder)
     assert store.files() == {}
+
+
+def test_another_folders_files_are_not_trusted_by_their_times(store, embedder, folder, tmp_path):
+    index_folder(store, embedder, folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    text = (folder / "lamp.md").read_text().replace("oil", "gas")
+    (other / "lamp.md").write_text(text)
+    status = (folder / "lamp.md").stat()
+    os.utime(other / "lamp.md", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (warning,) = index_folder(store, embedder, other).warnings
+    assert str(folder) in warning
+    assert "gas" in store.passages_of("lamp.md")[0].text
+    assert index_folder(store, embedder, other).is_current
+
+
+def test_an_index_among_the_documents_is_no_document(embedder, folder):
+    with Store(folder / "my.db") as store:
+        index_folder(store, embedder, folder)
+        assert index_folder(store, embedder, folder).is_current
+        assert sorted(store.files()) == ["lamp.md", "sub folder 🙂/boat.txt", "table.csv"]

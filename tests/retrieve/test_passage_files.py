@@ -49,6 +49,8 @@ def test_tsv_and_json_lines_are_kept_exactly(tmp_path):
         ("a.jsonl", ['{"id": 1, "text": "x"}', "{"], "line 2: not JSON"),
         ("a.jsonl", ['{"text": "x"}'], "line 1: not of the form"),
         ("a.jsonl", ['{"id": "1", "text": 3}'], "must be strings"),
+        ("a.jsonl", ['{"id": "1\\n2", "text": "x"}'], "single line"),
+        ("a.jsonl", ["[" * 200_000], "line 1: JSON nested too deeply"),
     ],
 )
 def test_bad_lines_are_named_and_nothing_changes(tmp_path, store, embedder, name, lines, reason):
@@ -110,3 +112,37 @@ def test_a_folder_and_a_collection_share_an_index(store, embedder, collection, f
         index_passages(store, embedder, copy)
     with Store(tmp_path / "other.db") as other:
         assert index_passages(other, embedder, copy).passages == 1
+
+
+def test_an_id_that_nothing_can_store_is_mended(tmp_path, store, embedder):
+    file = write(tmp_path / "a.jsonl", ['{"id": "\\ud800x", "text": "x"}'])
+    assert index_passages(store, embedder, file).passages == 1
+    assert store.passage("?x") is not None
+
+
+def test_a_bad_line_does_not_cost_the_old_index(tmp_path, store, embedder, collection):
+    index_passages(store, embedder, collection)
+    write(collection, ["1\tok", "broken"])
+    with pytest.raises(DocumentError, match="line 2"):
+        index_passages(store, embedder, collection, rebuild=True)
+    assert store.count_passages() == 10
+
+
+def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collection):
+    index_passages(store, embedder, collection)
+    (tmp_path / "elsewhere").mkdir()
+    moved = collection.rename(tmp_path / "elsewhere" / collection.name)
+    embedder.texts.clear()
+    assert index_passages(store, embedder, moved).unchanged == 1
+    assert list(store.files()) == [str(moved)]
+    assert not embedder.texts
+
+
+def test_a_late_clash_of_ids_changes_nothing(tmp_path, store, embedder, collection, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieve.collection_run._BATCH_PASSAGES", 2)
+    index_passages(store, embedder, collection)
+    other = write(tmp_path / "b.tsv", [*(f"n{i}\tnew {i}" for i in range(6)), "3\tclash"])
+    with pytest.raises(DocumentError, match="'3'"):
+        index_passages(store, embedder, other)
+    assert store.count_passages() == 10
+    assert list(store.files()) == [str(collection)]

@@ -13,8 +13,9 @@ from ragaccel.errors import (
     IndexWriteError,
     NothingIndexedError,
 )
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.schema import default_index_path, rebuild_command
+from ragaccel.retrieve.indexing import index_folder, index_passages
+from ragaccel.retrieve.retriever import Retriever
+from ragaccel.retrieve.schema import default_index_path, index_command
 from ragaccel.retrieve.store import Store
 
 
@@ -187,7 +188,114 @@ def test_threads_have_connections_of_their_own(store, embedder, folder):
 
 def test_the_rebuilding_command_can_be_pasted(tmp_path):
     path = default_index_path(tmp_path / "my docs")
-    assert rebuild_command(path) == f"ragaccel index '{tmp_path}/my docs' --rebuild"
-    assert rebuild_command(tmp_path / "x.db", "/d") == (
+    again = {"rebuild": True}
+    assert index_command(path, **again) == f"ragaccel index '{tmp_path}/my docs' --rebuild"
+    assert index_command(path, folder=str(tmp_path / "my docs")) == (
+        f"ragaccel index '{tmp_path}/my docs'"
+    )
+    assert index_command(tmp_path / "x.db", folder="/d", **again) == (
         f"ragaccel index /d --index {tmp_path}/x.db --rebuild"
     )
+    assert index_command(tmp_path / "x.db") == f"ragaccel index FOLDER --index {tmp_path}/x.db"
+    of_collection = tmp_path / ".ragaccel" / "set.tsv.db"
+    assert index_command(of_collection, **again) == (
+        f"ragaccel index --passages {tmp_path}/set.tsv --rebuild"
+    )
+    assert index_command(tmp_path / "x.db", collection="/s.tsv") == (
+        f"ragaccel index --passages /s.tsv --index {tmp_path}/x.db"
+    )
+
+
+def test_files_of_others_are_left_alone(tmp_path, folder, embedder):
+    text, database = tmp_path / "notes.txt", tmp_path / "other.db"
+    text.write_text("my notes " * 20)
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    for path in (text, database):
+        before = path.read_bytes()
+        with Store(path) as store:
+            with pytest.raises(IndexCorruptError, match=r"is no index of ragaccel|another program"):
+                store.files()
+            for rebuild in (False, True):
+                with pytest.raises(IndexCorruptError, match="is no index of ragaccel"):
+                    index_folder(store, embedder, folder, rebuild=rebuild)
+            with pytest.raises(IndexCorruptError, match="is no index of ragaccel"):
+                store.discard()
+        assert path.read_bytes() == before
+        assert not list(tmp_path.glob(f"{path.name}?*")), "nothing is left beside it"
+    with pytest.raises(IndexWriteError, match="is a folder"):
+        index_folder(Store(folder), embedder, folder)
+    with pytest.raises(NothingIndexedError, match="is a folder"):
+        Store(folder).files()
+
+
+def test_an_index_made_anew_takes_the_old_ones_place_when_it_is_whole(store, embedder, folder):
+    index_folder(store, embedder, folder)
+
+    def interrupt(progress):
+        if progress.stage == "embedding":
+            raise KeyboardInterrupt
+
+    before = store.state()
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
+    assert store.state() == before
+    assert store.count_passages() == 4
+    assert index_folder(store, embedder, folder, rebuild=True).added == 3
+    assert store.state()[0] != before[0]
+    assert not list(store.path.parent.glob("*.rebuilt*"))
+
+
+def test_an_interrupted_rebuild_goes_on(store, embedder, folder, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieve.folder_run._BATCH_PASSAGES", 1)
+    index_folder(store, embedder, folder)
+    embedder.texts.clear()
+
+    def interrupt(progress):
+        if progress.stage == "reading" and progress.files_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
+    index_folder(store, embedder, folder, rebuild=True)
+    assert len(embedder.texts) == len(set(embedder.texts)) == 4, "nothing is embedded twice"
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
+    report = index_folder(store, embedder, folder, rebuild=True, passage_tokens=20)
+    assert report.added == 3, "one begun with other settings is begun anew"
+    assert store.meta("passage_tokens") == "20"
+
+
+def test_an_index_made_anew_keeps_what_people_said(store, embedder, folder, tmp_path):
+    collection = tmp_path / "set.tsv"
+    collection.write_text("p1\tone\n")
+    index_passages(store, embedder, collection)
+    index_folder(store, embedder, folder, exclude=["*.csv"])
+    store.leave_out(["lamp.md"])
+    store.set_meta("fingerprint", "another")
+    report = index_folder(store, embedder, folder, rebuild=True)
+    assert list(store.files()) == ["sub folder 🙂/boat.txt"]
+    assert report.skip_reasons["taken out"] == 1
+    assert [w for w in report.warnings if str(collection) in w]
+    store.leave_out(["lamp.md"], undo=True)
+    assert index_folder(store, embedder, folder).added == 1
+    damaged = default_index_path(folder)
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"nothing " * 100)
+    with Store(damaged) as broken:
+        (warning,) = index_folder(broken, embedder, folder, rebuild=True).warnings
+    assert "--exclude" in warning
+
+
+def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
+    index_folder(store, embedder, folder)
+    with Store(store.path) as reader:
+        retriever = Retriever(reader, embedder)
+        assert "Petrel" in retriever.search("boat", 1)[0].text
+        (folder / "sub folder 🙂/boat.txt").write_text("The boat is called Tern.\n")
+        index_folder(store, embedder, folder, rebuild=True)
+        assert "Tern" in retriever.search("boat", 1)[0].text
+        store.discard()
+        with pytest.raises(NothingIndexedError):
+            retriever.search("boat", 1)
