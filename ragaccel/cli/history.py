@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ragaccel.cli.homes import data_home
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _SCHEMA = """
@@ -64,15 +66,28 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_history_path()
-        try:
+        with self._usable():
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
             self._prepare()
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, sqlite3.Error) as error:
             raise HistoryError(
                 f"the history {self.path} cannot be used ({error}): move that file away, or set"
                 " RAGACCEL_HOME to another folder"
             ) from error
+
+    def _run(self, query: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        with self._usable():
+            return self._db.execute(query, values)
+
+    def _rows(self, query: str, values: tuple[object, ...]) -> list[Any]:
+        with self._usable():
+            return self._db.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Close the file."""
@@ -88,7 +103,7 @@ class History:
 
     def open_conversation(self, source: str) -> int:
         """Begin a conversation about a folder or index and return its number."""
-        row = self._db.execute(
+        row = self._run(
             "INSERT INTO conversation (source, started) VALUES (?, ?)",
             (_clean(source), time.time()),
         )
@@ -96,16 +111,16 @@ class History:
 
     def last_conversation(self, source: str) -> int | None:
         """The conversation about this folder or index that was spoken in last."""
-        row = self._db.execute(
+        rows = self._rows(
             "SELECT c.id FROM conversation c JOIN turn t ON t.conversation = c.id"
             " WHERE c.source = ? ORDER BY t.id DESC LIMIT 1",
             (_clean(source),),
-        ).fetchone()
-        return int(row[0]) if row else None
+        )
+        return int(rows[0][0]) if rows else None
 
     def begin(self, conversation: int, question: str, model: str = "") -> int:
         """Write down a question and return the number of its turn."""
-        row = self._db.execute(
+        row = self._run(
             "INSERT INTO turn (conversation, asked, question, state, model) VALUES (?, ?, ?, ?, ?)",
             (conversation, time.time(), _clean(question), UNFINISHED, model),
         )
@@ -115,23 +130,23 @@ class History:
         self, turn_id: int, answer: str, state: str, details: dict[str, Any] | None = None
     ) -> None:
         """Write down how a question ended: its answer, whole or not, and what belongs to it."""
-        self._db.execute(
+        self._run(
             "UPDATE turn SET answer = ?, state = ?, details = ? WHERE id = ?",
             (_clean(answer), state, json.dumps(details or {}, default=str), turn_id),
         )
 
     def exchanges(self, conversation: int) -> list[tuple[str, str]]:
         """The answered questions of a conversation, first to last."""
-        return self._db.execute(
+        return self._rows(
             "SELECT question, answer FROM turn WHERE conversation = ? AND state = ? ORDER BY id",
             (conversation, ANSWERED),
-        ).fetchall()
+        )
 
     def recent(
         self, limit: int = 10, containing: str = "", conversation: int | None = None
     ) -> list[Turn]:
         """The latest turns, newest first, that contain a text in question or answer."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT t.id, t.conversation, c.source, t.asked, t.question, t.answer, t.state,"
             " t.model, t.details FROM turn t JOIN conversation c ON c.id = t.conversation"
             " WHERE (instr(lower(t.question), lower(?1)) OR instr(lower(t.answer), lower(?1))"

@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from ragaccel.cli.history import Turn
     from ragaccel.cli.terminal import Terminal
 
+_MOST = 2**63 - 1  # the largest number that SQLite holds
+
 
 def logs(
     terminal: "Terminal",
-    limit: Annotated[int, typer.Option("-n", min=1, help="How many, the latest.")] = 5,
+    limit: Annotated[int, typer.Option("-n", min=1, max=_MOST, help="How many, the latest.")] = 5,
     containing: Annotated[
         str, typer.Option("--containing", metavar="TEXT", help="Only where this text occurs.")
     ] = "",
     conversation: Annotated[
-        int | None, typer.Option("--conversation", metavar="N", help="Only this conversation.")
+        int | None,
+        typer.Option("--conversation", metavar="N", max=_MOST, help="Only this conversation."),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the history is kept.")] = False,
     json: options.Json = False,

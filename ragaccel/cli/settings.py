@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Setting:
     help: str
     choices: tuple[str, ...] = ()
     least: float | None = None
+    most: float | None = None
 
     @property
     def env(self) -> str:
@@ -49,14 +51,22 @@ class Setting:
             raise UsageError(wrong) from None
         if self.choices and value not in self.choices:
             raise UsageError(wrong)
-        if self.least is not None and float(value) < self.least:
+        if not isinstance(value, str) and not self._is_within(value):
             raise UsageError(wrong)
         return value
+
+    def _is_within(self, value: float) -> bool:
+        least, most = self.least, self.most
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return (least is None or value >= least) and (most is None or value <= most)
 
     def _wanted(self) -> str:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         noun = {str: "a text", int: "a whole number", float: "a number"}[self.kind]
+        if self.most is not None:
+            return f"{noun} from {self.least:g} to {self.most:g}"
         return noun if self.least is None else f"{noun} of at least {self.least:g}"
 
 
@@ -71,7 +81,7 @@ SETTINGS = (
         "device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"
     ),
     Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
-    Setting("k", int, 6, "passages retrieved for a question", least=1),
+    Setting("k", int, 6, "passages retrieved for a question", least=1, most=1000),
     Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
     Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
     Setting("seed", int, 0, "seed of sampling", least=0),
@@ -162,10 +172,13 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def write_value(path: Path, key: str, value: Value) -> None:
     """Set one key in a settings file and leave every other line as it is; None takes it out."""
+    read_file(path)  # refuses what is no settings file
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [line for line in lines if line.partition("=")[0].strip() != key]
+    end = _end_of_top_table(lines)
+    kept = [line for line in lines[:end] if line.partition("=")[0].strip().strip("\"'") != key]
     if value is not None:
-        kept.insert(_end_of_top_table(kept), f"{key} = {_toml(value)}")
+        kept.append(f"{key} = {_toml(value)}")
+    kept += lines[end:]
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -69,3 +69,18 @@ def test_a_damaged_history_is_one_clear_line(cli, home):
     assert ended.code == 1
     assert "history" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_damage_found_later_is_one_clear_line_too(cli, home):
+    history = History(home / "history.db")
+    talk = history.open_conversation("/docs")
+    for number in range(200):
+        history.finish(history.begin(talk, f"question {number} " * 20), "answer " * 50, ANSWERED)
+    history.close()
+    content = bytearray((home / "history.db").read_bytes())
+    content[8192:] = bytes(len(content) - 8192)
+    (home / "history.db").write_bytes(content)
+    ended = cli("logs")
+    assert ended.code == 1
+    assert "history.db cannot be used" in ended.err
+    assert cli("logs", "-n", "9" * 25).code == 2

@@ -29,7 +29,10 @@ def test_each_layer_overrides_the_one_before(home, monkeypatch):
     [
         ("modle = 'x'", "did you mean model"),
         ("k = 'many'", "not a whole number"),
-        ("k = 0", "at least 1"),
+        ("k = 0", "from 1 to 1000"),
+        ("k = 99999999999999999999999", "from 1 to 1000"),
+        ("temperature = nan", "at least 0"),
+        ("max_tokens = 0", "at least 1"),
         ("k = 2.5", "not a whole number"),
         ("k = true", "not a whole number"),
         ("temperature = -1", "at least 0"),
@@ -59,13 +62,25 @@ def test_a_wrong_flag_is_named_as_it_is_written():
 
 def test_writing_a_value_leaves_the_other_lines_alone():
     path = Path("ragaccel.toml")
-    path.write_text("# mine\nk = 3\n\n[other]\nx = 1\n")
+    path.write_text('# mine\n"k" = 3\n\n[other]\nx = 1\nk = 2\n')
     write_value(path, "model", 'a "quoted" name\\with é')
     write_value(path, "k", 7)
-    assert read_file(path) == {"model": 'a "quoted" name\\with é', "k": 7, "other": {"x": 1}}
+    assert read_file(path) == {
+        "model": 'a "quoted" name\\with é',
+        "k": 7,
+        "other": {"x": 1, "k": 2},
+    }
     assert path.read_text().startswith("# mine\n")
     write_value(path, "model", None)
     assert "model" not in path.read_text()
+
+
+def test_a_file_that_is_none_is_not_written_to(tmp_path):
+    path = tmp_path / "ragaccel.toml"
+    path.write_bytes(b"k = caf\xe9")
+    with pytest.raises(UsageError, match="not a settings file"):
+        write_value(path, "k", 7)
+    assert path.read_bytes() == b"k = caf\xe9"
 
 
 def test_config_shows_sets_and_gets(cli, home):
