@@ -1,10 +1,13 @@
 """How good is the bundled reader on unseen documents: ``python -m eval.reader --data FOLDER``.
 
-Four passages a question, the right one among them (or none, for the unanswerable twelfth), in half
-of the cases ordered by shared words as a retriever would, else at random; distractors share an
-article or words with the question. ``made``: questions made from sentences of held-out documents;
-``squad``: XQuAD articles not trained on; ``nq``: Natural Questions on passages not trained on;
-``clapnq``: CLAP NQ, where the right sentence is the one most repeated by the recorded long answer.
+Two kinds of prompt: four whole passages, the right one among them (or none, for the unanswerable
+twelfth), in half of the cases ordered by shared words, else at random, with distractors that share
+an article or words with the question; and six passages as the default retriever finds them, each
+cut to the sentence nearest the question, the right one always among them.
+
+``made``: questions made from sentences of held-out documents; ``squad``: XQuAD articles not trained
+on; ``nq``: Natural Questions on passages not trained on; ``clapnq``: CLAP NQ, where the right
+sentence is the one most repeated by the recorded long answer.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.sentences import split_sentences
 from ragaccel.train.reader.corpus import (
     HumanQuestion,
@@ -69,7 +73,8 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(options.reader)
     articles = [article for article in load_articles(data) if article.held_out]
     questions = [question for question in load_questions(data) if question.held_out]
-    maker = ExampleMaker(articles, [*questions, *clapnq_questions(data)], tokenizer, seed=1)
+    questions += clapnq_questions(data)
+    maker = ExampleMaker(articles, questions, tokenizer, seed=1, embedder=load_embedder())
     result = {
         "figures": evaluate(model, maker, examples=options.examples),
         "parameters": sum(p.numel() for p in model.parameters()),

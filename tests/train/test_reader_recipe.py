@@ -200,6 +200,15 @@ def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
     assert people.questions
 
 
+def test_a_seed_draws_the_same_examples_whatever_was_drawn_before(maker):
+    drawn = []
+    for _ in range(2):
+        maker.make(FOUND)
+        maker.reseed(7)
+        drawn.append([maker.make(shape).token_ids for shape in (FOUND, SMALL, FOUND)])
+    assert drawn[0] == drawn[1]
+
+
 def test_shapes_that_want_passages_found_need_an_embedder(tokenizer):
     bare = ExampleMaker(_articles(5), [], tokenizer)
     with pytest.raises(ConfigurationError, match="embedder"):

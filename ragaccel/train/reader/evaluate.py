@@ -115,7 +115,7 @@ def evaluate(
 def _by_kind(
     model: LlamaForCausalLM, maker: ExampleMaker, shape: Shape, examples: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    maker.rng.seed(seed)
+    maker.reseed(seed)
     kinds = {q.source for s in maker.sources.everything for q in s.questions}
     kinds |= {"made"} if any(not s.questions for s in maker.sources.everything) else set()
     drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}

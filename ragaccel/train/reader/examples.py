@@ -104,6 +104,11 @@ class ExampleMaker:
         self._kinds = [kind for kind in SOURCE_SHARES if self.sources.by_kind[kind]]
         self._cumulative = list(accumulate(SOURCE_SHARES[kind] for kind in self._kinds))
 
+    def reseed(self, seed: int) -> None:
+        """Begin anew: the same seed draws the same examples, whatever was drawn before."""
+        self.rng.seed(seed)
+        self._waiting.clear()
+
     def make(self, shape: Shape) -> Example:
         """Draw one example of at most ``shape.length`` tokens."""
         while True:

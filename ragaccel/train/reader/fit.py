@@ -197,5 +197,5 @@ class Fit:
         self.progress.steps, self.progress.tokens, self.progress.seconds = state["progress"]
         if (self.folder / "log.json").exists():
             self.progress.log = json.loads((self.folder / "log.json").read_text())
-        self.maker.rng.seed(self.progress.steps)
+        self.maker.reseed(self.progress.steps)
         print(f"resumed after {self.progress.tokens / 1e6:.1f}M tokens", file=sys.stderr)
