@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.history import History, HistoryError
@@ -30,7 +29,7 @@ class Conversation:
             self._history = History()
             if resume:
                 self._resume(self._history)
-        except (HistoryError, sqlite3.Error) as error:
+        except HistoryError as error:
             self._give_up(error)
 
     def messages(self) -> list[dict[str, str]]:
@@ -54,7 +53,7 @@ class Conversation:
             if self.number is None:
                 self.number = self._history.open_conversation(self._source)
             self._turn = self._history.begin(self.number, question, model)
-        except sqlite3.Error as error:
+        except HistoryError as error:
             self._give_up(error)
 
     def end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
@@ -65,7 +64,7 @@ class Conversation:
             return
         try:
             self._history.finish(self._turn, answer, state, details)
-        except sqlite3.Error as error:
+        except HistoryError as error:
             self._give_up(error)
 
     def close(self) -> None:

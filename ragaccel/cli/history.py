@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -76,6 +77,8 @@ class History:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            if isinstance(error, sqlite3.OperationalError) and re.search("locked|full", str(error)):
+                raise HistoryError(f"the history {self.path}: {error}") from error
             raise HistoryError(
                 f"the history {self.path} cannot be used ({error}): move that file away, or set"
                 " RAGACCEL_HOME to another folder"

@@ -100,9 +100,9 @@ def index_source(
 
 @contextmanager
 def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> Iterator[Knowledge]:
-    """Index what is new in a folder and open its index for questions.
+    """Index what is new in a folder or collection and open its index for questions.
 
-    An index without a folder is used as it is. So is one that cannot be written to now, because
+    An index without either is used as it is. So is one that cannot be written to now, because
     another process is at it or there is no room or permission; stderr says so.
 
     Raises:

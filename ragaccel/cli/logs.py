@@ -23,7 +23,9 @@ def logs(
     ] = "",
     conversation: Annotated[
         int | None,
-        typer.Option("--conversation", metavar="N", max=_MOST, help="Only this conversation."),
+        typer.Option(
+            "--conversation", metavar="N", min=1, max=_MOST, help="Only this conversation."
+        ),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the history is kept.")] = False,
     json: options.Json = False,

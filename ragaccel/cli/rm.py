@@ -65,8 +65,8 @@ def _take_out(terminal: "Terminal", source: "Source", patterns: "Sequence[str]")
     with open_store(source) as store, store.writing():
         known = store.files()
         chosen = [path for pattern in patterns for path in _matching(pattern, known)]
-        num_removed = store.remove(dict.fromkeys(chosen))
         store.leave_out([path for path in chosen if known[path].kind == "document"])
+        num_removed = store.remove(dict.fromkeys(chosen))
     unknown = [pattern for pattern in patterns if not _matching(pattern, known)]
     for pattern in unknown:
         terminal.fail(f"no file {pattern!r} in the index: ragaccel ls {source.argument} lists them")

@@ -84,7 +84,7 @@ SETTINGS = (
     Setting("k", int, 6, "passages retrieved for a question", least=1, most=1000),
     Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
     Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
-    Setting("seed", int, 0, "seed of sampling", least=0),
+    Setting("seed", int, 0, "seed of sampling", least=0, most=2**63 - 1),
     Setting("color", str, "auto", "colours on the terminal", choices=("auto", "always", "never")),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}

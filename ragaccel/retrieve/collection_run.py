@@ -35,8 +35,8 @@ class CollectionRun:
         except OSError as error:
             raise DocumentError(f"{self.file} cannot be read: {error.strerror}") from error
         files = store.files()
-        known = files.get(self.name) or self._moved(files)
         state = (status.st_size, status.st_mtime_ns)
+        known = files.get(self.name) or self._moved(files, state)
         if known and known.sha256 and (known.size, known.mtime_ns) == state:
             run.report.unchanged = 1
             return
@@ -74,12 +74,12 @@ class CollectionRun:
             store.drop_ids(held)
         self.run.files_done = 1
 
-    def _moved(self, files: Mapping[str, FileRecord]) -> FileRecord | None:
-        """The record of this collection under an earlier path, where nothing is any more."""
+    def _moved(self, files: Mapping[str, FileRecord], state: tuple[int, int]) -> FileRecord | None:
+        """The record of this very file under an earlier path, where nothing is any more."""
         for record in files.values():
             before = Path(record.path)
-            same_name = record.kind == "collection" and before.name == self.file.name
-            if same_name and not before.exists():
+            is_same = before.name == self.file.name and (record.size, record.mtime_ns) == state
+            if record.kind == "collection" and is_same and not before.exists():
                 self.run.store.rename(record.path, self.name)
                 return replace(record, path=self.name)
         return None

@@ -75,19 +75,35 @@ class Database:
         with self._locked():
             yield draft
             with self._placing():
-                with suppress(IndexCorruptError, IndexMismatchError, NothingIndexedError):
-                    self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+                if _has_log(draft):  # SQLite tells nobody when the last of it finds no room
+                    raise IndexWriteError(
+                        f"the disk is full, or {draft} cannot grow: free some space and run the"
+                        " same command again; the old index is as it was"
+                    )
+                self._settle()
                 self._delete(keep_file=True)
                 draft.replace(self.path)
 
     def discard(self) -> None:
-        """Delete the file.
+        """Delete the file, and what an unfinished :meth:`replacing` left.
 
         Raises:
             IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
         """
         with self._locked(), self._placing():
             self._delete()
+            for ending in ("-wal", "-shm", ".lock", ""):
+                self._beside(f".rebuilt{ending}").unlink(missing_ok=True)
+
+    def _settle(self) -> None:
+        """Bring the log into the file, so that the file is whole without it."""
+        with suppress(IndexCorruptError, IndexMismatchError, NothingIndexedError):
+            ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            if busy:
+                raise IndexBusyError(
+                    f"another process is reading {self.path}: wait for it, then run the same"
+                    " command again; it goes on where it was"
+                )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -250,3 +266,8 @@ class Database:
         """Run a query that reads."""
         with reported(self.path):
             return self.connection().execute(query, values).fetchall()
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0

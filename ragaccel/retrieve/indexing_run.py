@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
@@ -15,7 +16,6 @@ from ragaccel.retrieve.store import embedded_text, text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.store import Store
 
 _EMBED_AT_ONCE = 128
-_TOLD = ("include", "exclude", "left_out")
+_KEPT = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
 
@@ -57,23 +57,24 @@ def start_run(
         with store.writing():
             yield IndexRun(store, embedder, tell)
         return
+    source = str(made_from.resolve())
     warnings: list[str] = []
-    told: dict[str, str] = {}
+    kept = dict.fromkeys(_KEPT, "[]")
     try:
         if store.path.is_file():
-            told = {key: store.meta(key) for key in _TOLD if store.meta(key)}
+            kept = {key: store.meta(key, "[]") for key in _KEPT}
             warnings += [
                 f"{other} is not in the new index: bring it in again"
                 for other in store.sources()
-                if other != str(made_from.resolve())
+                if other != source and Path(other).exists()
             ]
     except (IndexCorruptError, IndexMismatchError):
         warnings.append(
             "the old index could not be read: if it was made with --include or --exclude, or files"
             " were taken out of it, say so again"
         )
-    settings = {"fingerprint": index_fingerprint(embedder), "rebuilt_for": budget}
-    with store.rebuilding(settings | told) as fresh:
+    made_with = {"fingerprint": index_fingerprint(embedder), "rebuilt_from": f"{source} {budget}"}
+    with store.rebuilding(made_with, kept) as fresh:
         run = IndexRun(fresh, embedder, tell)
         run.report.warnings += warnings
         yield run

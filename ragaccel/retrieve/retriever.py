@@ -95,8 +95,10 @@ class Retriever:
         if mode != "text":
             index = self._current_index()
             rankings.append(index.search(self.embedder.embed_query(query), limit))
-        elif not self.store.count_passages():
-            self._current_index()
+        else:
+            self.store.state()  # notices an index that was replaced
+            if not self.store.count_passages():
+                self._current_index()
         if mode != "dense":
             rankings.append(search_words(self.store, query, limit))
         return rankings
@@ -116,6 +118,7 @@ class Retriever:
         with self._lock:
             state = self.store.state()
             if self._index is None or state[0] != self._state[0]:
+                self.store.require_fingerprint(index_fingerprint(self.embedder))
                 index = VectorIndex(self.embedder.dimension)
                 index.build(self.store.vectors())
                 self._index = index

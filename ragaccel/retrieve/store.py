@@ -68,12 +68,13 @@ class Store:
         self.close()
 
     @contextmanager
-    def rebuilding(self, made_with: Mapping[str, str]) -> Iterator[Store]:
+    def rebuilding(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
         """Give a new store that takes this one's place at the end; until then this one stays.
 
         Args:
             made_with: Settings (:meth:`meta`) of the new one. An attempt that was interrupted is
                 gone on with if it was made with the same.
+            kept: Further settings, which may differ.
 
         Raises:
             IndexBusyError, IndexWriteError, IndexCorruptError: As from ``writing()``.
@@ -88,7 +89,7 @@ class Store:
             if not goes_on:
                 fresh.discard()
             with fresh.writing():
-                for key, value in made_with.items():
+                for key, value in {**made_with, **kept}.items():
                     fresh.set_meta(key, value)
                 yield fresh
             fresh.close()
@@ -188,9 +189,12 @@ class Store:
 
     def refuse(self, made_with: str) -> NoReturn:
         """Say what else the index was made with, and how to make it anew."""
-        collections = [path for path, file in self.files().items() if file.kind == "collection"]
-        made_from = {"collection": collections[0]} if collections else {}
-        command = index_command(self.path, folder=self.meta("folder"), rebuild=True, **made_from)
+        folder = self.meta("folder")
+        if not (folder and Path(folder).is_dir()):  # it moved: the place of the index may tell
+            folder = ""
+        files = (name for name in self.sources() if Path(name).is_file())
+        collection = "" if folder else next(files, "")
+        command = index_command(self.path, folder=folder, collection=collection, rebuild=True)
         raise IndexMismatchError(
             f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
             " settings it was made with"

@@ -195,6 +195,20 @@ def test_a_reader_that_leaves_ends_it_quietly(cli, docs, llm, monkeypatch):
     assert "rror" not in ended.err
 
 
+@pytest.mark.parametrize("change", ["INSERT", "UPDATE"])
+def test_a_history_that_fails_later_does_not_cost_the_answer(cli, docs, llm, change):
+    history = History()
+    history._db.execute(
+        f"CREATE TRIGGER full BEFORE {change} ON turn BEGIN"
+        " SELECT RAISE(ABORT, 'database or disk is full'); END"
+    )
+    history.close()
+    ended = cli("ask", docs, "Where does the key hang?")
+    assert ended.code == 0
+    assert KEY in ended.out
+    assert "not written to the history" in ended.err
+
+
 def test_a_history_that_cannot_be_written_does_not_cost_the_answer(cli, docs, llm, home):
     home.mkdir()
     (home / "history.db").write_bytes(b"no database " * 1000)

@@ -136,6 +136,10 @@ def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collectio
     assert index_passages(store, embedder, moved).unchanged == 1
     assert list(store.files()) == [str(moved)]
     assert not embedder.texts
+    moved.unlink()
+    other = write(collection, ["other\tof the same name"])
+    index_passages(store, embedder, other)
+    assert store.count_passages() == 11
 
 
 def test_a_late_clash_of_ids_changes_nothing(tmp_path, store, embedder, collection, monkeypatch):

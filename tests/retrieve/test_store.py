@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from fakes import HashEmbedder
 
 from ragaccel.errors import (
     IndexBusyError,
@@ -17,6 +18,12 @@ from ragaccel.retrieve.indexing import index_folder, index_passages
 from ragaccel.retrieve.retriever import Retriever
 from ragaccel.retrieve.schema import default_index_path, index_command
 from ragaccel.retrieve.store import Store
+
+
+class OtherEmbedder(HashEmbedder):
+    """Another embedding model."""
+
+    dimension, fingerprint = 8, "another"
 
 
 def test_reading_does_not_create_an_index(tmp_path):
@@ -267,6 +274,61 @@ def test_an_interrupted_rebuild_goes_on(store, embedder, folder, monkeypatch):
     assert store.meta("passage_tokens") == "20"
 
 
+def test_a_rebuild_goes_on_only_with_what_was_begun_for_it(
+    store, embedder, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ragaccel.retrieve.folder_run._BATCH_PASSAGES", 1)
+    collection = tmp_path / "set.tsv"
+    collection.write_text("".join(f"p{i}\tthing {i}\n" for i in range(600)))
+
+    def interrupt(progress):
+        if progress.passages_done >= 512 or progress.files_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_passages(store, embedder, collection, progress=interrupt, rebuild=True)
+    index_folder(store, embedder, folder, rebuild=True)
+    assert store.sources() == [str(folder)]
+    assert store.count_passages() == 4
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, folder, exclude=["*.csv"], progress=interrupt, rebuild=True)
+    assert index_folder(store, embedder, folder, rebuild=True).passages == 4
+
+
+def test_a_rebuild_without_room_leaves_the_old_index(store, embedder, folder, monkeypatch):
+    index_folder(store, embedder, folder)
+    monkeypatch.setattr("ragaccel.retrieve.database._has_log", lambda path: True)
+    with pytest.raises(IndexWriteError, match="the old index is as it was"):
+        index_folder(store, embedder, folder, rebuild=True)
+    assert store.check() == []
+    assert store.count_passages() == 4
+
+
+def test_deleting_an_index_leaves_nothing_of_an_unfinished_one(store, embedder, folder):
+    index_folder(store, embedder, folder)
+
+    def interrupt(progress):
+        if progress.stage == "embedding":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
+    assert list(store.path.parent.glob("*.rebuilt"))
+    store.discard()
+    assert [path.name for path in store.path.parent.glob("index.db*")] == ["index.db.lock"]
+
+
+def test_a_moved_folder_is_rebuilt_where_it_is(embedder, folder):
+    with Store(default_index_path(folder)) as store:
+        index_folder(store, embedder, folder)
+        store.set_meta("fingerprint", "another")
+    moved = folder.rename(folder.with_name("moved docs"))
+    with Store(default_index_path(moved)) as store:
+        with pytest.raises(IndexMismatchError, match=r"`ragaccel index '.*moved docs' --rebuild`"):
+            index_folder(store, embedder, moved)
+        assert index_folder(store, embedder, moved, rebuild=True).warnings == []
+
+
 def test_an_index_made_anew_keeps_what_people_said(store, embedder, folder, tmp_path):
     collection = tmp_path / "set.tsv"
     collection.write_text("p1\tone\n")
@@ -296,6 +358,10 @@ def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
         (folder / "sub folder 🙂/boat.txt").write_text("The boat is called Tern.\n")
         index_folder(store, embedder, folder, rebuild=True)
         assert "Tern" in retriever.search("boat", 1)[0].text
-        store.discard()
-        with pytest.raises(NothingIndexedError):
+        index_folder(store, OtherEmbedder(), folder, rebuild=True)
+        with pytest.raises(IndexMismatchError):
             retriever.search("boat", 1)
+        store.discard()
+        for mode in ("fused", "text"):
+            with pytest.raises(NothingIndexedError):
+                retriever.search("boat", 1, mode=mode)

@@ -22,7 +22,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Shares over ``examples`` questions, each with four passages, in percent.
+    """Shares over ``examples`` questions, in percent.
 
     ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and
     its citation; ``passage``: whose sentence stands in the right passage; ``refused``:
