@@ -35,7 +35,8 @@ def index(
 ) -> "ExitCode":
     """Take the documents of a folder into its index.
 
-    New and changed files are read, unchanged ones skipped, vanished ones dropped.
+    New and changed files are read, unchanged ones skipped, vanished ones dropped; links are
+    followed. An index made anew takes the old one's place when it is whole.
     """
     from ragaccel.cli.exits import ExitCode, UsageError
     from ragaccel.cli.knowledge import index_source, report_document, tell_report

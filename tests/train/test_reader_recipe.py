@@ -47,7 +47,7 @@ def _articles(count=40):
 class CountingEmbedder:
     """One dimension a word: near is what shares words."""
 
-    dimension = 64
+    dimension, fingerprint = 64, "counting"
 
     def embed_documents(self, texts):
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
@@ -227,6 +227,30 @@ def test_exchanged_names_are_the_same_everywhere(tokenizer):
     keeper = [i for i, token in enumerate(ids) if ids.count(token) == 2]
     assert len({exchanged[i] for i in keeper}) == len({ids[i] for i in keeper})
     assert exchanged != ids
+
+
+def test_no_two_names_become_one_and_numbers_stay_apart():
+    texts = [" Paris met London in 1966 with 25 ships, and film reels of 1874 left Oslo. Film!"]
+    tokenizer = train_tokenizer(texts * 50, vocab_size=420)
+    disguise = Disguise(tokenizer, random.Random(0))
+    ids = tokenizer.encode(texts[0], add_special_tokens=False)
+    for _ in range(30):
+        other = {}
+        exchanged = disguise.exchange(ids, other)
+        assert len(set(other.values())) == len(other)
+        written = tokenizer.decode(exchanged)
+        assert written.count(" ") == texts[0].strip().count(" ")
+        assert "Film" in written, "a word that is written small as well stays"
+
+
+def test_vectors_are_kept_for_the_same_sentences_only(tokenizer, tmp_path):
+    def made(articles):
+        ExampleMaker(articles, [], tokenizer, embedder=CountingEmbedder(), cache=tmp_path)
+        return len(list(tmp_path.iterdir()))
+
+    assert made(_articles(4)) == 1
+    assert made(_articles(4)) == 1
+    assert made(_articles(4)[::-1]) == 2
 
 
 def test_a_twin_differs_where_the_question_asks(maker):

@@ -58,7 +58,7 @@ def main(
             tokenizer,
             seed=seed,
             embedder=embedder,
-            cache=out / f"{'held-out' if held_out else 'training'}-vectors.npy",
+            cache=out,
             strange=not held_out,
         )
         for held_out in (False, True)

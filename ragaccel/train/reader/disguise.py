@@ -8,50 +8,51 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.train.reader.questions import stem
 from ragaccel.train.reader.sources import Piece, Source, Text
 
-NAME, WORD, PIECE, NUMBER = range(4)
-_CLASSES = (r"Ġ[A-Z][a-z]+", r"Ġ[a-z]+", r"[a-z]+", r"Ġ?\d+")
+NAME, WORD, PIECE, NUMBER, DIGITS = range(5)
+_TELLING = (NAME, NUMBER, DIGITS)
+_PATTERNS = (r"Ġ[A-Z][a-z]*", r"Ġ[a-z]+", r"[a-z]+", r"Ġ\d+", r"\d+")
 
 
 class Disguise:
     """Exchanges tokens for others of their class: name, word, piece of a word, number.
 
-    Function words belong to no class.
+    Function words belong to no class, nor do words that are written small as well.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
         self.rng = rng
         self._class_of: dict[int, int] = {}
-        self._members: list[list[int]] = [[] for _ in _CLASSES]
+        self._members: list[list[int]] = [[] for _ in _PATTERNS]
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
         special = set(tokenizer.all_special_ids)
-        for piece, token in tokenizer.get_vocab().items():
-            if token in special or (piece.startswith("Ġ") and not stem(piece)):
-                continue
-            for number, pattern in enumerate(_CLASSES):
-                if re.fullmatch(pattern, piece):
-                    self._class_of[token] = number
-                    self._members[number].append(token)
-        for members in self._members:
-            members.sort()
+        for piece, token in sorted(vocabulary.items(), key=lambda item: item[1]):
+            kind = None if token in special else _class_of(piece, vocabulary)
+            if kind is not None:
+                self._class_of[token] = kind
+                self._members[kind].append(token)
 
     def exchange(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
         """Write every name and number with the tokens that ``other`` holds, or draws now.
 
-        The same token becomes the same one wherever ``other`` is used; common words stay.
+        The same token becomes the same one wherever ``other`` is used, and no two become one;
+        common words stay.
         """
         exchanged, in_name = [], False
         for token in ids:
             kind = self._class_of.get(token)
             in_name = kind == NAME or (in_name and kind == PIECE)
-            if in_name or kind == NUMBER:
-                token = other.setdefault(token, self._other(token))
-            exchanged.append(token)
+            if (in_name or kind in (NUMBER, DIGITS)) and token not in other:
+                taken = set(other.values())
+                drawn = (self._other(token) for _ in range(20))
+                other[token] = next((new for new in drawn if new not in taken), token)
+            exchanged.append(other.get(token, token) if in_name or kind != PIECE else token)
         return exchanged
 
     def twin(self, sentence: Text, asked: set[str]) -> Text | None:
@@ -62,7 +63,7 @@ class Disguise:
             return None
         ids, stems = list(sentence.ids), list(sentence.stems)
         changed = self.rng.sample(words, min(len(words), self.rng.choice((1, 1, 2, 3))))
-        known = [i for i, t in enumerate(ids) if i and self._class_of.get(t) in (NAME, NUMBER)]
+        known = [i for i in range(1, len(ids)) if self._class_of.get(ids[i]) in _TELLING]
         changed += self.rng.sample(known, min(len(known), self.rng.choice((0, 1, 2))))
         for i in changed:
             ids[i] = self._other(ids[i])
@@ -75,6 +76,15 @@ class Disguise:
 
     def _other(self, token: int) -> int:
         return self.rng.choice(self._members[self._class_of[token]])
+
+
+def _class_of(piece: str, vocabulary: Container[str]) -> int | None:
+    kind = next((n for n, pattern in enumerate(_PATTERNS) if re.fullmatch(pattern, piece)), None)
+    if kind == NAME:
+        begins_a_name = len(piece) == 2 and piece[1] not in "AI"
+        is_word = not stem(piece) or f"Ġ{piece[1:].lower()}" in vocabulary
+        return NAME if begins_a_name or not is_word else None
+    return None if kind == WORD and not stem(piece) else kind
 
 
 def with_twin(

@@ -73,7 +73,7 @@ class ExampleMaker:
         tokenizer: The reader's.
         seed: Of every choice.
         embedder: Finds passages for shapes that want them retrieved; such shapes need one.
-        cache: A file that keeps the vectors of all sentences.
+        cache: A folder that keeps the vectors of all sentences.
         strange: Whether names are exchanged and near-copies of answers put in, as in training.
     """
 

@@ -92,10 +92,10 @@ class Fit:
             ),
         ]
         self.progress = Progress()
+        self._resume()
 
     def run(self) -> None:
         """Train until the tokens are used up; a checkpoint every two minutes and at the end."""
-        self._resume()
         last_saved = time.perf_counter()
         while self.progress.tokens < self.tokens:
             self._step()
@@ -182,9 +182,10 @@ class Fit:
             "progress": [self.progress.steps, self.progress.tokens, self.progress.seconds],
         }
         temporary = self.folder / "checkpoint.tmp"
+        temporary.write_text(json.dumps(self.progress.log))
+        temporary.replace(self.folder / "log.json")
         torch.save(state, temporary)
         temporary.replace(self.folder / "checkpoint.pt")
-        (self.folder / "log.json").write_text(json.dumps(self.progress.log))
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.pt"

@@ -19,10 +19,11 @@ class Shape:
 
     length: int  # tokens in all
     max_passages: int
-    max_passage_tokens: int
+    max_passage_tokens: int  # of whole passages
     min_passages: int = 1
     human_share: float = 0.22  # of the questions, people's own
-    max_sentences: int = 0  # of a passage found by a retriever and cut; 0: whole, found by words
+    # of a passage that a retriever finds, and that is cut; 0: whole passages, found by words
+    max_sentences: int = 0
     unanswerable_share: float = 0.08
 
 

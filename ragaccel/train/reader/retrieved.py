@@ -6,6 +6,7 @@ takes for answers, and an order that is worth trusting where words do not decide
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import sys
@@ -32,7 +33,7 @@ class RetrievedPassages:
     """Searches a random part of all sentences, as :class:`ragaccel.FocusedRetriever` would.
 
     Vectors [S, D] are the mean of each sentence's alone and after its title, which is what that
-    retriever compares with the question. ``cache``: a file that keeps them.
+    retriever compares with the question. ``cache``: a folder that keeps them.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class RetrievedPassages:
         pieces = []
         for row in rows:
             sentences = rng.randint(1, shape.max_sentences)
-            piece = self._cut(self._source[row], self._number[row], sentences)
+            piece = self._cut(row, sentences)
             room -= self.sources.length(piece)
             if room < 0:
                 return None
@@ -94,7 +95,7 @@ class RetrievedPassages:
         for i in np.argsort(-scores)[: 30 * count].tolist():
             row = int(rows[i])
             passage = id(self._source[row]), self._number[row] // PASSAGE_SENTENCES
-            if passage not in best and not self._gives_away(row, asked):
+            if passage not in best and not self._gives_away(self._passage_of(row), asked):
                 best[passage] = float(scores[i]), row
         if gold_row is None:
             return [row for _, row in list(best.values())[:count]]
@@ -117,33 +118,40 @@ class RetrievedPassages:
         stretch = np.arange(start, min(start + size, len(self._source)))
         return np.union1d(stretch, np.asarray(own, dtype=np.int64))
 
-    def _gives_away(self, row: int, asked: Asked) -> bool:
-        """Whether a sentence, or one that may be shown with it, answers as well."""
-        source, number = self._source[row], self._number[row]
-        near = source.sentences[max(0, number - 2) : number + 3]
-        if any(sentence.text == asked.text for sentence in near):
+    def _gives_away(self, passage: Piece, asked: Asked) -> bool:
+        """Whether a passage answers as well."""
+        sentences = passage.source.sentences[passage.start : passage.end]
+        if any(sentence.text == asked.text for sentence in sentences):
             return True
         if not asked.answer:
             return False
-        pattern = re.compile(rf"\b{re.escape(asked.answer)}\b", re.IGNORECASE)
-        return any(pattern.search(sentence.text) for sentence in near)
+        pattern = re.compile(rf"(?<!\w){re.escape(asked.answer)}(?!\w)", re.IGNORECASE)
+        return any(pattern.search(sentence.text) for sentence in sentences)
 
-    def _cut(self, source: Source, number: int, sentences: int) -> Piece:
-        """A run of so many sentences of one passage, a given one among them."""
-        first = number // PASSAGE_SENTENCES * PASSAGE_SENTENCES
-        last = min(first + PASSAGE_SENTENCES, len(source.sentences))
-        sentences = min(sentences, last - first)
-        start = self.rng.randint(max(first, number - sentences + 1), min(number, last - sentences))
-        return Piece(source, start, start + sentences)
+    def _passage_of(self, row: int) -> Piece:
+        source = self._source[row]
+        first = self._number[row] // PASSAGE_SENTENCES * PASSAGE_SENTENCES
+        return Piece(source, first, min(first + PASSAGE_SENTENCES, len(source.sentences)))
 
-    def _embedded(self, held: Sequence[Source], cache: Path | None) -> npt.NDArray[np.float32]:
-        if cache is not None and cache.exists():
-            vectors: npt.NDArray[np.float32] = np.load(cache)
-            if len(vectors) == len(self._source):
-                return vectors
-        parts = []
+    def _cut(self, row: int, sentences: int) -> Piece:
+        """A run of so many sentences of a row's passage, its own among them."""
+        passage, number = self._passage_of(row), self._number[row]
+        sentences = min(sentences, len(passage.span))
+        start = self.rng.randint(
+            max(passage.start, number - sentences + 1), min(number, passage.end - sentences)
+        )
+        return Piece(passage.source, start, start + sentences)
+
+    def _embedded(self, held: Sequence[Source], folder: Path | None) -> npt.NDArray[np.float32]:
         plain = [sentence.text for source in held for sentence in source.sentences]
         titled = [f"{s.title}\n{sentence.text}" for s in held for sentence in s.sentences]
+        texts = "\0".join([self.embedder.fingerprint, *titled])
+        digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
+        cache = folder / f"vectors-{digest}.npy" if folder else None
+        if cache is not None and cache.exists():
+            kept: npt.NDArray[np.float32] = np.load(cache)
+            return kept
+        parts = []
         for start in range(0, len(plain), EMBED_AT_ONCE):
             chunk = slice(start, start + EMBED_AT_ONCE)
             own = self.embedder.embed_documents(plain[chunk])
@@ -152,5 +160,7 @@ class RetrievedPassages:
         vectors = np.concatenate([*parts, np.empty((0, self.embedder.dimension), np.float32)])
         if cache is not None:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            np.save(cache, vectors)
+            half = cache.with_name("half." + cache.name)
+            np.save(half, vectors)
+            half.replace(cache)
         return vectors
