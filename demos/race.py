@@ -67,7 +67,8 @@ def main() -> None:
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        source = retriever if options.model else FocusedRetriever(retriever, sentences=1)
+        focused = FocusedRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        source = retriever if options.model else focused
         rag = RAG(LLM.load(options.model), source)
         prompt = rag.prompt(options.question)
 

@@ -69,6 +69,9 @@ def main() -> None:
     parser.add_argument(
         "--sentences", type=int, default=1, help="sentences a passage is cut to; 0: whole passages"
     )
+    parser.add_argument(
+        "--margin", type=float, default=0.05, help="passages that score lower by more are left out"
+    )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
     options = parser.parse_args()
     if options.held_out and not (Path(options.data) / "rag").is_dir():
@@ -85,7 +88,9 @@ def main() -> None:
             questions = [json.loads(line) for line in lines if line]
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
-        focused = FocusedRetriever(retriever, sentences=options.sentences or 1)
+        focused = FocusedRetriever(
+            retriever, sentences=options.sentences or 1, margin=options.margin
+        )
         rag = RAG(LLM.load(options.model), focused if options.sentences else retriever, k=options.k)
         rows = [ask(rag, question) for question in questions]
     answerable = [row for row in rows if row["expected"] is not None]

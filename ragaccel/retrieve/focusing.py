@@ -28,18 +28,24 @@ class FocusedRetriever:
     Args:
         retriever: What finds whole passages.
         sentences: How many sentences a passage keeps.
+        margin: Passages whose score is lower than the best one's by more than this are left out;
+            None keeps all.
 
     Raises:
-        ConfigurationError: Fewer than one sentence.
+        ConfigurationError: Fewer than one sentence, or a margin below 0.
     """
 
-    def __init__(self, retriever: Retriever, *, sentences: int = 2) -> None:
+    def __init__(
+        self, retriever: Retriever, *, sentences: int = 2, margin: float | None = None
+    ) -> None:
         if sentences < 1:
             raise ConfigurationError(f"sentences is {sentences}: a passage keeps one or more")
-        self.retriever, self.sentences = retriever, sentences
+        if margin is not None and not margin >= 0:
+            raise ConfigurationError(f"margin is {margin}: it must be 0 or more")
+        self.retriever, self.sentences, self.margin = retriever, sentences, margin
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Find the k passages that bear most on a question, cut to what bears most on it.
+        """Find the at most k passages that bear most on a question, cut to what bears most on it.
 
         Raises:
             NothingIndexedError: The index holds no passage.
@@ -51,7 +57,11 @@ class FocusedRetriever:
         for passage, places in zip(passages, spans, strict=True):
             own, scores = scores[: len(places)], scores[len(places) :]
             focused.append(self._cut(passage, places, own) if places else passage)
-        return sorted(focused, key=lambda passage: -passage.score)
+        focused.sort(key=lambda passage: -passage.score)
+        if self.margin is None or not focused:
+            return focused
+        least = focused[0].score - self.margin
+        return [passage for passage in focused if passage.score >= least]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now, not at the first question."""

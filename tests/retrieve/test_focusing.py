@@ -77,3 +77,16 @@ def test_a_heading_is_not_taken_for_an_answer():
     assert cut.text == "It is best, says Mina of the green."
     (alone,) = FocusedRetriever(Found(passage("# Green paint")), sentences=1).search("Green paint")
     assert alone.text == "# Green paint"
+
+
+def test_a_margin_leaves_out_what_is_far_from_the_best():
+    found = Found(
+        passage("Green paint dries."), passage("Green doors.", "b"), passage("Ropes lie here.", "c")
+    )
+    names = {
+        margin: [p.passage_id for p in FocusedRetriever(found, margin=margin).search("green paint")]
+        for margin in (None, 0.0, 0.5, 2.0)
+    }
+    assert names == {None: ["a", "b", "c"], 0.0: ["a"], 0.5: ["a", "b"], 2.0: ["a", "b", "c"]}
+    with pytest.raises(ConfigurationError, match="margin"):
+        FocusedRetriever(found, margin=-0.1)

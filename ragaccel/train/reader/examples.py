@@ -215,7 +215,6 @@ class ExampleMaker:
         targets = dict.fromkeys(range(prompt_end, answer_start - 1), 0.5)  # the question again
         targets |= {i: 0.2 for i in range(prompt_end) if rng.random() < 0.1}
         targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
-        targets[answer_start] = 4.0
         return Example(ids, answer_start, targets, ends, gold_end, matches)
 
     def _exchange(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:

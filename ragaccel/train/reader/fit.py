@@ -46,7 +46,8 @@ CURRICULUM: tuple[tuple[float, Stage], ...] = (
         ),
     ),
 )
-RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0
+# beside the mean over all predicted tokens, of which the choice of the sentence is but one in fifty
+CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0
 
 
 @dataclass(slots=True)
@@ -139,12 +140,12 @@ class Fit:
             batch.matches.to(self.device),
             pos_weight=torch.tensor(3.0, device=self.device),
         )
-        loss = (each * weights).sum() / weights.sum()
+        first = batch.first.to(self.device)
+        loss = (each * weights).sum() / weights.sum() + CHOICE_WEIGHT * each[first].mean()
         loss = loss + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
         with torch.no_grad():
-            copied = (weights == 1.0) & ~batch.first.to(self.device)
+            copied = (weights == 1.0) & ~first
             right = logits.argmax(-1) == next_ids
-            first = batch.first.to(self.device)
             return {
                 "loss": loss,
                 "match": match,
