@@ -15,7 +15,7 @@ import numpy as np
 from ragaccel.errors import IndexCorruptError, IndexMismatchError, RagaccelError
 from ragaccel.passage import Passage
 from ragaccel.retrieve.database import Database
-from ragaccel.retrieve.schema import index_command, reported
+from ragaccel.retrieve.schema import index_command, is_own_place, reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -189,11 +189,12 @@ class Store:
 
     def refuse(self, made_with: str) -> NoReturn:
         """Say what else the index was made with, and how to make it anew."""
-        folder = self.meta("folder")
-        if not (folder and Path(folder).is_dir()):  # it moved: the place of the index may tell
-            folder = ""
-        files = (name for name in self.sources() if Path(name).is_file())
-        collection = "" if folder else next(files, "")
+        folder = collection = ""
+        if not is_own_place(self.path):  # which tells by itself, of a folder that moved as well
+            sources = self.sources()
+            folder = next((name for name in sources if Path(name).is_dir()), "")
+            files = (name for name in sources if Path(name).is_file())
+            collection = "" if folder else next(files, "")
         command = index_command(self.path, folder=folder, collection=collection, rebuild=True)
         raise IndexMismatchError(
             f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
