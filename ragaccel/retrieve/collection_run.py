@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
 from ragaccel.retrieve.passage_files import read_passages, scan_passages
-from ragaccel.retrieve.store import FileRecord, text_hash
+from ragaccel.retrieve.records import FileRecord, text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

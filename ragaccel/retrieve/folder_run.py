@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieve.chunking import document_title, split_document
 from ragaccel.retrieve.documents import BinaryFileError, document_from_bytes, read_bytes
-from ragaccel.retrieve.store import FileRecord
+from ragaccel.retrieve.records import FileRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

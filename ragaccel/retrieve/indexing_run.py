@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
 from ragaccel.retrieve.chunking import CHUNKER_VERSION, DEFAULT_PASSAGE_TOKENS
+from ragaccel.retrieve.rebuilding import rebuilding
+from ragaccel.retrieve.records import embedded_text, text_hash
 from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback, ignore_progress
-from ragaccel.retrieve.store import embedded_text, text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ def start_run(
             " were taken out of it, say so again"
         )
     made_with = {"fingerprint": index_fingerprint(embedder), "rebuilt_from": f"{source} {budget}"}
-    with store.rebuilding(made_with, kept) as fresh:
+    with rebuilding(store, made_with, kept) as fresh:
         run = IndexRun(fresh, embedder, tell)
         run.report.warnings += warnings
         yield run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.retrieve.store import embedded_text
+from ragaccel.retrieve.records import embedded_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from ragaccel.errors import IndexCorruptError, IndexMismatchError, RagaccelError
+from ragaccel.errors import IndexCorruptError, IndexMismatchError
 from ragaccel.passage import Passage
 from ragaccel.retrieve.database import Database
+from ragaccel.retrieve.records import FileRecord, text_hash
 from ragaccel.retrieve.schema import index_command, is_own_place, reported
 
 if TYPE_CHECKING:
@@ -27,20 +25,6 @@ _BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
 _PASSAGE = """SELECT p.id, p.passage_id, p.text, p.title,
     CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line
     FROM passage AS p JOIN file AS f ON f.id = p.file_id"""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """What the index knows of a file; ``mtime_ns`` is when it was last changed, as it was read."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    sha256: str
-    status: str = "indexed"
-    kind: str = "document"
-    title: str = ""
-    num_passages: int = 0
 
 
 class Store:
@@ -58,6 +42,7 @@ class Store:
         self.rows = self._database.rows
         self.writing = self._database.writing
         self.transaction = self._database.transaction
+        self.replacing = self._database.replacing
         self.discard = self._database.discard
         self.close = self._database.close
 
@@ -66,34 +51,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @contextmanager
-    def rebuilding(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
-        """Give a new store that takes this one's place at the end; until then this one stays.
-
-        Args:
-            made_with: Settings (:meth:`meta`) of the new one. An attempt that was interrupted is
-                gone on with if it was made with the same.
-            kept: Further settings, which may differ.
-
-        Raises:
-            IndexBusyError, IndexWriteError, IndexCorruptError: As from ``writing()``.
-        """
-        with self._database.replacing() as place, Store(place) as fresh:
-            try:
-                goes_on = place.is_file() and all(
-                    fresh.meta(key) == value for key, value in made_with.items()
-                )
-            except RagaccelError:
-                goes_on = False
-            if not goes_on:
-                fresh.discard()
-            with fresh.writing():
-                for key, value in {**made_with, **kept}.items():
-                    fresh.set_meta(key, value)
-                yield fresh
-            fresh.close()
-            place.with_name(place.name + ".lock").unlink(missing_ok=True)
 
     # Writing
 
@@ -322,13 +279,3 @@ class Store:
         except IndexCorruptError:
             problems.append("the full-text search does not match the passages")
         return problems
-
-
-def text_hash(passage: Passage) -> bytes:
-    """What tells passages apart that must be embedded apart: title and text."""
-    return hashlib.sha256(f"{passage.title}\0{passage.text}".encode()).digest()[:16]
-
-
-def embedded_text(passage: Passage) -> str:
-    """What is embedded of a passage: its title, then its text."""
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
