@@ -103,6 +103,7 @@ def measure(data: Path) -> dict[str, Any]:
             file.write("\n\nThis sentence was added to see how long one edit takes.\n")
         edit = in_a_process(folder, index)
         return {
+            "folder": data.name,
             "files": first["files"],
             "passages": first["passages"],
             "first_seconds": first["seconds"],
@@ -122,6 +123,7 @@ def measure(data: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("RAGACCEL_DATA"))
+    parser.add_argument("--out", type=Path, help="write the figures there too")
     parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.data is None or not Path(options.data).is_dir():
@@ -133,8 +135,15 @@ def main() -> None:
 
     result = measure(options.data)
     result = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
-    machine = {**describe_machine("cpu"), **describe_run("eval.indexing")}
-    print(json.dumps({**result, "machine": machine}))
+    document = {
+        "kind": "indexing",
+        "machine": describe_machine("cpu"),
+        "run": describe_run("eval.indexing"),
+        "figures": result,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

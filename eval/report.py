@@ -35,7 +35,7 @@ def all_results(folder: Path) -> str:
     parts = []
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        table = {"speed": speed_table, "lossless": lossless_table}.get(document.get("kind", ""))
+        table = TABLES.get(document.get("kind", ""))
         if table is not None:
             parts.append(f"{_title(document)}\n\n{table(document)}\n\n{_caption(document)}\n")
     return "\n".join(parts)
@@ -90,6 +90,27 @@ def lossless_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def indexing_table(document: dict[str, Any]) -> str:
+    """Lay out what indexing a folder took, and a query on it."""
+    figures = document["figures"]
+    cells = {
+        "files": f"{figures['files']:,}",
+        "passages": f"{figures['passages']:,}",
+        "from nothing": f"{figures['first_seconds']:.0f} s",
+        "of it embedding": f"{100 * figures['embed_share']:.0f} %",
+        "peak memory": f"{figures['peak_mb']:.0f} MB",
+        "unchanged": f"{figures['unchanged_seconds']:.1f} s",
+        "one edit": f"{figures['edit_seconds']:.1f} s",
+        "a query, loaded": f"{figures['query_ms_median']:.0f} ms",
+    }
+    return "\n".join(
+        [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|", f"| {' | '.join(cells.values())} |"]
+    )
+
+
+TABLES = {"speed": speed_table, "lossless": lossless_table, "indexing": indexing_table}
+
+
 def _ratio(figures: dict[str, Any], label: str) -> str:
     if label not in figures:
         return ""
@@ -98,6 +119,8 @@ def _ratio(figures: dict[str, Any], label: str) -> str:
 
 
 def _title(document: dict[str, Any]) -> str:
+    if document["kind"] == "indexing":
+        return f"### indexing: {document['figures']['folder']}"
     settings = document["settings"]
     kind = "" if document["kind"] == "speed" else "identical answers: "
     how = "recorded answers" if settings.get("forced") else "its own answers"
@@ -105,12 +128,12 @@ def _title(document: dict[str, Any]) -> str:
 
 
 def _caption(document: dict[str, Any]) -> str:
-    settings, machine, run = document["settings"], document["machine"], document["run"]
+    settings, machine, run = document.get("settings", {}), document["machine"], document["run"]
     place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
     kind = f"{settings['dtype']}, " if "dtype" in settings else ""
+    asked = f"{settings['examples']} examples x {settings.get('repeats', 1)}; " if settings else ""
     return (
-        f"{place}, {kind}torch {machine['torch']}, transformers {machine['transformers']}; "
-        f"{settings['examples']} examples x {settings.get('repeats', 1)}; "
+        f"{place}, {kind}torch {machine['torch']}, transformers {machine['transformers']}; {asked}"
         f"commit {run['commit']}, {run['date']}: `{run['command']}`"
     )
 

@@ -152,7 +152,13 @@ def test_reports_hold_every_result(tmp_path):
     same = {"kind": "lossless", "settings": settings, "dtypes": dtypes, **shared}
     (tmp_path / "a.json").write_text(json.dumps(speed))
     (tmp_path / "b.json").write_text(json.dumps(same))
+    timed = {"first_seconds": 9.6, "embed_share": 0.97, "unchanged_seconds": 0.5}
+    timed |= {"edit_seconds": 2.0, "peak_mb": 512.0, "query_ms_median": 11.0}
+    figures = {"folder": "manuals", "files": 3, "passages": 4000, **timed}
+    (tmp_path / "c.json").write_text(json.dumps({"kind": "indexing", "figures": figures, **shared}))
     text = report.all_results(tmp_path)
+    assert "### indexing: manuals" in text
+    assert "| 3 | 4,000 | 10 s | 97 % | 512 MB | 0.5 s | 2.0 s | 11 ms |" in text
     assert "| ours, copying | 10.0 | 2.00 (2.00 to 2.00) | 4.00" in text
     assert "| float32 | 9 | 8 | 3e-06 |" in text
-    assert text.count("`python -m x`") == 2
+    assert text.count("`python -m x`") == 3
