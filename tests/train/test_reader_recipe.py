@@ -2,7 +2,6 @@ import json
 import random
 import re
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,35 +189,6 @@ def test_found_passages_are_short_and_the_nearest_stand_first(maker, tokenizer):
     assert rising < 20
 
 
-def test_passages_as_in_use_are_near_each_other_and_hold_the_answer_or_do_not(maker):
-    shape = replace(FOUND, max_sentences=1, margin=(0.05, 0.2))
-    retrieved, embedder = maker.retrieved, CountingEmbedder()
-    drawn = {True: 0, False: 0}
-    alone = beside = 0
-    while min(drawn.values()) < 60:
-        asked = maker._ask_retriever(shape)
-        answerable = drawn[True] < drawn[False]
-        pieces = retrieved.choose(asked, shape, room=400, answerable=answerable)
-        if pieces is None:
-            assert answerable, "there is always something that does not answer"
-            continue
-        drawn[answerable] += 1
-        texts = [piece.source.sentences[piece.start].text for piece in pieces]
-        assert all(len(piece.span) == 1 for piece in pieces)
-        assert (asked.text in texts) == answerable
-        titled = [f"{p.source.title}\n{text}" for p, text in zip(pieces, texts, strict=True)]
-        near = embedder.embed_documents(texts) + embedder.embed_documents(titled)
-        scores = (near @ asked.vector / 2).tolist()
-        assert np.all(np.diff(scores) < 1e-6)
-        assert scores[0] - scores[-1] <= 0.2 + 1e-6
-        alone += len(pieces) == 1
-        beside += not answerable and any(
-            p.source is asked.source and p.start // 6 == asked.gold // 6 for p in pieces
-        )
-    assert alone, "a clear case leaves one passage"
-    assert beside, "of what has no answer, some have its neighbours"
-
-
 def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
     people = maker.sources.by_kind["human"][0]
     for _ in range(300):
@@ -382,7 +352,7 @@ def test_figures_know_right_from_wrong(reader, maker):
     oracle.answer = example.token_ids
     assert outcome(oracle, example)["verbatim"]
     figures = evaluate(reader, maker, examples=3)
-    assert len(figures) == 3
+    assert len(figures) == 2
     for shape in figures.values():
         assert set(shape) == {"made", "squad"}
         assert shape["made"]["verbatim"] == 0.0

@@ -13,7 +13,7 @@ from ragaccel.train.reader.passages import Shape
 
 Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, their shape)
 
-LENGTHS = (128, 192, 256, 320, 448, 640, 1024)  # few: the training pass is compiled for each
+LENGTHS = (192, 256, 320, 448, 640, 1024)  # few: the training pass is compiled for each
 BATCH_TOKENS = 8192
 
 

@@ -17,14 +17,6 @@ SHAPES = {
     "six found, cut to a sentence each": Shape(
         length=1000, min_passages=6, max_passages=6, max_passage_tokens=150, max_sentences=1
     ),
-    "as the command line finds them": Shape(
-        length=1000,
-        max_passages=6,
-        max_passage_tokens=150,
-        max_sentences=1,
-        unanswerable_share=0.25,
-        margin=(0.05, 0.05),
-    ),
 }
 
 

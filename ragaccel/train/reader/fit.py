@@ -20,8 +20,7 @@ from ragaccel.train.reader.passages import Shape
 
 # (share of the tokens at which it starts, ((share of the examples, shape), …)). Copying and
 # matching are learned on little text; then comes what is met in use: passages as the retriever
-# ranks and cuts them, beside whole ones. At last, while the rate falls, most are exactly as found,
-# so that the reader learns how far the order is to be trusted, and when nothing found answers.
+# ranks and cuts them, beside whole ones.
 CURRICULUM: tuple[tuple[float, Stage], ...] = (
     (0.00, ((1.0, Shape(192, 2, 75)),)),
     (0.14, ((1.0, Shape(256, 3, 90)),)),
@@ -35,17 +34,15 @@ CURRICULUM: tuple[tuple[float, Stage], ...] = (
     (
         0.45,
         (
-            (0.2, Shape(640, 6, 130, human_share=0.4)),
-            (0.5, Shape(448, 6, 150, 1, 0.4, max_sentences=2, unanswerable_share=0.14)),
-            (0.3, Shape(448, 6, 150, 1, 0.4, 1, unanswerable_share=0.2, margin=(0.03, 0.2))),
+            (0.25, Shape(640, 6, 130, human_share=0.4)),
+            (0.75, Shape(448, 6, 150, 1, 0.4, max_sentences=2, unanswerable_share=0.14)),
         ),
     ),
     (
-        0.70,
+        0.80,
         (
-            (0.10, Shape(1024, 6, 160, human_share=0.4)),
-            (0.25, Shape(640, 6, 150, 1, 0.45, max_sentences=2, unanswerable_share=0.14)),
-            (0.65, Shape(448, 6, 150, 1, 0.45, 1, unanswerable_share=0.2, margin=(0.03, 0.2))),
+            (0.15, Shape(1024, 6, 160, human_share=0.4)),
+            (0.85, Shape(640, 6, 150, 1, 0.45, max_sentences=2, unanswerable_share=0.14)),
         ),
     ),
 )

@@ -25,9 +25,6 @@ class Shape:
     # of a passage that a retriever finds, and that is cut; 0: whole passages, found by words
     max_sentences: int = 0
     unanswerable_share: float = 0.08
-    # retrieved passages that score lower than the first by more than a margin, drawn from this
-    # range for each example, are left out, as in use; None keeps all, the answering one always
-    margin: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import hashlib
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,69 +70,39 @@ class RetrievedPassages:
     ) -> list[Piece] | None:
         """Draw passages of at most ``room`` tokens, nearest first; the answering one if answerable.
 
-        A passage keeps the run of up to ``shape.max_sentences`` sentences around its nearest one.
-        Without a margin the answer is put among the passages wherever it ranks; with one it has to
-        be found, else there is nothing to draw.
+        A passage keeps the run of up to ``shape.max_sentences`` sentences around its nearest one,
+        the answering passage around the answer.
         """
-        find = self._among_others if shape.margin is None else self._as_in_use
+        rng = self.rng
+        num_passages = rng.randint(max(shape.min_passages, 3), shape.max_passages)
         gold_row = self._first_row[id(asked.source)] + asked.gold
-        pieces = find(asked, shape, gold_row, answerable)
-        if pieces is None or sum(map(self.sources.length, pieces)) > room:
-            return None
+        rows = self._ranked(asked, num_passages, gold_row if answerable else None)
+        pieces = []
+        for row in rows:
+            sentences = rng.randint(1, shape.max_sentences)
+            piece = self._cut(row, sentences)
+            room -= self.sources.length(piece)
+            if room < 0:
+                return None
+            pieces.append(piece)
         return pieces
 
-    def _among_others(
-        self, asked: Asked, shape: Shape, gold_row: int, answerable: bool
-    ) -> list[Piece]:
-        """The nearest passages, and the answering one around its answer, in its place."""
-        rng = self.rng
-        count = rng.randint(max(shape.min_passages, 3), shape.max_passages)
-        best: dict[int, tuple[float, int]] = {}
-        for score, row in self._nearest(asked, 30 * count):
-            passage = self._passage_row(row)
-            if passage not in best and not self._gives_away(self._passage_of(row), asked):
-                best[passage] = score, row
-        ranked = list(best.values())
-        if answerable:
-            gold = float(self.vectors[gold_row] @ asked.vector), gold_row
-            ranked = sorted([*ranked[: count - 1], gold], reverse=True)
-        return [self._cut(row, rng.randint(1, shape.max_sentences)) for _, row in ranked[:count]]
-
-    def _as_in_use(
-        self, asked: Asked, shape: Shape, gold_row: int, answerable: bool
-    ) -> list[Piece] | None:
-        """Each passage's nearest sentence, none much farther than the first.
-
-        None where the answer is not among them. Where it shall not be, its passage is missing or
-        only its sentence: then a neighbour is what a reader has to see through.
-        """
-        assert shape.margin is not None
-        rng = self.rng
-        missing = -1 if answerable or rng.random() < 0.5 else self._passage_row(gold_row)
-        margin = rng.uniform(*shape.margin)
-        found: dict[int, Piece] = {}
-        is_found, least = False, -1.0
-        for score, row in self._nearest(asked, 30 * shape.max_passages):
-            passage = self._passage_row(row)
-            if score < least or len(found) == shape.max_passages:
-                break
-            if passage in found or passage == missing:
-                continue
-            piece = self._cut(row, rng.randint(1, shape.max_sentences))
-            answers = answerable and row == gold_row
-            if not answers and self._gives_away(piece, asked):
-                continue
-            found[passage] = piece
-            is_found = is_found or answers
-            least = max(least, score - margin)
-        return list(found.values()) if is_found or not answerable else None
-
-    def _nearest(self, asked: Asked, count: int) -> Iterator[tuple[float, int]]:
-        """Scores and rows of the nearest sentences, nearest first."""
+    def _ranked(self, asked: Asked, count: int, gold_row: int | None) -> list[int]:
+        """Rows of the nearest sentences of the nearest passages; ``gold_row`` in its place."""
         rows = self._pool(asked)
         scores = self.vectors[rows] @ asked.vector
-        for i in np.argsort(-scores)[:count].tolist():
-            yield float(scores[i]), int(rows[i])
+        best: dict[tuple[int, int], tuple[float, int]] = {}
+        for i in np.argsort(-scores)[: 30 * count].tolist():
+            row = int(rows[i])
+            passage = id(self._source[row]), self._number[row] // PASSAGE_SENTENCES
+            if passage not in best and not self._gives_away(self._passage_of(row), asked):
+                best[passage] = float(scores[i]), row
+        if gold_row is None:
+            return [row for _, row in list(best.values())[:count]]
+        best.pop((id(asked.source), asked.gold // PASSAGE_SENTENCES), None)
+        gold = float(self.vectors[gold_row] @ asked.vector), gold_row
+        others = list(best.values())[: count - 1]
+        return [row for _, row in sorted([*others, gold], reverse=True)]
 
     def _pool(self, asked: Asked) -> npt.NDArray[np.int64]:
         """Rows of a random stretch of everything, and of all that has the source's title."""
@@ -158,12 +128,9 @@ class RetrievedPassages:
         pattern = re.compile(rf"(?<!\w){re.escape(asked.answer)}(?!\w)", re.IGNORECASE)
         return any(pattern.search(sentence.text) for sentence in sentences)
 
-    def _passage_row(self, row: int) -> int:
-        """The row of the first sentence of a row's passage, which tells passages apart."""
-        return row - self._number[row] % PASSAGE_SENTENCES
-
     def _passage_of(self, row: int) -> Piece:
-        source, first = self._source[row], self._number[self._passage_row(row)]
+        source = self._source[row]
+        first = self._number[row] // PASSAGE_SENTENCES * PASSAGE_SENTENCES
         return Piece(source, first, min(first + PASSAGE_SENTENCES, len(source.sentences)))
 
     def _cut(self, row: int, sentences: int) -> Piece:
