@@ -10,7 +10,7 @@ from ragaccel.decode.budget import worth_verifying
 from ragaccel.decode.context import Context
 from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decode.stopping import ending
-from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree
+from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree, no_deeper
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -77,14 +77,10 @@ class Session:
         self.stats.prefill_seconds = self._lap()
 
     def budget(self) -> int:
-        """Count the guesses the next verify pass may take at most.
-
-        Never more than the answer has room for, so that no guess stands past its length limit.
-        """
+        """Count the guesses the next verify pass may take at most."""
         rows = self.verifier.max_rows // self._rows_per_node - 1
-        room = self.request.max_new_tokens - len(self.token_ids) - 1
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
-        return 0 if self._recheck else max(0, min(limit, room))
+        return 0 if self._recheck or self._room() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
         """Draft the tree that the next verify pass is to run over; its choices go to ``absorb``.
@@ -143,14 +139,19 @@ class Session:
         except MalformedTreeError as error:
             name = type(self.drafter).__name__
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
+        tree = no_deeper(tree, self._room())
         if self.token_budget is None:
             tree = worth_verifying(tree, self.verifier.cost_seconds, self._rows_per_node)
         return tree
 
+    def _room(self) -> int:
+        """Count the guesses in a row that the answer has room for, a bonus token behind them."""
+        return self.request.max_new_tokens - len(self.token_ids) - 1
+
     def _with_probes(self, tree: DraftTree) -> DraftTree:
         """Hang the probes under every node that leaves them room before the length limit."""
         probes = self.drafter.probe_ids
-        room = self.request.max_new_tokens - len(self.token_ids) - 1 - len(probes)
+        room = self._room() - len(probes)
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
         return attach_probes(tree, probes, nodes)
 

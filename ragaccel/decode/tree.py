@@ -45,7 +45,7 @@ class DraftTree:
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     path_probs: tuple[float, ...]
-    origins: tuple[tuple[Origin, ...], ...]
+    origins: Sequence[tuple[Origin, ...]]
     num_probes: int = 0
 
     def __len__(self) -> int:
@@ -148,8 +148,30 @@ def likeliest(tree: DraftTree, budget: int) -> DraftTree:
     """Keep the ``budget`` likeliest guesses of a tree without probes, the earlier of equals."""
     if tree.num_drafts <= budget:
         return tree
+    probs = tree.path_probs
+    if all(probs[node] >= probs[node + 1] for node in range(len(tree) - 1)):
+        return _first(tree, 1 + max(0, budget))
     guesses = sorted(range(1, len(tree)), key=lambda node: -tree.path_probs[node])
-    kept = [0, *sorted(guesses[: max(0, budget)])]
+    return _only(tree, [0, *sorted(guesses[: max(0, budget)])])
+
+
+def _first(tree: DraftTree, count: int) -> DraftTree:
+    """Keep so many nodes, the first ones."""
+    return DraftTree(
+        tree.token_ids[:count], tree.parents[:count], tree.path_probs[:count], tree.origins[:count]
+    )
+
+
+def no_deeper(tree: DraftTree, depth: int) -> DraftTree:
+    """Keep the nodes of a tree without probes that are at most so far from the root."""
+    if tree.num_drafts <= depth:
+        return tree
+    kept = [node for node, own in enumerate(tree.depths()) if own <= depth]
+    return tree if len(kept) == len(tree) else _only(tree, kept)
+
+
+def _only(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
+    """Keep some nodes, parents before children and with them."""
     new_node = {node: i for i, node in enumerate(kept)}
     new_node[-1] = -1
     return DraftTree(
@@ -181,7 +203,7 @@ def attach_probes(tree: DraftTree, probe_ids: Sequence[int], nodes: Sequence[int
         token_ids=tuple(token_ids),
         parents=tuple(parents),
         path_probs=tree.path_probs + (0.0,) * added,
-        origins=tree.origins + ((),) * added,
+        origins=(*tree.origins, *[()] * added),
         num_probes=tree.num_probes + added,
     )
 

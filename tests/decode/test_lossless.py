@@ -10,6 +10,8 @@ from ragaccel.decode.request import Reference, Request
 from ragaccel.decode.session import Session
 from ragaccel.decode.tree import merge
 from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.memory.history import History
 
 
 class EndsWith:
@@ -83,6 +85,13 @@ def random_request(rng, vocab, next_token):
     )
 
 
+def past(rng, vocab):
+    history = History(rng.choice([1024, 1 << 20]))
+    for _ in range(rng.randrange(5)):
+        history.add(*([rng.randrange(vocab) for _ in range(rng.randrange(60))] for _ in "pa"))
+    return history
+
+
 DRAFTERS = {
     "none": lambda rng, vocab: NoDrafter(),
     "nonsense": lambda rng, vocab: RandomDrafter(rng.random(), vocab),
@@ -91,6 +100,12 @@ DRAFTERS = {
         min_n=rng.randrange(1, 4), max_length=rng.randrange(1, 40)
     ),
     "paper": lambda rng, vocab: CopyDrafter.paper(rng.randrange(1, 4), rng.randrange(2, 30)),
+    "trie": lambda rng, vocab: TrieDrafter(
+        decoding_length=rng.randrange(1, 70),
+        branch_length=rng.randrange(1, 30),
+        mode=rng.choice(["hierarchical", "parallel", "one"]),
+        past=past(rng, vocab),
+    ),
     "both": lambda rng, vocab: Together(CopyDrafter(), ProbingDrafter(rng.random(), vocab)),
 }
 

@@ -1,0 +1,273 @@
+"""Which drafter? Recorded answers through any of them, without a model: tokens a verify pass.
+
+    python -m eval.replay --data DATA --tokenizer llama2 --json results.json
+    python -m eval.replay --folder FOLDER_OF_JSONL --tokenizer llama2 --limit 150
+
+A verifier that knows the answer stands in for the model, so acceptance is exactly what a model that
+gave this answer would have accepted. Cold drafters know one request; those with history know the
+requests before it in the same file, and start with none. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from eval.baselines import LookupDrafter, SuffixDrafter
+from ragaccel.decode.interfaces import Choices
+from ragaccel.decode.request import Reference, Request
+from ragaccel.decode.session import Session
+from ragaccel.draft.calibration import Calibration
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.memory.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ragaccel.decode.context import Context
+    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decode.tree import DraftTree
+
+SETS = (
+    "llma_msmarco_davinci003", "clapnq_dev", "mtrag_un", "pubmedqa_long", "sum_scitldr_dev",
+)  # fmt: skip
+MAX_PASSAGE, MAX_PROMPT, MAX_ANSWER = 768, 6_000, 512  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request and its answer in token ids; ``apart`` are its passages tokenized alone."""
+
+    prompt_ids: tuple[int, ...]
+    references: tuple[Reference, ...]
+    apart: tuple[Reference, ...]
+    answer_ids: tuple[int, ...]
+
+
+class ReplayVerifier:
+    """A target model that says the recorded answer, whatever is drafted."""
+
+    max_rows = 1 + 256
+
+    def __init__(self, answer_ids: Sequence[int]) -> None:
+        self._answer, self._said = answer_ids, 0
+
+    def prefill(self, request: Request) -> None:
+        """Nothing to cache."""
+
+    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:  # noqa: ARG002
+        """Choose the recorded token after every node that is on the recorded path; -1 elsewhere."""
+        next_ids = [-1] * len(tree)
+        depth_of = {0: 0}
+        for node in range(len(tree)):
+            parent = tree.parents[node]
+            if node and parent in depth_of and tree.token_ids[node] == next_ids[parent]:
+                depth_of[node] = depth_of[parent] + 1
+            if node in depth_of and self._said + depth_of[node] < len(self._answer):
+                next_ids[node] = self._answer[self._said + depth_of[node]]
+        return Choices(next_ids)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Go on behind what was emitted."""
+        self._said += len(path)
+
+    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
+        """Every pass costs the same: the budget alone bounds the tree."""
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one contender did on one set."""
+
+    tokens: int = 0
+    passes: int = 0
+    drafted: int = 0
+    by_source: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """Sum up: tokens and guesses a pass, drafting in microseconds a step that drafts."""
+        times = sorted(self.seconds) or [0.0]
+        return {
+            "tokens_per_pass": round(self.tokens / max(1, self.passes), 3),
+            "drafted_per_pass": round(self.drafted / max(1, self.passes), 1),
+            "accepted_by_source": dict(sorted(self.by_source.items(), key=lambda i: -i[1])),
+            "draft_us_median": round(1e6 * statistics.median(times), 1),
+            "draft_us_p95": round(1e6 * times[int(0.95 * (len(times) - 1))], 1),
+        }
+
+
+class Timed:
+    """A drafter whose steps are timed; those that draft nothing do not count."""
+
+    def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
+        self._drafter, self._seconds = drafter, seconds
+        self.probe_ids = drafter.probe_ids
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Draft, and note how long it took."""
+        started = perf_counter()
+        tree = self._drafter.draft(context, budget)
+        if len(tree) > 1:
+            self._seconds.append(perf_counter() - started)
+        return tree
+
+
+class Contender:
+    """A drafter, the budget it is given, and whether it remembers."""
+
+    def __init__(
+        self, make: Callable[[], Drafter], budget: int, *, past: Any = None, apart: bool = False
+    ) -> None:
+        self.drafter, self.budget, self.past, self.apart = make(), budget, past, apart
+
+    def replay(self, recorded: Recorded, tally: Tally) -> None:
+        """Decode one recorded answer, then remember it."""
+        request = Request(
+            recorded.prompt_ids,
+            recorded.apart if self.apart else recorded.references,
+            max_new_tokens=len(recorded.answer_ids) + self.budget,
+            eos_ids=frozenset(recorded.answer_ids[-1:]),
+            min_new_tokens=len(recorded.answer_ids) - 1,
+        )
+        drafter = Timed(self.drafter, tally.seconds)
+        verifier = ReplayVerifier(recorded.answer_ids)
+        session = Session(verifier, drafter, request, token_budget=self.budget)
+        for _ in session:
+            pass
+        result = session.result()
+        assert result.token_ids == recorded.answer_ids, "a drafter changed the answer"
+        tally.tokens += result.stats.new_tokens
+        tally.passes += result.stats.verify_passes
+        tally.drafted += result.stats.draft_tokens
+        for source, num in result.stats.accepted_by_source.items():
+            tally.by_source[source] = tally.by_source.get(source, 0) + num
+        if self.past is not None:
+            self.past.add(recorded.prompt_ids, recorded.answer_ids)
+
+
+def contenders() -> dict[str, Contender]:
+    """Make the contenders anew: none knows anything yet."""
+    history, outputs = History(), SuffixDrafter.Outputs()
+    return {
+        "ours_64_history": Contender(
+            lambda: TrieDrafter(past=history, calibration=Calibration()), 64, past=history
+        ),
+        "ours_64": Contender(TrieDrafter, 64),
+        "ours_16": Contender(TrieDrafter, 16),
+        "copy": Contender(CopyDrafter, 31),
+        "llma": Contender(CopyDrafter.paper, 19, apart=True),
+        "lookup": Contender(LookupDrafter, 10),
+        "suffix": Contender(lambda: SuffixDrafter(outputs), 32, past=outputs),
+    }
+
+
+def read_recorded(path: Path, tokenizer: Any, limit: int | None) -> Iterator[Recorded]:
+    """Lay out the rows of a file as the LLMA paper does; prompts that are too long are left out."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        rows = (json.loads(line) for line in file if line.strip())
+        for row in islice(rows, limit):
+            recorded = _laid_out(row, tokenizer)
+            if recorded is not None:
+                yield recorded
+
+
+def _laid_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
+    texts = [_shortened(passage["text"], tokenizer) for passage in row["passages"]]
+    turns = "".join(f"{turn['role']}: {turn['text']}\n" for turn in row.get("history", ()))
+    head = "docs:\n" + "\n".join(texts)
+    prompt = f"{head}\n{turns}query: {row['question']}\nanswer:"
+    encoded = tokenizer(prompt, return_offsets_mapping=True)
+    ids = tuple(encoded["input_ids"])
+    if len(ids) >= MAX_PROMPT:
+        return None
+    answer = tokenizer(row["answer"].strip(), add_special_tokens=False)["input_ids"][:MAX_ANSWER]
+    apart = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return Recorded(
+        ids,
+        tuple(_inside(ids, encoded["offset_mapping"], texts)),
+        tuple(Reference(tuple(part), passage_id=str(i)) for i, part in enumerate(apart)),
+        (*answer, tokenizer.eos_token_id or 0),
+    )
+
+
+def _shortened(text: str, tokenizer: Any) -> str:
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ends = [end for _, end in offsets["offset_mapping"]]
+    return text if len(ends) <= MAX_PASSAGE else text[: ends[MAX_PASSAGE - 1]]
+
+
+def _inside(
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], texts: Sequence[str]
+) -> Iterator[Reference]:
+    """The passages as they stand in the prompt's own ids."""
+    start = len("docs:\n")
+    for number, text in enumerate(texts):
+        end = start + len(text)
+        own = [i for i, (low, high) in enumerate(offsets) if start < high <= end and low < high]
+        if own:
+            yield Reference(tuple(ids[own[0] : own[-1] + 1]), passage_id=str(number))
+        start = end + 1
+
+
+def replay(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, dict[str, Any]]:
+    """Replay every file through every contender: {set: {contender: figures}}."""
+    results: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        runs = contenders()
+        tallies = {name: Tally() for name in runs}
+        for recorded in read_recorded(path, tokenizer, limit):
+            for name, run in runs.items():
+                run.replay(recorded, tallies[name])
+        results[path.stem] = {name: tally.figures() for name, tally in tallies.items()}
+        shown = "  ".join(f"{n} {f['tokens_per_pass']:.3f}" for n, f in results[path.stem].items())
+        print(f"{path.stem}: {shown}", file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--folder", type=Path, help="JSONL files of your own, all of them")
+    parser.add_argument("--sets", default=",".join(SETS), help="sets of the data folder")
+    parser.add_argument("--tokenizer", default="llama2", help="of the data folder, or a folder")
+    parser.add_argument("--limit", type=int, default=150, help="rows of each file")
+    parser.add_argument("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
+    options = parser.parse_args()
+    if options.folder:
+        paths = sorted(options.folder.glob("*.jsonl"))
+    else:
+        paths = [Path(options.data, "rag", f"{name}.jsonl") for name in options.sets.split(",")]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing or not paths:
+        wanted = ", ".join(missing) or "no .jsonl file"
+        sys.exit(f"error: {wanted} not found: pass --data or --folder")
+    from transformers import AutoTokenizer
+
+    inside = Path(options.data, "tokenizers", options.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(inside if inside.is_dir() else options.tokenizer)
+    results = replay(paths, tokenizer, options.limit)
+    if options.json:
+        table = {
+            name: {run: figures["tokens_per_pass"] for run, figures in runs.items()}
+            for name, runs in results.items()
+        }
+        options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

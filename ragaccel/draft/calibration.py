@@ -1,0 +1,81 @@
+"""Calibration: how far guesses are to be believed, learned from what became of earlier ones."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+
+from ragaccel.draft.corpus import Ids
+from ragaccel.draft.evidence import SOURCES, Table
+from ragaccel.draft.growth import ODDS_DEPTHS, ODDS_LENGTHS, Pool
+from ragaccel.draft.jit import compiled
+
+RATE = 0.02
+"""How much one outcome moves a correction; constant, so that old outcomes fade."""
+_LARGEST = 3.0  # a factor of twenty in the odds
+
+
+class Calibration:
+    """Corrections to the odds of a guess, by its source, the length of its match and its depth.
+
+    The logarithm of a correction is the sum of three: of the source, of the source and length, of
+    the source and depth. They follow the outcomes by stochastic gradient descent on the log-loss,
+    so what is seen of one length tells something of the others. Shared by threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: all corrections are 1."""
+        sources = len(SOURCES)
+        self._by_source = np.zeros(sources)
+        self._by_length = np.zeros((sources, ODDS_LENGTHS + 1))
+        self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
+        self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
+
+    def learn(self, pool: Pool, nodes: Ids, emitted: Ids) -> None:
+        """Learn from a grown tree and the tokens that came after its root.
+
+        Every guess under a node that came true has an outcome, whether it was verified or not.
+        """
+        with self._lock:
+            follow(
+                pool, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
+                self.odds,
+            )  # fmt: skip
+
+
+@compiled
+def follow(
+    pool: Pool, nodes: Ids, emitted: Ids, rate: float,
+    by_source: Table, by_length: Table, by_depth: Table, odds: Table,
+) -> None:  # fmt: skip
+    """Move the corrections a step towards the outcomes, and write their product to ``odds``."""
+    node = 0
+    for step in range(len(emitted)):
+        if node < 0:
+            break
+        depth = min(step, ODDS_DEPTHS)
+        true_child = -1
+        before = pool.path_probs[nodes[node]]
+        for child in range(node + 1, len(nodes)):
+            guess = nodes[child]
+            if pool.parents[guess] != node:
+                continue
+            came_true = pool.token_ids[guess] == emitted[step]
+            if came_true:
+                true_child = child
+            kind, length = pool.kinds[guess], min(pool.lengths[guess], ODDS_LENGTHS)
+            error = rate * ((1.0 if came_true else 0.0) - pool.path_probs[guess] / before)
+            by_source[kind] += error
+            by_length[kind, length] += error
+            by_depth[kind, depth] += error
+        node = true_child
+    for kind in range(odds.shape[0]):
+        for length in range(odds.shape[1]):
+            for depth in range(odds.shape[2]):
+                logarithm = by_source[kind] + by_length[kind, length] + by_depth[kind, depth]
+                odds[kind, length, depth] = np.exp(min(max(logarithm, -_LARGEST), _LARGEST))

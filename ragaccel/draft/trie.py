@@ -1,0 +1,157 @@
+"""The trie drafter: many branches from all texts at hand, equal prefixes shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from ragaccel.decode.tree import DraftTree
+from ragaccel.draft.calibration import Calibration
+from ragaccel.draft.corpus import Corpus, Ids, empty_corpus
+from ragaccel.draft.evidence import Evidence, Table, default_evidence
+from ragaccel.draft.growth import Limits, Pool, grow, new_pool
+from ragaccel.draft.searched import Origins, SearchedText
+from ragaccel.draft.successors import Successors, no_successors
+from ragaccel.draft.votes import new_votes
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ragaccel.decode.context import Context
+
+NUM_COMMON = 48
+"""How many common tokens are guessed where nothing matches."""
+_LEAST_PROB = 1e-4
+
+Mode = Literal["hierarchical", "parallel", "one"]
+
+
+class PastTexts(Protocol):
+    """What earlier requests said; a corpus that does not change once it was handed out."""
+
+    def corpus(self) -> Corpus:
+        """Prompts and answers of earlier requests."""
+        ...
+
+    def counts(self) -> Ids:
+        """How often each token occurs in them."""
+        ...
+
+    def successors(self) -> Successors:
+        """What follows each token in them."""
+        ...
+
+
+class NoPast:
+    """No earlier requests."""
+
+    def corpus(self) -> Corpus:
+        """Return a corpus of no text."""
+        return empty_corpus()
+
+    def counts(self) -> Ids:
+        """Return no counts."""
+        return np.zeros(0, np.int32)
+
+    def successors(self) -> Successors:
+        """Return a table that knows no token."""
+        return no_successors()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrieDrafter:
+    """Drafts the likeliest tree over everything that can be copied from.
+
+    A superset of Lookahead (Zhao et al., 2023, arXiv 2312.12728): branches come from the prompt,
+    the references, the running output and past requests, and equal prefixes share nodes. Where
+    that stores branches in a trie by their first tokens and ranks them by frequency, this one keeps
+    the texts themselves, in the order of their contexts, and grows the trie it needs for each
+    draft: longer contexts count more than shorter, and nodes are taken by their estimated chance
+    of acceptance, until ``decoding_length`` of them stand.
+
+    Args:
+        decoding_length: guesses of a tree, as in the paper (its default 64).
+        branch_length: tokens of its longest branch, as in the paper (its default 12).
+        mode: the paper's three: "hierarchical" grows a tree, "parallel" branches that part at
+            the root only, "one" a single branch.
+        past: earlier requests, of the same namespace only.
+        calibration: learns how far the guesses are to be believed; one for each namespace.
+        evidence: what matches are worth.
+
+    Raises:
+        ConfigurationError: a length below 1, or no such mode.
+    """
+
+    decoding_length: int = 64
+    branch_length: int = 24
+    mode: Mode = "hierarchical"
+    past: PastTexts = field(default_factory=NoPast)
+    calibration: Calibration = field(default_factory=Calibration)
+    evidence: Evidence = field(default_factory=default_evidence)
+
+    probe_ids: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("decoding_length", "branch_length"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.mode not in _CHILDREN:
+            raise ConfigurationError(f"mode is {self.mode!r}: take one of {', '.join(_CHILDREN)}")
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess at most ``budget`` tokens, and never more than ``decoding_length``."""
+        request: _Request = context.shared(self._open)
+        emitted = np.array(request.text.advance(), np.int32)
+        if len(emitted) and len(request.nodes):
+            self.calibration.learn(request.pool, request.nodes, emitted)
+        budget = min(budget, self.decoding_length)
+        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], _LEAST_PROB)
+        text, pool = request.text, request.pool
+        pool.token_ids[0] = context.token_ids[-1]
+        nodes = request.nodes = grow(
+            text.corpus, request.past, request.successors, text.end, self.evidence,
+            self.calibration.odds, request.common, request.shares, limits, request.votes, pool,
+        )  # fmt: skip
+        return DraftTree(
+            tuple(pool.token_ids[nodes].tolist()),
+            tuple(pool.parents[nodes].tolist()),
+            tuple(pool.path_probs[nodes].tolist()),
+            Origins(text, pool.kinds[nodes], pool.lengths[nodes], pool.places[nodes]),
+        )
+
+    def _open(self, context: Context) -> _Request:
+        return _Request(context, self)
+
+
+_CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one": (1, 1)}
+
+
+class _Request:
+    """What a drafter keeps of one request."""
+
+    def __init__(self, context: Context, drafter: TrieDrafter) -> None:
+        self.text = SearchedText(context)
+        self.past = drafter.past.corpus()
+        self.successors = drafter.past.successors()
+        self.shares = shares_of_doubt(self.text, drafter.past, drafter.evidence)
+        self.common = most_common(self.shares)
+        self.votes = new_votes()
+        self.pool: Pool = new_pool(drafter.decoding_length, len(self.common))
+        self.nodes: Ids = np.zeros(0, np.int32)
+
+
+def shares_of_doubt(text: SearchedText, past: PastTexts, evidence: Evidence) -> Table:
+    """What each token gets where nothing matches: by how frequent it is here, and was before."""
+    before = past.counts()
+    here = text.counts(len(before))
+    shares: Table = evidence.frequency[0] * here / max(1, int(here.sum()))
+    shares[: len(before)] += evidence.frequency[1] * before / max(1, int(before.sum()))
+    return shares
+
+
+def most_common(shares: Table) -> Ids:
+    """The tokens of greatest share, the greatest first."""
+    num = min(NUM_COMMON, int(np.count_nonzero(shares)))
+    tokens = np.argpartition(-shares, num - 1)[:num] if num else np.zeros(0, np.int64)
+    return tokens[np.argsort(-shares[tokens], kind="stable")].astype(np.int32)

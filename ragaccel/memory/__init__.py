@@ -1,0 +1,1 @@
+"""Memory: what earlier requests taught; bounded, apart by namespace, kept without pickle."""
