@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decode.tree import DraftTree, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class LookupDrafter:
             for place in first.of.get(tail[0], ()):
                 if place + n < len(tokens) and tokens[place : place + n] == tail:
                     copied = tokens[place + n : place + n + min(self._num_tokens, budget)]
-                    return DraftTree.chain([tokens[-1], *copied])
+                    return _chain(tokens[-1], copied, "lookup")
         return DraftTree.chain(tokens[-1:])
 
 
@@ -129,7 +129,7 @@ class SuffixDrafter:
         found = max(
             own.speculate(tail, budget), self._past.speculate(tail, budget), key=lambda f: f[0]
         )
-        return DraftTree.chain([context.token_ids[-1], *found[1]])
+        return _chain(context.token_ids[-1], found[1], "suffix")
 
 
 class _OwnSuffixes(_Suffixes):
@@ -137,3 +137,8 @@ class _OwnSuffixes(_Suffixes):
 
     def __init__(self, context: Context) -> None:  # noqa: ARG002
         super().__init__()
+
+
+def _chain(root: int, copied: Sequence[int], source: str) -> DraftTree:
+    origins = [(), *[(Origin(source, 0),)] * len(copied)]
+    return DraftTree.chain([root, *copied], origins=origins)

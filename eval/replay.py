@@ -175,11 +175,16 @@ def contenders() -> dict[str, Contender]:
     }
 
 
-def read_recorded(path: Path, tokenizer: Any, limit: int | None) -> Iterator[Recorded]:
-    """Lay out the rows of a file as the LLMA paper does; prompts that are too long are left out."""
+def read_recorded(
+    path: Path, tokenizer: Any, limit: int | None, skip: int = 0
+) -> Iterator[Recorded]:
+    """Lay out a file's rows as the LLMA paper does, but the first ``skip``, up to row ``limit``.
+
+    Prompts that are too long are left out.
+    """
     with path.open(encoding="utf-8", newline="\n") as file:
         rows = (json.loads(line) for line in file if line.strip())
-        for row in islice(rows, limit):
+        for row in islice(rows, skip, limit):
             recorded = _laid_out(row, tokenizer)
             if recorded is not None:
                 yield recorded

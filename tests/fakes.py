@@ -27,7 +27,9 @@ class ScriptedVerifier:
         assert self.tree is None, "commit before the next verify"
         self.tree, self.largest_tree = tree, max(self.largest_tree, len(tree))
         paths = [[tree.token_ids[i] for i in tree.path(node)] for node in range(len(tree))]
-        return Choices([self.next_token(self.cached + path) for path in paths])
+        next_ids = [self.next_token(self.cached + path) for path in paths]
+        near = range(1, num_runner_ups + 1)
+        return Choices(next_ids, [[token + i for i in near] for token in next_ids] if near else ())
 
     def commit(self, path):
         assert all(self.tree.parents[b] == a for a, b in pairwise(path))

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens. Holds settings only; what a request teaches is in its context."""
+    """Guesses the next tokens. Holds settings only; what a request teaches is in its context.
+
+    A drafter that learns from the tokens the model nearly chose has an attribute
+    ``num_runner_ups``: so many of them come with every choice, in ``context.last``.
+    """
 
     @property
     def probe_ids(self) -> Sequence[int]:

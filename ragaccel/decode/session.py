@@ -49,6 +49,7 @@ class Session:
         self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
         self._rows_per_node = 1 + (len(drafter.probe_ids) if self.token_budget != 0 else 0)
+        self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
         self._tree: DraftTree | None = None
         self._prefilled = self._recheck = False
         self._mark = 0.0
@@ -65,7 +66,7 @@ class Session:
         self.prefill()
         while self.finish_reason is None:
             tree = self.propose(self.budget())
-            yield self.absorb(self.verifier.verify(tree))
+            yield self.absorb(self.verifier.verify(tree, self.num_runner_ups))
 
     def prefill(self) -> None:
         """Cache the prompt, once."""

@@ -62,7 +62,10 @@ def write_path(pool: Pool, nodes: Ids, node: int, context: Ids) -> None:
 def put_in_order(probs: Table, waiting: Ids, head: int, tail: int, room: int, new: int) -> int:
     """Put a guess in its place in ``waiting[head:tail]``, of which only ``room`` can be taken."""
     if tail - head >= room:
-        tail = head + room - 1
+        tail = head + room
+        if probs[waiting[tail - 1]] >= probs[new]:
+            return tail
+        tail -= 1
     at = tail
     while at > head and probs[waiting[at - 1]] < probs[new]:
         waiting[at] = waiting[at - 1]

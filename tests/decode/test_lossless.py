@@ -10,6 +10,8 @@ from ragaccel.decode.request import Reference, Request
 from ragaccel.decode.session import Session
 from ragaccel.decode.tree import merge
 from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.mixture import Mixture
+from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
 
@@ -105,6 +107,10 @@ DRAFTERS = {
         branch_length=rng.randrange(1, 30),
         mode=rng.choice(["hierarchical", "parallel", "one"]),
         past=past(rng, vocab),
+    ),
+    "recycling": lambda rng, vocab: RecyclingDrafter(decoding_length=rng.randrange(1, 70)),
+    "mixture": lambda rng, vocab: Mixture(
+        TrieDrafter(past=past(rng, vocab)), RecyclingDrafter(), ProbingDrafter(rng.random(), vocab)
     ),
     "both": lambda rng, vocab: Together(CopyDrafter(), ProbingDrafter(rng.random(), vocab)),
 }

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,6 +93,15 @@ def test_the_papers_modes_differ_in_where_branches_part():
     hierarchical = draft("hierarchical")
     third = hierarchical.token_ids.index(3)
     assert hierarchical.parents.count(third) > 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_smaller_tree_is_the_likelier_part_of_a_larger_one(seed):
+    rng = random.Random(seed)
+    prompt = random_text(rng, 50)
+    trees = [TrieDrafter().draft(Context(prompt), budget) for budget in range(1, 65)]
+    for small, large in pairwise(trees):
+        assert small.path_probs == pytest.approx(large.path_probs[: len(small)])
 
 
 def test_branches_are_no_longer_and_trees_no_larger_than_asked():

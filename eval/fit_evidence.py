@@ -1,0 +1,214 @@
+"""Fit what matches are worth: the weights of the trie drafter, from recorded answers.
+
+    python -m eval.fit_evidence --data DATA --out ragaccel/draft/evidence.json
+
+At each token of each answer all votes are gathered, as the drafter would have them, and the weights
+follow the gradient of the log-loss of the token that came. The sets are not those whose figures are
+reported: rows after the first 150 of some, and other files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eval.replay import Recorded, read_recorded
+from ragaccel.decode.context import Context
+from ragaccel.draft.corpus import (
+    MAX_GAP,
+    MAX_MATCH,
+    Corpus,
+    Ids,
+    match_beyond,
+    match_length,
+    position,
+)  # fmt: skip
+from ragaccel.draft.evidence import LONGEST_SUPPORT, PAST_PROMPT
+from ragaccel.draft.jit import compiled
+from ragaccel.draft.searched import SearchedText
+from ragaccel.draft.votes import BEYOND_UP_TO, LEAST_PAST, MAX_PAST_VOTES, MAX_VOTES
+from ragaccel.memory.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+# (file, rows to leave out: those are reported)
+SETS = (
+    ("sum_qmsum_valtest_goldspan", 0), ("mtrag_human_answers", 0), ("mtrag_un", 150),
+    ("pubmedqa_long", 150), ("sum_scitldr_dev", 150),
+)  # fmt: skip
+SAME, LENGTH, KIND, BEYOND = range(4)
+VOCABULARY = 32_000  # over which tokens never seen are alike
+
+
+@compiled
+def gather(
+    corpus: Corpus, context: Ids, end: int, least: int, true: int, found: npt.NDArray[np.int8]
+) -> int:
+    """Write what is known of each match to ``found`` [votes, 4]; return the longest's length."""
+    at = position(corpus, context, end)
+    before, after, num, longest = at - 1, at, 0, 0
+    while num < len(found):
+        left = right = 0
+        if before >= 0:
+            left = match_length(corpus.token_ids, corpus.places[before], context, end)
+        if after < corpus.num_places:
+            right = match_length(corpus.token_ids, corpus.places[after], context, end)
+        length = max(left, right)
+        longest = max(longest, length)
+        if length < least:
+            break
+        if left >= right:
+            place = corpus.places[before]
+            before -= 1
+        else:
+            place = corpus.places[after]
+            after += 1
+        found[num, SAME] = corpus.token_ids[place] == true
+        found[num, LENGTH], found[num, KIND] = length, corpus.kinds[place]
+        found[num, BEYOND] = match_beyond(corpus.token_ids, place - length, context, end - length)
+        num += 1
+    return longest
+
+
+def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
+    """Gather votes [P, votes, 4] and figures [P, 7] at each token of the answers of one file."""
+    history, votes, figures = History(), [], []
+    for one in recorded:
+        context = Context(one.prompt_ids, one.references)
+        text, past, pairs = SearchedText(context), history.corpus(), history.successors()
+        before = history.counts()
+        for token in one.answer_ids:
+            own = np.full((MAX_VOTES, 4), -1, np.int8)
+            old = np.full((MAX_PAST_VOTES, 4), -1, np.int8)
+            ids = text.corpus.token_ids[: text.end]
+            longest = gather(text.corpus, ids, text.end, 1, token, own)
+            longest_past = gather(past, ids, text.end, LEAST_PAST, token, old)
+            here = text.counts(0)
+            share = here[token] / here.sum() if token < len(here) else 0.0
+            share_before = before[token] / before.sum() if token < len(before) else 0.0
+            last = int(ids[-1])
+            row = pairs.row_of[last] if last < len(pairs.row_of) else -1
+            times = pairs.counts[row][pairs.token_ids[row] == token].sum() if row >= 0 else 0.0
+            total, distinct = (pairs.totals[row], pairs.distinct[row]) if row >= 0 else (0.0, 0.0)
+            votes.append(np.concatenate([own, old]))
+            figures.append((longest, longest_past, share, share_before, times, total, distinct))
+            context.token_ids.append(token)
+            text.advance()
+        history.add(one.prompt_ids, one.answer_ids)
+    return torch.from_numpy(np.array(votes)), torch.tensor(figures, dtype=torch.float32)
+
+
+class Weights(nn.Module):
+    """The logarithms of the weights, named as in ``Evidence``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = nn.Parameter(torch.linspace(0, 3, MAX_MATCH + 1).repeat(5, 1))
+        self.beyond = nn.Parameter(torch.zeros(2, BEYOND_UP_TO + 1, MAX_GAP + 1))
+        self.doubt = nn.Parameter(torch.ones(2, MAX_MATCH + 1))
+        self.support = nn.Parameter(torch.zeros(2, LONGEST_SUPPORT + 1))
+        self.frequency = nn.Parameter(torch.zeros(3))
+
+    def forward(self, votes: Tensor, figures: Tensor) -> Tensor:
+        """Return the logarithm of the chance of each true token: [P]."""
+        same, length, kind, beyond = votes.long().unbind(-1)
+        is_vote, past = kind >= 0, (kind >= PAST_PROMPT).long()
+        kind, length, beyond = kind.clamp(min=0), length.clamp(min=0), beyond.clamp(min=0)
+        scores = self.length[kind, length]
+        scores = scores + self.beyond[past, length.clamp(max=BEYOND_UP_TO), beyond]
+        scores = scores.masked_fill(~is_vote, -1e9)
+        doubt = self._doubt(is_vote, past, length, figures[:, :2].long())
+        weight = torch.logsumexp(torch.cat([scores, doubt[:, None]], 1), 1)
+        foretold = torch.logsumexp(scores.masked_fill(same != 1, -1e9), 1)
+        return torch.logaddexp(foretold, doubt + self._share(figures).log()) - weight
+
+    def _doubt(self, is_vote: Tensor, past: Tensor, length: Tensor, longest: Tensor) -> Tensor:
+        doubt = self.doubt[0, longest[:, 0]] + self.doubt[1, longest[:, 1]]
+        for i in (0, 1):
+            as_long = is_vote & (past == i) & (length == longest[:, i : i + 1])
+            doubt = doubt + self.support[i, (as_long.sum(1) + 1.0).log2().round().long()]
+        return doubt
+
+    def _share(self, figures: Tensor) -> Tensor:
+        here, before, times, total, distinct = figures[:, 2:].unbind(1)
+        parts = torch.softmax(torch.cat([self.frequency[:2], torch.zeros(1)]), 0)
+        share = parts[0] * here + parts[1] * before + parts[2] / VOCABULARY
+        seen = total + self.frequency[2].exp() * distinct + 1e-6
+        return times / seen + (1 - total / seen) * share
+
+    def tables(self) -> dict[str, list[object]]:
+        """Give all weights, to be kept as JSON; shares of the doubt made to sum to one."""
+        with torch.no_grad():
+            whole = torch.logsumexp(torch.cat([self.frequency[:2], torch.zeros(1)]), 0)
+            shift = torch.stack([whole, whole, torch.zeros(())])
+            tables = dict(self.named_parameters())
+            tables["frequency"] = nn.Parameter(self.frequency - shift)
+            return {name: torch.round(t, decimals=3).tolist() for name, t in tables.items()}
+
+
+def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000) -> Weights:
+    """Follow the gradient over all sets, each of equal weight."""
+    torch.manual_seed(0)
+    weights = Weights()
+    optimizer = torch.optim.Adam(weights.parameters(), lr=0.05)
+    parts = []
+    for votes, figures in sets.values():
+        chosen = torch.randperm(len(votes))[:per_set]
+        parts.append((votes[chosen], figures[chosen]))
+    votes, figures = (torch.cat(part) for part in zip(*parts, strict=True))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 if step < 2 * steps // 3 else 0.01
+        rows = torch.randint(len(votes), (2_000,))
+        rough = 1e-3 * (weights.beyond**2).mean()
+        for table in (weights.length, weights.doubt):
+            rough = rough + 1e-2 * ((table[:, 1:] - table[:, :-1]) ** 2).mean()
+        loss = rough - weights(votes[rows], figures[rows]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weights
+
+
+def rows_of(data: Path, name: str, skip: int, tokenizer: object) -> Iterator[Recorded]:
+    """Read the rows of a file after the first ones, 300 at most."""
+    return islice(read_recorded(data / "rag" / f"{name}.jsonl", tokenizer, skip + 300, skip), 300)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    data = Path(options.data)
+    if not (data / "rag").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / "llama2")
+    sets = {}
+    for name, skip in SETS:
+        sets[name] = observe(rows_of(data, name, skip, tokenizer))
+        print(f"{name}: {len(sets[name][0]):,} tokens", file=sys.stderr)
+    weights = fit(sets, options.steps)
+    with torch.no_grad():
+        losses = {name: round(-weights(*given).mean().item(), 4) for name, given in sets.items()}
+    options.out.write_text(json.dumps(weights.tables()) + "\n", encoding="utf-8")
+    print(json.dumps({"nats_a_token": losses}))
+
+
+if __name__ == "__main__":
+    main()

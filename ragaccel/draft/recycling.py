@@ -1,0 +1,161 @@
+"""The recycling drafter: the target model's own runner-up tokens, guessed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.draft.calibration import Calibration
+from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
+from ragaccel.draft.evidence import Evidence, Table, default_evidence
+from ragaccel.draft.growth import Limits, grow, new_pool
+from ragaccel.draft.jit import compiled
+from ragaccel.draft.successors import WIDTH, Successors, count_pair, no_successors
+from ragaccel.draft.texts import BOUNDARY
+from ragaccel.draft.votes import new_votes
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ragaccel.decode.context import Context
+
+_FADE = 0.5  # of what was seen of a token, when it is seen again
+_LEAST_PROB = 1e-4
+
+
+class Adjacency:
+    """What the target model ranked highest after each token, in a table of bounded size.
+
+    A row is the last few rankings after one token, the latest counting most. When all rows are
+    taken, tokens without one are not learned. Shared by threads, one for each namespace.
+
+    Raises:
+        ConfigurationError: a limit that holds no row.
+    """
+
+    def __init__(self, max_bytes: int = 16 << 20) -> None:
+        self.max_rows = max_bytes // (8 * WIDTH + 20)
+        if self.max_rows < 1:
+            raise ConfigurationError(f"max_bytes is {max_bytes}: one row takes {8 * WIDTH + 20}")
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.table: Successors = no_successors()
+
+    @property
+    def num_rows(self) -> int:
+        """How many tokens it knows."""
+        return len(self.table.totals)
+
+    def learn(self, token_ids: Ids, ranked: Ids) -> None:
+        """See what was ranked highest [N, K] after each of some tokens [N], the best first.
+
+        Places below 0 are empty.
+        """
+        with self._lock:
+            self._make_rows(np.unique(token_ids[token_ids >= 0]))
+            recycle(self.table, token_ids, ranked, 0.5 ** np.arange(ranked.shape[1]))
+
+    def _make_rows(self, tokens: Ids) -> None:
+        row_of = self.table.row_of
+        size = max(len(row_of), int(tokens.max(initial=-1)) + 1)
+        row_of = np.concatenate([row_of, np.full(size - len(row_of), -1, np.int32)])
+        new = tokens[row_of[tokens] < 0][: self.max_rows - self.num_rows]
+        if len(new) == 0:
+            return
+        row_of[new] = np.arange(self.num_rows, self.num_rows + len(new))
+        parts = [
+            np.concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
+            for part in self.table[1:]
+        ]
+        self.table = Successors(row_of, *parts)
+
+
+@compiled
+def recycle(table: Successors, token_ids: Ids, ranked: Ids, weights: Table) -> None:
+    """Write rankings into a table, in place."""
+    for i in range(len(token_ids)):
+        if not 0 <= token_ids[i] < len(table.row_of) or table.row_of[token_ids[i]] < 0:
+            continue
+        row = table.row_of[token_ids[i]]
+        table.counts[row] *= _FADE
+        table.totals[row] *= _FADE
+        table.distinct[row] *= _FADE
+        for rank in range(ranked.shape[1]):
+            if ranked[i, rank] >= 0:
+                count_pair(table, row, ranked[i, rank], weights[rank])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecyclingDrafter:
+    """Drafts from what the target model ranked highest after each token before.
+
+    Follows Token Recycling (Luo et al., 2024, arXiv 2408.08696): every verified row yields the
+    runner-ups of the model's choice, and these are guessed the next time. It needs no text that
+    matches, so it helps where nothing is copied. The tree is not of a fixed shape: it grows by the
+    chance of acceptance, learned by rank through ``calibration``.
+    """
+
+    adjacency: Adjacency = field(default_factory=Adjacency)
+    calibration: Calibration = field(default_factory=Calibration)
+    decoding_length: int = 64
+    branch_length: int = 12
+    evidence: Evidence = field(default_factory=default_evidence)
+
+    probe_ids: ClassVar[tuple[int, ...]] = ()
+    num_runner_ups: ClassVar[int] = 7
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Learn from the last verify pass, then guess at most ``budget`` tokens."""
+        grown: _Grown = context.shared(self._open)
+        self._learn(context, grown)
+        budget = min(budget, self.decoding_length)
+        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, _LEAST_PROB)
+        text = np.array([BOUNDARY] * CONTEXT + context.token_ids[-1:], np.int32)
+        pool, empty = grown.pool, grown.empty
+        pool.token_ids[0] = context.token_ids[-1]
+        nodes = grown.nodes = grow(
+            empty._replace(token_ids=text), empty, self.adjacency.table, len(text), self.evidence,
+            self.calibration.odds, grown.none, grown.no_shares, limits, grown.votes, pool,
+        )  # fmt: skip
+        return DraftTree(
+            tuple(pool.token_ids[nodes].tolist()),
+            tuple(pool.parents[nodes].tolist()),
+            tuple(pool.path_probs[nodes].tolist()),
+            ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1)),
+        )
+
+    def _open(self, context: Context) -> _Grown:  # noqa: ARG002
+        return _Grown(self.decoding_length)
+
+    def _learn(self, context: Context, grown: _Grown) -> None:
+        last = context.last
+        if last is None or last is grown.learned:
+            return
+        grown.learned = last
+        if len(grown.nodes):
+            self.calibration.learn(grown.pool, grown.nodes, np.array(last.emitted, np.int32))
+        if not last.choices.runner_ups:
+            return
+        num = last.tree.num_drafts + 1
+        ranked = np.full((num, 1 + self.num_runner_ups), -1, np.int32)
+        ranked[:, 0] = last.choices.next_ids[:num]
+        for node, others in enumerate(last.choices.runner_ups[:num]):
+            ranked[node, 1 : 1 + len(others)] = others[: self.num_runner_ups]
+        self.adjacency.learn(np.array(last.tree.token_ids[:num], np.int32), ranked)
+
+
+class _Grown:
+    """What was grown last for one request, and the arrays it is grown in."""
+
+    def __init__(self, budget: int) -> None:
+        self.empty = empty_corpus()
+        self.none, self.no_shares = np.zeros(0, np.int32), np.zeros(0)
+        self.votes, self.pool = new_votes(), new_pool(budget, 0)
+        self.nodes: Ids = np.zeros(0, np.int32)
+        self.learned: object = None
