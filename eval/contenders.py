@@ -13,6 +13,7 @@ from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ PLAIN, BASELINE = "ours_plain", "generate"
 def make_contender(name: str, target: Target) -> Contender:
     """Make a contender by name.
 
-    ``ours`` copies with our default settings, ``ours_paper`` with LLMA's (n = 1, k = 20, fixed
+    ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
+    texts and learns its calibration from the requests before, ``ours_paper`` with LLMA's (n = 1, k = 20, fixed
     width), ``ours_plain`` is our loop without drafts; ``generate`` is transformers' greedy search,
     ``generate_lookup`` its prompt lookup with 10 guesses.
 
@@ -181,6 +183,8 @@ def make_contender(name: str, target: Target) -> Contender:
     """
     if name == "ours":
         return Ours(name, target, CopyDrafter())
+    if name == "ours_tree":
+        return Ours(name, target, TrieDrafter())
     if name == "ours_paper":
         paper = CopyDrafter.paper(n=1, k=PAPER_K)
         return Ours(name, target, paper, token_budget=PAPER_K - 1, apart=True)
@@ -190,7 +194,8 @@ def make_contender(name: str, target: Target) -> Contender:
         return Generate(name, target)
     if name == "generate_lookup":
         return Generate(name, target, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
-    raise ValueError(f"no contender {name!r}: take some of {', '.join(DEFAULT)}")
+    known = ", ".join([*DEFAULT, "ours_tree"])
+    raise ValueError(f"no contender {name!r}: take some of {known}")
 
 
 def _model_stage(device: torch.device, seconds: float) -> dict[str, float]:

@@ -12,6 +12,7 @@ README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- results: python -m eval.report -->", "<!-- end of results -->"
 NAMES = {
     "ours": "ours, copying",
+    "ours_tree": "ours, trees",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",
     "generate": "`model.generate`",

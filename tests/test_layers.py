@@ -21,7 +21,10 @@ def modules_of(folder):
     ("modules", "forbidden"),
     [
         (modules_of("decode"), ["torch", "transformers", "numpy", "faiss"]),
-        (["ragaccel.decode.session", *modules_of("draft")], ["torch", "transformers", "faiss"]),
+        (
+            ["ragaccel.decode.session", *modules_of("draft"), *modules_of("memory")],
+            ["torch", "transformers", "faiss"],
+        ),
     ],
     ids=["decode", "draft"],
 )

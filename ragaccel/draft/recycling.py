@@ -48,6 +48,11 @@ class Adjacency:
         self.table: Successors = no_successors()
 
     @property
+    def num_bytes(self) -> int:
+        """How large its rows are; beside them stand four bytes for each token of the vocabulary."""
+        return self.num_rows * (8 * WIDTH + 20)
+
+    @property
     def num_rows(self) -> int:
         """How many tokens it knows."""
         return len(self.table.totals)

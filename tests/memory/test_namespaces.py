@@ -1,0 +1,105 @@
+import threading
+
+import numpy as np
+import pytest
+
+from ragaccel.decode.context import Context
+from ragaccel.draft.recycling import RecyclingDrafter
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.errors import ConfigurationError
+from ragaccel.memory.namespaces import Memory
+
+
+def drafts(recollection, prompt):
+    """All tokens that either drafter guesses with what is remembered."""
+    drafters = (
+        TrieDrafter(past=recollection.history, calibration=recollection.calibration),
+        RecyclingDrafter(recollection.adjacency, recollection.calibration),
+    )
+    return {token for drafter in drafters for token in drafter.draft(Context(prompt), 60).token_ids}
+
+
+def teach(recollection, token):
+    recollection.history.add([1, 2, 3], [token])
+    recollection.adjacency.learn(np.array([3], np.int32), np.array([[token]], np.int32))
+
+
+def test_nothing_of_one_namespace_is_drafted_in_another():
+    memory = Memory()
+    teach(memory.of("mine"), 40)
+    teach(memory.of("theirs"), 50)
+    assert 40 in drafts(memory.of("mine"), [1, 2, 3])
+    assert 50 not in drafts(memory.of("mine"), [1, 2, 3])
+    assert 50 in drafts(memory.of("theirs"), [1, 2, 3])
+    assert not {40, 50} & drafts(memory.of("new"), [1, 2, 3])
+
+
+def test_what_is_learned_of_chances_stays_in_its_namespace():
+    memory = Memory()
+    mine = memory.of("mine")
+    drafter = TrieDrafter(past=mine.history, calibration=mine.calibration)
+    for _ in range(50):
+        context = Context([*range(20), *range(10)])
+        drafter.draft(context, 8)
+        context.token_ids.append(777)
+        drafter.draft(context, 1)
+    assert np.any(mine.calibration.odds != 1.0)
+    assert np.all(memory.of("theirs").calibration.odds == 1.0)
+
+
+def test_the_namespace_asked_for_longest_ago_is_forgotten_first():
+    memory = Memory(max_namespaces=2)
+    teach(memory.of("a"), 40)
+    teach(memory.of("b"), 50)
+    memory.of("a")
+    memory.of("c")
+    assert memory.namespaces == ["a", "c"]
+    assert memory.of("a").history.num_requests == 1
+    assert memory.of("b").history.num_requests == 0
+
+
+def test_namespaces_can_be_forgotten():
+    memory = Memory()
+    kept = memory.of("a")
+    teach(kept, 40)
+    assert memory.num_bytes > 0
+    memory.forget("a")
+    assert kept.history.num_requests == 0
+    teach(memory.of("b"), 50)
+    memory.clear()
+    assert memory.namespaces == []
+    assert memory.num_bytes == 0
+    memory.forget("never seen")
+
+
+def test_all_of_it_is_bounded():
+    memory = Memory(max_bytes=1 << 16, max_namespaces=4)
+    rng = np.random.default_rng(0)
+    for number in range(200):
+        kept = memory.of(str(number % 6))
+        kept.history.add(rng.integers(0, 900, 60), rng.integers(0, 900, 40))
+        ranked = rng.integers(0, 900, (20, 8), dtype=np.int32)
+        kept.adjacency.learn(rng.integers(0, 900, 20, dtype=np.int32), ranked)
+        assert memory.num_bytes <= 1 << 16
+    assert len(memory.namespaces) == 4
+
+
+@pytest.mark.parametrize(("size", "number"), [(64, 1), (1 << 20, 0), (4096, 100)])
+def test_bounds_that_leave_no_room_are_refused(size, number):
+    with pytest.raises(ConfigurationError):
+        Memory(size, number)
+
+
+def test_threads_share_one_memory():
+    memory = Memory(max_namespaces=8)
+
+    def work(name):
+        for _ in range(40):
+            teach(memory.of(name), 40)
+
+    threads = [threading.Thread(target=work, args=(str(n % 4),)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [memory.of(str(n)).history.num_requests for n in range(4)] == [80] * 4
