@@ -174,9 +174,9 @@ def make_contender(name: str, target: Target) -> Contender:
     """Make a contender by name.
 
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
-    texts and learns its calibration from the requests before, ``ours_paper`` with LLMA's (n = 1, k = 20, fixed
-    width), ``ours_plain`` is our loop without drafts; ``generate`` is transformers' greedy search,
-    ``generate_lookup`` its prompt lookup with 10 guesses.
+    texts and learns its calibration from the requests before, ``ours_paper`` copies with LLMA's
+    settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts; ``generate``
+    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses.
 
     Raises:
         ValueError: names the contenders there are.

@@ -38,6 +38,9 @@ _MODULE_OF = {
     "Origin": "decode.tree",
     "Stats": "decode.result",
     "CopyDrafter": "draft.copying",
+    "TrieDrafter": "draft.trie",
+    "RecyclingDrafter": "draft.recycling",
+    "Mixture": "draft.mixture",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
     "IndexReport": "retrieve.report",
@@ -71,6 +74,9 @@ if TYPE_CHECKING:
     from ragaccel.decode.result import Stats
     from ragaccel.decode.tree import DraftTree, Origin
     from ragaccel.draft.copying import CopyDrafter
+    from ragaccel.draft.mixture import Mixture
+    from ragaccel.draft.recycling import RecyclingDrafter
+    from ragaccel.draft.trie import TrieDrafter
     from ragaccel.errors import (
         CapacityError,
         ConfigurationError,
@@ -120,6 +126,7 @@ __all__ = [
     "IndexReport",
     "IndexWriteError",
     "MissingExtraError",
+    "Mixture",
     "ModelNotFoundError",
     "ModelRefusedError",
     "NoDrafter",
@@ -128,6 +135,7 @@ __all__ = [
     "Passage",
     "Prompt",
     "RagaccelError",
+    "RecyclingDrafter",
     "Reference",
     "Retriever",
     "Segment",
@@ -135,6 +143,7 @@ __all__ = [
     "Stats",
     "Store",
     "Stream",
+    "TrieDrafter",
     "Usage",
     "build_prompt",
     "copied_spans",

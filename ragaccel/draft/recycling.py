@@ -64,7 +64,8 @@ class Adjacency:
         """
         with self._lock:
             self._make_rows(np.unique(token_ids[token_ids >= 0]))
-            recycle(self.table, token_ids, ranked, 0.5 ** np.arange(ranked.shape[1]))
+            weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
+            recycle(self.table, token_ids, ranked, weights)
 
     def _make_rows(self, tokens: Ids) -> None:
         row_of = self.table.row_of
