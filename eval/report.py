@@ -19,6 +19,16 @@ NAMES = {
     "generate_lookup": "`model.generate`, prompt lookup",
 }
 
+REPLAYED = {
+    "ours_64_history": "tree, 64 guesses, past rows known",
+    "ours_64": "tree, 64 guesses",
+    "ours_16": "tree, 16 guesses",
+    "copy": "one copied span",
+    "llma": "LLMA as published",
+    "lookup": "prompt lookup",
+    "suffix": "suffix decoding, past rows known",
+}
+
 
 def main() -> None:
     """Write all results into the README between its two marks."""
@@ -36,6 +46,9 @@ def all_results(folder: Path) -> str:
     parts = []
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
+        if path.stem == "replay":
+            parts.append(replay_table(document))
+            continue
         table = TABLES.get(document.get("kind", ""))
         if table is not None:
             parts.append(f"{_title(document)}\n\n{table(document)}\n\n{_caption(document)}\n")
@@ -107,6 +120,20 @@ def indexing_table(document: dict[str, Any]) -> str:
     return "\n".join(
         [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|", f"| {' | '.join(cells.values())} |"]
     )
+
+
+def replay_table(document: dict[str, dict[str, float]]) -> str:
+    """Lay out tokens a verify pass: one row a set, one column a drafter."""
+    names = list(next(iter(document.values())))
+    lines = [
+        "### tokens a verify pass, recorded answers replayed without a model\n",
+        f"| set | {' | '.join(REPLAYED.get(name, name) for name in names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for title, row in document.items():
+        lines.append(f"| {title} | {' | '.join(f'{row[name]:.2f}' for name in names)} |")
+    command = "`python -m eval.replay --json eval/results/replay.json`"
+    return "\n".join([*lines, f"\nLlama-2 tokens, the first 150 rows of each file: {command}\n"])
 
 
 TABLES = {"speed": speed_table, "lossless": lossless_table, "indexing": indexing_table}
