@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from eval_replayed import COPIED, EOS, PASSAGE
 from fakes import RandomDrafter
 from recorded import SENTENCE, write_inputs
 
@@ -11,13 +12,8 @@ from eval import replay, report
 from eval.baselines import LookupDrafter, SuffixDrafter
 from eval.replay import Contender, Recorded, Tally
 from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
-
-EOS = 1
-PASSAGE = tuple(range(20, 60))
-COPIED = Recorded((0, *PASSAGE, 5), (Reference(PASSAGE),), (Reference(PASSAGE),), (*PASSAGE, EOS))
 
 
 def tally_of(contender, recorded=COPIED):

@@ -1,0 +1,126 @@
+"""Do the chances mean what they say? The trie drafter's estimates against what was accepted.
+
+    python -m eval.reliability --data DATA --out eval/results/reliability.json
+
+Every drafted node of recorded answers, replayed as in ``eval.replay``: its estimated chance of
+acceptance, and whether it was accepted; the last pass of an answer aside. For each source the
+expected calibration error over bins of equal mass, and by how much the log-loss is below that of
+the source's best constant. Corrections are learned from the first half of each file on; figures are
+of the second half, each guess judged before anything is learned from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.replay import SETS, Contender, Tally, read_recorded
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.memory.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.decode.context import Context
+    from ragaccel.decode.tree import DraftTree
+
+BINS = 10
+Guess = tuple[float, bool]  # estimated chance, whether it was accepted
+
+
+class Watched:
+    """A drafter whose guesses are noted with what became of them."""
+
+    probe_ids: Sequence[int] = ()
+
+    def __init__(self, drafter: TrieDrafter) -> None:
+        self._drafter = drafter
+        self.guesses: dict[str, list[Guess]] = defaultdict(list)
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Note the last tree's outcomes, then draft."""
+        if context.last is not None:
+            accepted = set(context.last.accepted)
+            tree = context.last.tree
+            for node in range(1, len(tree)):
+                source = tree.origins[node][0].source
+                self.guesses[source].append((tree.path_probs[node], node in accepted))
+        return self._drafter.draft(context, budget)
+
+
+def bins_of(guesses: Sequence[Guess], num: int = BINS) -> list[tuple[float, float, int]]:
+    """Bins of equal mass, by estimate: (mean estimate, share accepted, guesses)."""
+    ordered = sorted(guesses)
+    edges = [len(ordered) * i // num for i in range(num + 1)]
+    bins = []
+    for low, high in pairwise(edges):
+        part = ordered[low:high]
+        if part:
+            estimate = sum(prob for prob, _ in part) / len(part)
+            bins.append((estimate, sum(came for _, came in part) / len(part), len(part)))
+    return bins
+
+
+def figures(guesses: Sequence[Guess]) -> dict[str, Any]:
+    """Calibration error, log-loss against the best constant, and the bins of the diagram."""
+    bins = bins_of(guesses)
+    error = sum(num * abs(estimate - share) for estimate, share, num in bins) / len(guesses)
+    rate = sum(came for _, came in guesses) / len(guesses)
+    loss = sum(_log_loss(prob, came) for prob, came in guesses) / len(guesses)
+    constant = sum(_log_loss(rate, came) for _, came in guesses) / len(guesses)
+    return {
+        "guesses": len(guesses),
+        "accepted": round(rate, 4),
+        "calibration_error": round(error, 4),
+        "log_loss": round(loss, 4),
+        "log_loss_constant": round(constant, 4),
+        "below_constant": round(1 - loss / constant, 3) if constant else 0.0,
+        "bins": [[round(a, 4), round(b, 4), num] for a, b, num in bins],
+    }
+
+
+def _log_loss(prob: float, came: bool) -> float:
+    prob = min(max(prob, 1e-6), 1 - 1e-6)
+    return -math.log(prob if came else 1 - prob)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--limit", type=int, default=150)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    data = Path(options.data)
+    if not (data / "rag").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / "llama2")
+    guesses: dict[str, list[Guess]] = defaultdict(list)
+    for name in options.sets.split(","):
+        rows = list(read_recorded(data / "rag" / f"{name}.jsonl", tokenizer, options.limit))
+        history = History()
+        watched = Watched(TrieDrafter(past=history))
+        contender = Contender(lambda watched=watched: watched, 64, past=history)  # type: ignore[misc]
+        for number, recorded in enumerate(rows):
+            if number == len(rows) // 2:
+                watched.guesses.clear()
+            contender.replay(recorded, Tally())
+        for source, seen in watched.guesses.items():
+            guesses[source] += seen
+    results = {source: figures(seen) for source, seen in sorted(guesses.items())}
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in results.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""A recorded answer that is copied whole, as the replay reads it."""
+
+from eval.replay import Recorded
+from ragaccel.decode.request import Reference
+
+EOS = 1
+PASSAGE = tuple(range(20, 60))
+COPIED = Recorded((0, *PASSAGE, 5), (Reference(PASSAGE),), (Reference(PASSAGE),), (*PASSAGE, EOS))
