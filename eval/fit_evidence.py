@@ -35,7 +35,7 @@ from ragaccel.draft.corpus import (
 from ragaccel.draft.evidence import LONGEST_SUPPORT, PAST_PROMPT
 from ragaccel.draft.jit import compiled
 from ragaccel.draft.searched import SearchedText
-from ragaccel.draft.votes import BEYOND_UP_TO, LEAST_PAST, MAX_PAST_VOTES, MAX_VOTES
+from ragaccel.draft.votes import BEYOND_UP_TO, CLEAR, LEAST_PAST, MAX_PAST_VOTES, MAX_VOTES
 from ragaccel.memory.history import History
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
             old = np.full((MAX_PAST_VOTES, 4), -1, np.int8)
             ids = text.corpus.token_ids[: text.end]
             longest = gather(text.corpus, ids, text.end, 1, token, own)
-            longest_past = gather(past, ids, text.end, LEAST_PAST, token, old)
+            longest_past = 0
+            if longest < CLEAR:
+                longest_past = gather(past, ids, text.end, LEAST_PAST, token, old)
             here = text.counts(0)
             share = here[token] / here.sum() if token < len(here) else 0.0
             share_before = before[token] / before.sum() if token < len(before) else 0.0

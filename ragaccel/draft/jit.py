@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -13,13 +16,41 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 def compiled(function: Function) -> Function:
     """Compile a function of numbers and arrays; without numba it runs as it is written.
 
-    What was compiled is kept beside the source, so that it is done once. The plain function stays
-    at hand as ``py_func``: tests hold the two against each other.
+    What was compiled is kept beside the source, so that it is done once for each version of this
+    folder. The plain function stays at hand as ``py_func``: tests hold the two against each other.
     """
     try:
         import numba
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
-    made: Function = numba.njit(cache=True, nogil=True)(function)
-    return made
+    made: Any = numba.njit(cache=True, nogil=True)(function)
+    if numba.config.DISABLE_JIT:
+        made.py_func = function
+    elif not _kept_for_these_sources(made):
+        made = numba.njit(nogil=True)(function)
+    kept: Function = made
+    return kept
+
+
+def _kept_for_these_sources(made: Any) -> bool:
+    """Let what is kept of a function count for all sources as they are now, not for its own only.
+
+    numba forgets it when the file of the function changes, but not when a file changes whose
+    functions it calls: it would go on calling the old ones. False where that cannot be told it.
+    """
+    try:
+        kept = made._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, _sources())
+    except AttributeError:
+        return False
+    return True
+
+
+@cache
+def _sources() -> str:
+    """What tells one state of this folder's sources from another."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

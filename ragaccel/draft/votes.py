@@ -17,10 +17,12 @@ from ragaccel.draft.evidence import FREQUENT, PAST_PROMPT, Evidence, Table
 from ragaccel.draft.jit import compiled
 from ragaccel.draft.successors import WIDTH, Successors
 
-MAX_VOTES, MAX_PAST_VOTES = 32, 24
+MAX_VOTES, MAX_PAST_VOTES = 24, 12
 """How many matching places of this request and of past ones are heard, the longest first."""
 LEAST_PAST = 2
 """The shortest match heard in past requests; what follows a single token is counted instead."""
+CLEAR = 6
+"""Where so many tokens match in this request, past ones are not searched: it would take longest."""
 SUPPORT = np.rint(np.log2(np.arange(MAX_VOTES + 1) + 1)).astype(np.int8)
 """By the number of equally long matches, its binary logarithm, rounded."""
 BEYOND_UP_TO = 4  # tokens of match; what agrees beyond longer ones tells the same for all
@@ -131,13 +133,16 @@ def poll(
     ``shares`` [vocabulary] are those of each token where nothing matches. Returns the doubt that is
     left for tokens without votes, the weight of doubt and all votes, and how many tokens have some.
     """
-    at, at_past = position(request, context, end), position(past, context, end)
-    longest = longest_match(request, at, context, end)
-    longest_past = longest_match(past, at_past, context, end)
+    at = position(request, context, end)
+    longest, longest_past = longest_match(request, at, context, end), 0
     count, num = collect(request, at, context, end, MAX_VOTES, 1, evidence, votes, 0)
-    count, num_past = collect(
-        past, at_past, context, end, MAX_PAST_VOTES, LEAST_PAST, evidence, votes, count
-    )
+    num_past = 0
+    if longest < CLEAR:
+        at = position(past, context, end)
+        longest_past = longest_match(past, at, context, end)
+        count, num_past = collect(
+            past, at, context, end, MAX_PAST_VOTES, LEAST_PAST, evidence, votes, count
+        )
     doubt = evidence.doubt[0, longest] * evidence.support[0, SUPPORT[num]]
     doubt *= evidence.doubt[1, longest_past] * evidence.support[1, SUPPORT[num_past]]
     weight = doubt

@@ -30,7 +30,7 @@ from ragaccel.draft.evidence import (
 )  # fmt: skip
 from ragaccel.draft.searched import SearchedText
 from ragaccel.draft.trie import TrieDrafter, shares_of_doubt
-from ragaccel.draft.votes import BEYOND_UP_TO, MAX_PAST_VOTES, MAX_VOTES, new_votes, poll
+from ragaccel.draft.votes import BEYOND_UP_TO, CLEAR, MAX_PAST_VOTES, MAX_VOTES, new_votes, poll
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.history import ANSWER_COUNTS, History
 
@@ -170,7 +170,8 @@ def plain_poll(request, history, context, end, evidence, shares):
     weights, longest, support = {}, [0, 0], [0, 0]
     for number, corpus in enumerate((request, history.corpus())):
         found = []
-        for place in corpus.places[: corpus.num_places].tolist():
+        asked = not number or longest[0] < CLEAR
+        for place in corpus.places[: corpus.num_places * asked].tolist():
             length = match_length.py_func(corpus.token_ids, place, context, end)
             longest[number] = max(longest[number], length)
             if length > number:  # a single token of the past is counted below
