@@ -30,6 +30,10 @@ class Calibration:
 
     def clear(self) -> None:
         """Forget everything: all corrections are 1."""
+        with self._lock:
+            self._reset()
+
+    def _reset(self) -> None:
         sources = len(SOURCES)
         self._by_source = np.zeros(sources)
         self._by_length = np.zeros((sources, ODDS_LENGTHS + 1))
@@ -46,6 +50,12 @@ class Calibration:
                 pool, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
                 self.odds,
             )  # fmt: skip
+
+
+@compiled
+def bounded(logarithm: float) -> float:
+    """A correction's logarithm, no larger than may be: what winds up takes long to come back."""
+    return min(max(logarithm, -_LARGEST), _LARGEST)
 
 
 @compiled
@@ -70,12 +80,12 @@ def follow(
                 true_child = child
             kind, length = pool.kinds[guess], min(pool.lengths[guess], ODDS_LENGTHS)
             error = rate * ((1.0 if came_true else 0.0) - pool.path_probs[guess] / before)
-            by_source[kind] += error
-            by_length[kind, length] += error
-            by_depth[kind, depth] += error
+            by_source[kind] = bounded(by_source[kind] + error)
+            by_length[kind, length] = bounded(by_length[kind, length] + error)
+            by_depth[kind, depth] = bounded(by_depth[kind, depth] + error)
         node = true_child
     for kind in range(odds.shape[0]):
         for length in range(odds.shape[1]):
             for depth in range(odds.shape[2]):
                 logarithm = by_source[kind] + by_length[kind, length] + by_depth[kind, depth]
-                odds[kind, length, depth] = np.exp(min(max(logarithm, -_LARGEST), _LARGEST))
+                odds[kind, length, depth] = np.exp(bounded(logarithm))

@@ -141,9 +141,9 @@ def think(
     prob, depth = pool.path_probs[nodes[node]], pool.depths[nodes[node]]
     for i in range(num_voted):
         kind, length = votes.kinds[i], votes.lengths[i]
-        share = votes.weights[i] / weight
+        share = min(1.0, votes.weights[i] / weight)
         factor = odds[kind, min(length, ODDS_LENGTHS), min(depth, ODDS_DEPTHS)]
-        guess = prob * share * factor / (1.0 - share + share * factor)
+        guess = min(prob, prob * share * factor / (1.0 - share + share * factor))
         if guess > least:
             pool.token_ids[num_thought], pool.parents[num_thought] = votes.token_ids[i], node
             pool.path_probs[num_thought], pool.depths[num_thought] = guess, depth + 1
@@ -153,7 +153,7 @@ def think(
     factor = odds[FREQUENT, 0, min(depth, ODDS_DEPTHS)]
     for i in range(min(len(common), most - num_voted)):
         share = doubt * shares[common[i]] / weight
-        guess = prob * share * factor / (1.0 - share + share * factor)
+        guess = min(prob, prob * share * factor / (1.0 - share + share * factor))
         if guess <= least:
             break
         if not has_votes(votes, count, common[i]):

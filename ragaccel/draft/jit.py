@@ -24,7 +24,10 @@ def compiled(function: Function) -> Function:
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
-    made: Any = numba.njit(cache=True, nogil=True)(function)
+    try:
+        made: Any = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no place where anything could be kept
+        made = numba.njit(nogil=True)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
     elif not _kept_for_these_sources(made):
@@ -40,7 +43,7 @@ def _kept_for_these_sources(made: Any) -> bool:
     functions it calls: it would go on calling the old ones. False where that cannot be told it.
     """
     try:
-        kept = made._cache._cache_file
+        kept = made._cache._cache_file  # a NullCache has none
         kept._source_stamp = (kept._source_stamp, _sources())
     except AttributeError:
         return False

@@ -14,7 +14,7 @@ from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
 from ragaccel.draft.evidence import Evidence, Table, default_evidence
 from ragaccel.draft.growth import Limits, grow, new_pool
 from ragaccel.draft.jit import compiled
-from ragaccel.draft.successors import WIDTH, Successors, count_pair, no_successors
+from ragaccel.draft.successors import ROW_BYTES, WIDTH, Successors, count_pair, no_successors
 from ragaccel.draft.texts import BOUNDARY
 from ragaccel.draft.votes import new_votes
 from ragaccel.errors import ConfigurationError
@@ -37,20 +37,21 @@ class Adjacency:
     """
 
     def __init__(self, max_bytes: int = 16 << 20) -> None:
-        self.max_rows = max_bytes // (8 * WIDTH + 20)
+        self.max_rows = max_bytes // ROW_BYTES
         if self.max_rows < 1:
-            raise ConfigurationError(f"max_bytes is {max_bytes}: one row takes {8 * WIDTH + 20}")
+            raise ConfigurationError(f"max_bytes is {max_bytes}: one row takes {ROW_BYTES}")
         self._lock = Lock()
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
-        self.table: Successors = no_successors()
+        with self._lock:
+            self.table: Successors = no_successors()
 
     @property
     def num_bytes(self) -> int:
         """How large its rows are; beside them stand four bytes for each token of the vocabulary."""
-        return self.num_rows * (8 * WIDTH + 20)
+        return self.num_rows * ROW_BYTES
 
     @property
     def num_rows(self) -> int:
@@ -63,23 +64,22 @@ class Adjacency:
         Places below 0 are empty.
         """
         with self._lock:
-            self._make_rows(np.unique(token_ids[token_ids >= 0]))
+            table = self._with_rows(np.unique(token_ids[token_ids >= 0]))
             weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
-            recycle(self.table, token_ids, ranked, weights)
+            recycle(table, token_ids, ranked, weights)
+            self.table = table  # a new one: who drafts from the old one is not disturbed
 
-    def _make_rows(self, tokens: Ids) -> None:
+    def _with_rows(self, tokens: Ids) -> Successors:
         row_of = self.table.row_of
         size = max(len(row_of), int(tokens.max(initial=-1)) + 1)
         row_of = np.concatenate([row_of, np.full(size - len(row_of), -1, np.int32)])
         new = tokens[row_of[tokens] < 0][: self.max_rows - self.num_rows]
-        if len(new) == 0:
-            return
         row_of[new] = np.arange(self.num_rows, self.num_rows + len(new))
         parts = [
             np.concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
             for part in self.table[1:]
         ]
-        self.table = Successors(row_of, *parts)
+        return Successors(row_of, *parts)
 
 
 @compiled
@@ -120,10 +120,10 @@ class RecyclingDrafter:
         """Learn from the last verify pass, then guess at most ``budget`` tokens."""
         grown: _Grown = context.shared(self._open)
         self._learn(context, grown)
-        budget = min(budget, self.decoding_length)
+        budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, WIDTH, WIDTH, _LEAST_PROB)
         text = np.array([BOUNDARY] * CONTEXT + context.token_ids[-1:], np.int32)
-        pool, empty = grown.pool, grown.empty
+        pool, empty, grown.num_tokens = grown.pool, grown.empty, len(context.token_ids)
         pool.token_ids[0] = context.token_ids[-1]
         nodes = grown.nodes = grow(
             empty._replace(token_ids=text), empty, self.adjacency.table, len(text), self.evidence,
@@ -144,8 +144,9 @@ class RecyclingDrafter:
         if last is None or last is grown.learned:
             return
         grown.learned = last
-        if len(grown.nodes):
-            self.calibration.learn(grown.pool, grown.nodes, np.array(last.emitted, np.int32))
+        came = context.token_ids[grown.num_tokens :]
+        if len(grown.nodes) and came:
+            self.calibration.learn(grown.pool, grown.nodes, np.array(came, np.int32))
         if not last.choices.runner_ups:
             return
         num = last.tree.num_drafts + 1
@@ -165,3 +166,4 @@ class _Grown:
         self.votes, self.pool = new_votes(), new_pool(budget, 0)
         self.nodes: Ids = np.zeros(0, np.int32)
         self.learned: object = None
+        self.num_tokens = 0  # of the context, when it was grown

@@ -33,7 +33,8 @@ class SearchedText:
         parts = [np.full(CONTEXT, BOUNDARY, np.int32)]
         kinds = np.full(len(prompt), PROMPT, np.int8)
         size, inside = CONTEXT, []
-        for reference in context.references:
+        different = {r.token_ids: r for r in reversed(context.references)}  # the first of equals
+        for reference in reversed(different.values()):
             ids = np.array(reference.token_ids, np.int32)
             start = _find(prompt, ids)
             if start >= 0:

@@ -13,9 +13,10 @@ from ragaccel.draft.jit import compiled
 
 WIDTH = 16
 """How many successors of a token are remembered."""
+ROW_BYTES = WIDTH * 12 + 20
 _FADING = 1 << 12  # a row whose total exceeds this is halved
 
-Counts = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.float64]
 
 
 class Successors(NamedTuple):
@@ -39,20 +40,21 @@ def no_successors() -> Successors:
     """A table that knows no token."""
     nothing = np.zeros(0, np.int32)
     return Successors(
-        nothing, np.zeros((0, WIDTH), np.int32), np.zeros((0, WIDTH), np.float32),
+        nothing, np.zeros((0, WIDTH), np.int32), np.zeros((0, WIDTH)),
         np.zeros(0), np.zeros(0),
     )  # fmt: skip
 
 
-def with_pairs(table: Successors, token_ids: Ids, weights: Table) -> Successors:
+def with_pairs(table: Successors, token_ids: Ids, weights: Table, max_rows: int) -> Successors:
     """A new table that has seen each token follow the one before it, with the weight given.
 
-    ``token_ids`` and ``weights`` are [N]; nothing follows a boundary, or is one.
+    ``token_ids`` and ``weights`` are [N]; nothing follows a boundary, or is one. Tokens beyond the
+    first ``max_rows`` different ones get no row.
     """
     size = max(len(table.row_of), int(token_ids.max(initial=-1)) + 1)
     row_of = np.concatenate([table.row_of, np.full(size - len(table.row_of), -1, np.int32)])
     known = np.unique(token_ids[token_ids >= 0])
-    new = known[row_of[known] < 0]
+    new = known[row_of[known] < 0][: max(0, max_rows - len(table.totals))]
     row_of[new] = np.arange(len(table.totals), len(table.totals) + len(new))
 
     def larger(old: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -67,7 +69,8 @@ def with_pairs(table: Successors, token_ids: Ids, weights: Table) -> Successors:
 def count_pairs(table: Successors, token_ids: Ids, weights: Table) -> None:
     """Count, in place, how each token follows the one before it."""
     for i in range(1, len(token_ids)):
-        if token_ids[i] >= 0 and token_ids[i - 1] >= 0:
+        before = token_ids[i - 1]
+        if token_ids[i] >= 0 and before >= 0 and table.row_of[before] >= 0:
             count_pair(table, table.row_of[token_ids[i - 1]], token_ids[i], weights[i])
 
 

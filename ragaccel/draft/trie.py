@@ -105,7 +105,7 @@ class TrieDrafter:
         emitted = np.array(request.text.advance(), np.int32)
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.pool, request.nodes, emitted)
-        budget = min(budget, self.decoding_length)
+        budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], _LEAST_PROB)
         text, pool = request.text, request.pool
         pool.token_ids[0] = context.token_ids[-1]

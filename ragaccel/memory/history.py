@@ -11,7 +11,7 @@ from ragaccel.draft.corpus import CONTEXT, Corpus, Ids, Kinds, empty_corpus, pos
 from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT
 from ragaccel.draft.jit import compiled
 from ragaccel.draft.ngram_index import sorted_places
-from ragaccel.draft.successors import Successors, no_successors, with_pairs
+from ragaccel.draft.successors import ROW_BYTES, Successors, no_successors, with_pairs
 from ragaccel.draft.texts import BOUNDARY
 from ragaccel.errors import ConfigurationError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BYTES_A_TOKEN = 9  # its id, its place in order, its kind
 ANSWER_COUNTS = 3  # an answer's token counts as so many of a prompt's, for what is common
+_SHARE_OF_PAIRS = 8  # what follows each token may take an eighth of the bytes; its counts only fade
 _SHARE_LET_GO = 4  # when full, a quarter goes: the oldest requests
 
 
@@ -38,6 +39,8 @@ class History:
         if max_bytes < 1024:
             raise ConfigurationError(f"max_bytes is {max_bytes}: a history needs 1024 or more")
         self.max_bytes = max_bytes
+        self._max_rows = max_bytes // _SHARE_OF_PAIRS // ROW_BYTES
+        self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_A_TOKEN
         self._lock = Lock()
         self.clear()
 
@@ -63,8 +66,9 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is."""
-        return len(self._corpus.token_ids) * BYTES_A_TOKEN
+        """How large it is; beside it stand eight bytes for each token of the vocabulary."""
+        pairs = len(self._successors.totals) * ROW_BYTES
+        return len(self._corpus.token_ids) * BYTES_A_TOKEN + pairs
 
     @property
     def num_requests(self) -> int:
@@ -74,7 +78,7 @@ class History:
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Remember a request that has ended; of one that is too large, its end."""
         prompt, answer = np.array(prompt_ids, np.int32), np.array(answer_ids, np.int32)
-        limit = self.max_bytes // BYTES_A_TOKEN - CONTEXT - 1
+        limit = self._max_tokens - CONTEXT - 1
         keep = limit * (_SHARE_LET_GO - 1) // _SHARE_LET_GO
         answer = answer[-keep:]
         prompt = prompt[max(0, len(prompt) + len(answer) - keep) :]
@@ -92,7 +96,7 @@ class History:
             weights = np.ones(len(prompt) + len(answer))
             weights[len(prompt) :] = ANSWER_COUNTS
             self._successors = with_pairs(
-                self._successors, np.concatenate([prompt, answer]), weights
+                self._successors, np.concatenate([prompt, answer]), weights, self._max_rows
             )
 
     def _let_go(self, keep: int) -> None:

@@ -1,4 +1,5 @@
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ragaccel.decode.tree import check_tree
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.recycling import Adjacency, RecyclingDrafter
-from ragaccel.draft.successors import WIDTH
+from ragaccel.draft.successors import ROW_BYTES, WIDTH, no_successors, with_pairs
 from ragaccel.errors import ConfigurationError
 
 
@@ -59,7 +60,7 @@ def test_the_latest_ranking_counts_most():
 
 
 def test_the_table_is_bounded_and_can_be_cleared():
-    adjacency = Adjacency(max_bytes=20 * (8 * WIDTH + 20))
+    adjacency = Adjacency(max_bytes=20 * ROW_BYTES)
     rng = np.random.default_rng(0)
     for _ in range(100):
         adjacency.learn(
@@ -102,3 +103,31 @@ def test_text_without_any_pattern_is_decoded_as_well():
 
     plain = decode(CopyDrafter(), next_token)
     assert decode(RecyclingDrafter(), next_token).token_ids == plain.token_ids
+
+
+def test_learning_beside_drafting_never_makes_a_malformed_tree():
+    adjacency, stop = Adjacency(), threading.Event()
+    rng = np.random.default_rng(0)
+
+    def learn():
+        while not stop.is_set():
+            ranked = rng.integers(0, 6, (6, 8), dtype=np.int32)
+            adjacency.learn(np.arange(6, dtype=np.int32), ranked)
+
+    writer = threading.Thread(target=learn)
+    writer.start()
+    try:
+        drafter = RecyclingDrafter(adjacency)
+        for number in range(2000):
+            check_tree(drafter.draft(Context([number % 6]), 20), number % 6, 20)
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_pair_that_is_said_for_ever_stays_a_share_of_all():
+    table, pair = no_successors(), np.array([3, 4, 3, 4], np.int32)
+    for _ in range(20_000):
+        table = with_pairs(table, pair, np.ones(4) * 0.37, 10)
+    assert np.all(table.counts.sum(axis=1) <= table.totals * (1 + 1e-9))
+    assert np.all(np.isfinite(table.counts))
