@@ -4,8 +4,9 @@
     python -m eval.replay --folder FOLDER_OF_JSONL --tokenizer llama2 --limit 150
 
 A verifier that knows the answer stands in for the model, so acceptance is exactly what a model that
-gave this answer would have accepted. Cold drafters know one request; those with history know the
-requests before it in the same file, and start with none. The last line is one JSON document.
+gave this answer would have accepted. Cold drafters know the text of one request; those with history
+know the requests before it in the same file, and start with none. How far chances are to be
+believed is learned from row to row by all of ours. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from eval.baselines import LookupDrafter, SuffixDrafter
 from ragaccel.decode.interfaces import Choices
 from ragaccel.decode.request import Reference, Request
 from ragaccel.decode.session import Session
-from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
@@ -163,9 +163,7 @@ def contenders() -> dict[str, Contender]:
     """Make the contenders anew: none knows anything yet."""
     history, outputs = History(), SuffixDrafter.Outputs()
     return {
-        "ours_64_history": Contender(
-            lambda: TrieDrafter(past=history, calibration=Calibration()), 64, past=history
-        ),
+        "ours_64_history": Contender(lambda: TrieDrafter(past=history), 64, past=history),
         "ours_64": Contender(TrieDrafter, 64),
         "ours_16": Contender(TrieDrafter, 16),
         "copy": Contender(CopyDrafter, 31),

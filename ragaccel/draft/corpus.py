@@ -21,6 +21,7 @@ MAX_MATCH = 16
 """The longest match that is told apart from longer ones."""
 MAX_GAP = 8
 """Tokens compared beyond the first that differs."""
+ROOT = -2  # stands for a place where there is none: of a tree's root, which is no guess
 CONTEXT = MAX_MATCH + 1 + MAX_GAP
 """Tokens of context that are looked at, and boundaries that must stand before all text."""
 

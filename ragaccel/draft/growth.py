@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ragaccel.draft.corpus import CONTEXT, Corpus, Ids
+from ragaccel.decode.tree import DraftTree
+from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids
 from ragaccel.draft.evidence import FREQUENT, Evidence, Table
 from ragaccel.draft.jit import compiled
-from ragaccel.draft.searched import ROOT
 from ragaccel.draft.successors import WIDTH, Successors
 from ragaccel.draft.votes import MAX_PAST_VOTES, MAX_VOTES, Votes, has_votes, keep_weightiest, poll
+from ragaccel.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.decode.tree import Origin
+
+LEAST_PROB = 1e-4
+"""The least chance of acceptance that is worth a node."""
 ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # beyond, all count as these
 
 
@@ -47,6 +55,24 @@ def new_pool(budget: int, num_common: int) -> Pool:
     size = 1 + (budget + 1) * (MAX_VOTES + MAX_PAST_VOTES + WIDTH + num_common)
     ids = [np.zeros(size, np.int32) for _ in range(6)]
     return Pool(ids[0], ids[1], np.zeros(size), *ids[2:])
+
+
+def tree_of(pool: Pool, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
+    """Make the draft tree of the nodes that were grown."""
+    return DraftTree(
+        tuple(pool.token_ids[nodes].tolist()),
+        tuple(pool.parents[nodes].tolist()),
+        tuple(pool.path_probs[nodes].tolist()),
+        origins,
+    )
+
+
+def require_lengths(decoding_length: int, branch_length: int) -> None:
+    """Raise ConfigurationError for a tree of no guesses or branches of none."""
+    lengths = {"decoding_length": decoding_length, "branch_length": branch_length}
+    for name, length in lengths.items():
+        if length < 1:
+            raise ConfigurationError(f"{name} must be 1 or more, not {length}")
 
 
 @compiled

@@ -8,22 +8,36 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.decode.tree import Origin
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
 from ragaccel.draft.evidence import Evidence, Table, default_evidence
-from ragaccel.draft.growth import Limits, grow, new_pool
+from ragaccel.draft.growth import (
+    LEAST_PROB,
+    Limits,
+    grow,
+    new_pool,
+    require_lengths,
+    tree_of,
+)
 from ragaccel.draft.jit import compiled
-from ragaccel.draft.successors import ROW_BYTES, WIDTH, Successors, count_pair, no_successors
+from ragaccel.draft.successors import (
+    ROW_BYTES,
+    WIDTH,
+    Successors,
+    count_pair,
+    no_successors,
+    with_rows,
+)
 from ragaccel.draft.texts import BOUNDARY
 from ragaccel.draft.votes import new_votes
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ragaccel.decode.context import Context
+    from ragaccel.decode.tree import DraftTree
 
 _FADE = 0.5  # of what was seen of a token, when it is seen again
-_LEAST_PROB = 1e-4
 
 
 class Adjacency:
@@ -64,22 +78,11 @@ class Adjacency:
         Places below 0 are empty.
         """
         with self._lock:
-            table = self._with_rows(np.unique(token_ids[token_ids >= 0]))
+            tokens = np.unique(token_ids[token_ids >= 0])
+            table = with_rows(self.table, tokens, self.max_rows)
             weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
             recycle(table, token_ids, ranked, weights)
             self.table = table  # a new one: who drafts from the old one is not disturbed
-
-    def _with_rows(self, tokens: Ids) -> Successors:
-        row_of = self.table.row_of
-        size = max(len(row_of), int(tokens.max(initial=-1)) + 1)
-        row_of = np.concatenate([row_of, np.full(size - len(row_of), -1, np.int32)])
-        new = tokens[row_of[tokens] < 0][: self.max_rows - self.num_rows]
-        row_of[new] = np.arange(self.num_rows, self.num_rows + len(new))
-        parts = [
-            np.concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
-            for part in self.table[1:]
-        ]
-        return Successors(row_of, *parts)
 
 
 @compiled
@@ -104,7 +107,17 @@ class RecyclingDrafter:
     Follows Token Recycling (Luo et al., 2024, arXiv 2408.08696): every verified row yields the
     runner-ups of the model's choice, and these are guessed the next time. It needs no text that
     matches, so it helps where nothing is copied. The tree is not of a fixed shape: it grows by the
-    chance of acceptance, learned by rank through ``calibration``.
+    chance of acceptance, a token's share of its row, which ``calibration`` corrects by depth.
+
+    Args:
+        adjacency: what was ranked highest; one for each namespace.
+        calibration: this drafter's own; one for each namespace.
+        decoding_length: guesses of a tree.
+        branch_length: tokens of its longest branch.
+        evidence: how much is left for what never followed a token.
+
+    Raises:
+        ConfigurationError: a length below 1.
     """
 
     adjacency: Adjacency = field(default_factory=Adjacency)
@@ -116,12 +129,15 @@ class RecyclingDrafter:
     probe_ids: ClassVar[tuple[int, ...]] = ()
     num_runner_ups: ClassVar[int] = 7
 
+    def __post_init__(self) -> None:
+        require_lengths(self.decoding_length, self.branch_length)
+
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from the last verify pass, then guess at most ``budget`` tokens."""
         grown: _Grown = context.shared(self._open)
         self._learn(context, grown)
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, _LEAST_PROB)
+        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, LEAST_PROB)
         text = np.array([BOUNDARY] * CONTEXT + context.token_ids[-1:], np.int32)
         pool, empty, grown.num_tokens = grown.pool, grown.empty, len(context.token_ids)
         pool.token_ids[0] = context.token_ids[-1]
@@ -129,12 +145,8 @@ class RecyclingDrafter:
             empty._replace(token_ids=text), empty, self.adjacency.table, len(text), self.evidence,
             self.calibration.odds, grown.none, grown.no_shares, limits, grown.votes, pool,
         )  # fmt: skip
-        return DraftTree(
-            tuple(pool.token_ids[nodes].tolist()),
-            tuple(pool.parents[nodes].tolist()),
-            tuple(pool.path_probs[nodes].tolist()),
-            ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1)),
-        )
+        origins = ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1))
+        return tree_of(pool, nodes, origins)
 
     def _open(self, context: Context) -> _Grown:  # noqa: ARG002
         return _Grown(self.decoding_length)

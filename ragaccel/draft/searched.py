@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ragaccel.decode.tree import Origin
-from ragaccel.draft.corpus import CONTEXT, Corpus, Ids, insert
+from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids, insert
 from ragaccel.draft.evidence import OUTPUT, PROMPT, REFERENCE, SOURCES
 from ragaccel.draft.ngram_index import sorted_places
 from ragaccel.draft.texts import BOUNDARY
@@ -16,7 +16,6 @@ from ragaccel.draft.texts import BOUNDARY
 if TYPE_CHECKING:
     from ragaccel.decode.context import Context
 
-ROOT = -2  # the place of a tree's root, which is no guess
 _ROOM = 512  # tokens of an answer, before the arrays are made larger
 
 

@@ -1,11 +1,10 @@
-"""Successors: which tokens most often follow each token, in a table that does not grow."""
+"""Successors: which tokens most often follow each token, in a table of bounded size."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ragaccel.draft.corpus import Ids
 from ragaccel.draft.evidence import Table
@@ -13,10 +12,8 @@ from ragaccel.draft.jit import compiled
 
 WIDTH = 16
 """How many successors of a token are remembered."""
-ROW_BYTES = WIDTH * 12 + 20
+ROW_BYTES = WIDTH * 12 + 20  # ids and counts; total, distinct, and the row's number
 _FADING = 1 << 12  # a row whose total exceeds this is halved
-
-Counts = npt.NDArray[np.float64]
 
 
 class Successors(NamedTuple):
@@ -31,7 +28,7 @@ class Successors(NamedTuple):
 
     row_of: Ids
     token_ids: Ids
-    counts: Counts
+    counts: Table
     totals: Table
     distinct: Table
 
@@ -51,18 +48,23 @@ def with_pairs(table: Successors, token_ids: Ids, weights: Table, max_rows: int)
     ``token_ids`` and ``weights`` are [N]; nothing follows a boundary, or is one. Tokens beyond the
     first ``max_rows`` different ones get no row.
     """
-    size = max(len(table.row_of), int(token_ids.max(initial=-1)) + 1)
-    row_of = np.concatenate([table.row_of, np.full(size - len(table.row_of), -1, np.int32)])
-    known = np.unique(token_ids[token_ids >= 0])
-    new = known[row_of[known] < 0][: max(0, max_rows - len(table.totals))]
-    row_of[new] = np.arange(len(table.totals), len(table.totals) + len(new))
-
-    def larger(old: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        return np.concatenate([old, np.zeros((len(new), *old.shape[1:]), old.dtype)])
-
-    made = Successors(row_of, *(larger(part) for part in table[1:]))  # type: ignore[arg-type]
+    made = with_rows(table, np.unique(token_ids[token_ids >= 0]), max_rows)
     count_pairs(made, token_ids, weights)
     return made
+
+
+def with_rows(table: Successors, tokens: Ids, max_rows: int) -> Successors:
+    """A copy of a table with rows for some different tokens, as far as there may be so many."""
+    size = max(len(table.row_of), int(tokens.max(initial=-1)) + 1)
+    row_of = np.concatenate([table.row_of, np.full(size - len(table.row_of), -1, np.int32)])
+    num_rows = len(table.totals)
+    new = tokens[row_of[tokens] < 0][: max(0, max_rows - num_rows)]
+    row_of[new] = np.arange(num_rows, num_rows + len(new))
+    parts = [
+        np.concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
+        for part in table[1:]
+    ]
+    return Successors(row_of, *parts)
 
 
 @compiled

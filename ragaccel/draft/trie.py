@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from ragaccel.decode.tree import DraftTree
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import Corpus, Ids, empty_corpus
 from ragaccel.draft.evidence import Evidence, Table, default_evidence
-from ragaccel.draft.growth import Limits, Pool, grow, new_pool
+from ragaccel.draft.growth import (
+    LEAST_PROB,
+    Limits,
+    Pool,
+    grow,
+    new_pool,
+    require_lengths,
+    tree_of,
+)  # fmt: skip
 from ragaccel.draft.searched import Origins, SearchedText
 from ragaccel.draft.successors import Successors, no_successors
 from ragaccel.draft.votes import new_votes
@@ -19,10 +26,10 @@ from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ragaccel.decode.context import Context
+    from ragaccel.decode.tree import DraftTree
 
 NUM_COMMON = 48
 """How many common tokens are guessed where nothing matches."""
-_LEAST_PROB = 1e-4
 
 Mode = Literal["hierarchical", "parallel", "one"]
 
@@ -72,7 +79,7 @@ class TrieDrafter:
 
     Args:
         decoding_length: guesses of a tree, as in the paper (its default 64).
-        branch_length: tokens of its longest branch, as in the paper (its default 12).
+        branch_length: tokens of its longest branch, as in the paper (its default 12; ours is 24).
         mode: the paper's three: "hierarchical" grows a tree, "parallel" branches that part at
             the root only, "one" a single branch.
         past: earlier requests, of the same namespace only.
@@ -93,9 +100,7 @@ class TrieDrafter:
     probe_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        for name in ("decoding_length", "branch_length"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        require_lengths(self.decoding_length, self.branch_length)
         if self.mode not in _CHILDREN:
             raise ConfigurationError(f"mode is {self.mode!r}: take one of {', '.join(_CHILDREN)}")
 
@@ -106,19 +111,15 @@ class TrieDrafter:
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.pool, request.nodes, emitted)
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], _LEAST_PROB)
+        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], LEAST_PROB)
         text, pool = request.text, request.pool
         pool.token_ids[0] = context.token_ids[-1]
         nodes = request.nodes = grow(
             text.corpus, request.past, request.successors, text.end, self.evidence,
             self.calibration.odds, request.common, request.shares, limits, request.votes, pool,
         )  # fmt: skip
-        return DraftTree(
-            tuple(pool.token_ids[nodes].tolist()),
-            tuple(pool.parents[nodes].tolist()),
-            tuple(pool.path_probs[nodes].tolist()),
-            Origins(text, pool.kinds[nodes], pool.lengths[nodes], pool.places[nodes]),
-        )
+        origins = Origins(text, pool.kinds[nodes], pool.lengths[nodes], pool.places[nodes])
+        return tree_of(pool, nodes, origins)
 
     def _open(self, context: Context) -> _Request:
         return _Request(context, self)

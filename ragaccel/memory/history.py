@@ -29,7 +29,8 @@ class History:
 
     When it would grow beyond ``max_bytes`` the oldest requests are let go, at least a quarter of
     it, so that this is rare. What was handed out never changes: a request goes on with what it
-    began with. Shared by threads.
+    began with. What follows each token is counted for all requests there ever were, and only fades;
+    ``clear`` forgets it too. Shared by threads.
 
     Raises:
         ConfigurationError: a limit below a kilobyte.
@@ -66,7 +67,7 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is; beside it stand eight bytes for each token of the vocabulary."""
+        """How large it is; beside it stand twelve bytes for each token of the vocabulary."""
         pairs = len(self._successors.totals) * ROW_BYTES
         return len(self._corpus.token_ids) * BYTES_A_TOKEN + pairs
 

@@ -16,15 +16,16 @@ DEFAULT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """What is remembered of one namespace."""
+    """What is remembered of one namespace; each drafter has a calibration of its own."""
 
     history: History
     adjacency: Adjacency
     calibration: Calibration = field(default_factory=Calibration)
+    recycling_calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def num_bytes(self) -> int:
-        """How large it is, the few hundred numbers of its calibration aside."""
+        """How large it is, the few hundred numbers of its calibrations aside."""
         return self.history.num_bytes + self.adjacency.num_bytes
 
     def clear(self) -> None:
@@ -32,6 +33,7 @@ class Recollection:
         self.history.clear()
         self.adjacency.clear()
         self.calibration.clear()
+        self.recycling_calibration.clear()
 
 
 class Memory:

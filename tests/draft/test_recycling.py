@@ -73,6 +73,8 @@ def test_the_table_is_bounded_and_can_be_cleared():
     assert adjacency.num_rows == 0
     with pytest.raises(ConfigurationError, match="row"):
         Adjacency(10)
+    with pytest.raises(ConfigurationError, match="branch_length"):
+        RecyclingDrafter(branch_length=0)
 
 
 def test_a_mixture_guesses_what_its_drafters_guess():

@@ -74,7 +74,6 @@ def test_equal_prefixes_share_nodes_and_longer_contexts_go_first():
     one, other = Reference((1, 2, 3, 4, 5)), Reference((9, 2, 3, 6, 7))
     tree = TrieDrafter().draft(Context([8, 1, 2], [one, other]), 6)
     assert tree.token_ids[1] == 3
-    assert tree.parents.count(0) >= 1
     children = [tree.token_ids[n] for n in range(1, len(tree)) if tree.parents[n] == 1]
     assert children[:2] == [4, 6]
     assert len([n for n in range(len(tree)) if (tree.token_ids[n], tree.parents[n]) == (3, 0)]) == 1
@@ -291,7 +290,6 @@ def test_kinds_have_names():
     assert [SOURCES[kind] for kind in kinds] == [
         "reference", "prompt", "output", "past prompt", "past answer", "frequent",
     ]  # fmt: skip
-    assert CONTEXT > 16
 
 
 def test_accepted_guesses_are_the_target_models_own_tokens():

@@ -6,6 +6,7 @@ import pytest
 
 from ragaccel.draft.corpus import CONTEXT
 from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT
+from ragaccel.draft.successors import ROW_BYTES
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.history import ANSWER_COUNTS, BYTES_A_TOKEN, History
 
@@ -124,4 +125,5 @@ def test_a_hundred_thousand_inserts_stay_under_the_cap():
         history.add(rng.integers(0, 32_000, 150), rng.integers(0, 32_000, 50))
         assert history.num_bytes <= 1 << 20
     assert history.num_bytes > (1 << 20) // 2
-    assert BYTES_A_TOKEN * len(history.corpus().token_ids) == history.num_bytes
+    pairs = len(history.successors().totals) * ROW_BYTES
+    assert BYTES_A_TOKEN * len(history.corpus().token_ids) + pairs == history.num_bytes

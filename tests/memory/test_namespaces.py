@@ -14,7 +14,7 @@ def drafts(recollection, prompt):
     """All tokens that either drafter guesses with what is remembered."""
     drafters = (
         TrieDrafter(past=recollection.history, calibration=recollection.calibration),
-        RecyclingDrafter(recollection.adjacency, recollection.calibration),
+        RecyclingDrafter(recollection.adjacency, recollection.recycling_calibration),
     )
     return {token for drafter in drafters for token in drafter.draft(Context(prompt), 60).token_ids}
 
