@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.draft.jit import compiled
+from ragaccel.draft.jit import compiled, inlined
 from ragaccel.draft.texts import BOUNDARY
 
 SORTED_BY = 8
@@ -50,7 +50,7 @@ def empty_corpus() -> Corpus:
     return Corpus(np.full(CONTEXT, BOUNDARY, np.int32), np.zeros(CONTEXT, np.int8), none, 0, none)
 
 
-@compiled
+@inlined
 def is_before(token_ids: Ids, place: int, context: Ids, end: int) -> bool:
     """Whether a place stands before the context ``context[:end]`` in the order of contexts."""
     for i in range(1, SORTED_BY + 1):
@@ -80,7 +80,7 @@ def position(corpus: Corpus, context: Ids, end: int) -> int:
     return low
 
 
-@compiled
+@inlined
 def match_length(token_ids: Ids, place: int, context: Ids, end: int) -> int:
     """How many tokens before a place are those before ``end``, up to ``MAX_MATCH``."""
     length = 0
@@ -92,7 +92,7 @@ def match_length(token_ids: Ids, place: int, context: Ids, end: int) -> int:
     return length
 
 
-@compiled
+@inlined
 def match_beyond(token_ids: Ids, place: int, context: Ids, end: int) -> int:
     """How many tokens agree beyond the first that differs, up to ``MAX_GAP``.
 

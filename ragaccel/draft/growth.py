@@ -38,7 +38,7 @@ class Pool(NamedTuple):
     """Guesses that were thought of, the root first: arrays of one growth.
 
     ``parents`` are numbers of tree nodes; ``kinds``, ``lengths`` and ``places`` tell of the
-    weightiest vote: the kind of text, how much of it matches, and where it stands.
+    first vote heard: the kind of text, how much of it matches, and where it stands.
     """
 
     token_ids: Ids

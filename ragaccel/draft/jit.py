@@ -19,21 +19,50 @@ def compiled(function: Function) -> Function:
     What was compiled is kept beside the source, so that it is done once for each version of this
     folder. The plain function stays at hand as ``py_func``: tests hold the two against each other.
     """
+    return _compiled(function, "never")
+
+
+def inlined(function: Function) -> Function:
+    """Compile a function into those that call it: for the innermost ones, where it was measured.
+
+    What a call costs there is mostly the counting of references to the arrays it is given.
+    """
+    return _compiled(function, "always")
+
+
+def _compiled(function: Function, inline: str) -> Function:
     try:
         import numba
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
     try:
-        made: Any = numba.njit(cache=True, nogil=True)(function)
+        made: Any = numba.njit(cache=True, nogil=True, inline=inline)(function)
     except RuntimeError:  # no place where anything could be kept
-        made = numba.njit(nogil=True)(function)
+        made = numba.njit(nogil=True, inline=inline)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
     elif not _kept_for_these_sources(made):
-        made = numba.njit(nogil=True)(function)
+        made = numba.njit(nogil=True, inline=inline)(function)
     kept: Function = made
     return kept
+
+
+def never_compiles() -> bool:
+    """Whether functions run as they are written here, slowly."""
+    try:
+        import numba
+    except ImportError:
+        return True
+    return bool(numba.config.DISABLE_JIT)
+
+
+def is_kept(function: Any) -> bool:
+    """Whether a compiled function of these sources is kept where it can be read from."""
+    try:
+        return bool(function._cache._cache_file._load_index())
+    except (AttributeError, OSError):
+        return False
 
 
 def _kept_for_these_sources(made: Any) -> bool:

@@ -81,7 +81,7 @@ class SearchedText:
         return gained
 
     def origin(self, kind: int, length: int, place: int) -> Origin:
-        """Say where a guess comes from, by its weightiest vote."""
+        """Say where a guess comes from, by the first vote for it."""
         source = SOURCES[kind]
         if kind == REFERENCE:
             for start, end, offset, passage_id in self._spans:

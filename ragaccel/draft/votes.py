@@ -14,7 +14,7 @@ from ragaccel.draft.corpus import (
     position,
 )  # fmt: skip
 from ragaccel.draft.evidence import FREQUENT, PAST_PROMPT, Evidence, Table
-from ragaccel.draft.jit import compiled
+from ragaccel.draft.jit import compiled, inlined
 from ragaccel.draft.successors import WIDTH, Successors
 
 MAX_VOTES, MAX_PAST_VOTES = 24, 12
@@ -31,12 +31,11 @@ BEYOND_UP_TO = 4  # tokens of match; what agrees beyond longer ones tells the sa
 class Votes(NamedTuple):
     """Who votes for which token: scratch arrays of one growth, [all votes there may be].
 
-    ``strongest``, ``kinds``, ``lengths`` and ``places`` tell of the weightiest vote for each.
+    ``kinds``, ``lengths`` and ``places`` tell of the first vote for each that was heard.
     """
 
     token_ids: Ids
     weights: Table
-    strongest: Table
     kinds: Ids
     lengths: Ids
     places: Ids
@@ -46,7 +45,7 @@ def new_votes() -> Votes:
     """Scratch arrays for growing a tree."""
     size = MAX_VOTES + MAX_PAST_VOTES + WIDTH
     ids = [np.zeros(size, np.int32) for _ in range(4)]
-    return Votes(ids[0], np.zeros(size), np.zeros(size), *ids[1:])
+    return Votes(ids[0], np.zeros(size), *ids[1:])
 
 
 @compiled
@@ -57,38 +56,25 @@ def add_vote(
     i = 0
     while i < count and votes.token_ids[i] != token:
         i += 1
-    if i == count:
-        votes.token_ids[i] = token
-        votes.weights[i] = 0.0
-        votes.strongest[i] = 0.0
+    if i < count:
+        votes.weights[i] += weight
+    else:
+        votes.token_ids[count], votes.weights[count] = token, weight
+        votes.kinds[count], votes.lengths[count], votes.places[count] = kind, length, place
         count += 1
-    votes.weights[i] += weight
-    if weight > votes.strongest[i]:
-        votes.strongest[i] = weight
-        votes.kinds[i], votes.lengths[i], votes.places[i] = kind, length, place
     return count
-
-
-@compiled
-def longest_match(corpus: Corpus, at: int, context: Ids, end: int) -> int:
-    """The length of the longest match of the context that would stand at position ``at``."""
-    longest = 0
-    for i in (at - 1, at):
-        if 0 <= i < corpus.num_places:
-            longest = max(longest, match_length(corpus.token_ids, corpus.places[i], context, end))
-    return longest
 
 
 @compiled
 def collect(
     corpus: Corpus, at: int, context: Ids, end: int, most: int, least: int, evidence: Evidence,
     votes: Votes, count: int,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int, int]:  # fmt: skip
     """Hear at most so many places around position ``at``, the longest matches first.
 
     No match shorter than ``least`` is heard.
 
-    Returns how many tokens have votes, and how many matches were as long as the longest.
+    Returns how many tokens have votes, how long the longest match is, and how many are as long.
     """
     token_ids, places = corpus.token_ids, corpus.places
     before, after = at - 1, at
@@ -119,8 +105,9 @@ def collect(
         beyond = match_beyond(token_ids, place - length, context, end - length)
         weight = evidence.length[kind, length]
         weight *= evidence.beyond[int(kind >= PAST_PROMPT), min(length, BEYOND_UP_TO), beyond]
+
         count = add_vote(votes, count, token_ids[place], weight, kind, length, place)
-    return count, num_longest
+    return count, longest, num_longest
 
 
 @compiled
@@ -134,13 +121,11 @@ def poll(
     left for tokens without votes, the weight of doubt and all votes, and how many tokens have some.
     """
     at = position(request, context, end)
-    longest, longest_past = longest_match(request, at, context, end), 0
-    count, num = collect(request, at, context, end, MAX_VOTES, 1, evidence, votes, 0)
-    num_past = 0
+    count, longest, num = collect(request, at, context, end, MAX_VOTES, 1, evidence, votes, 0)
+    longest_past = num_past = 0
     if longest < CLEAR:
         at = position(past, context, end)
-        longest_past = longest_match(past, at, context, end)
-        count, num_past = collect(
+        count, longest_past, num_past = collect(
             past, at, context, end, MAX_PAST_VOTES, LEAST_PAST, evidence, votes, count
         )
     doubt = evidence.doubt[0, longest] * evidence.support[0, SUPPORT[num]]
@@ -175,7 +160,7 @@ def follow_on(
     return max(0.0, doubt - part * total), count
 
 
-@compiled
+@inlined
 def has_votes(votes: Votes, count: int, token: int) -> bool:
     """Whether a token has votes already."""
     i = 0
@@ -195,5 +180,4 @@ def keep_weightiest(votes: Votes, count: int, most: int) -> None:
         if best != i:
             for ids in (votes.token_ids, votes.kinds, votes.lengths, votes.places):
                 ids[i], ids[best] = ids[best], ids[i]
-            for weights in (votes.weights, votes.strongest):
-                weights[i], weights[best] = weights[best], weights[i]
+            votes.weights[i], votes.weights[best] = votes.weights[best], votes.weights[i]
