@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.accept import Acceptance, accept
-from ragaccel.decode.budget import worth_verifying
+from ragaccel.decode.budget import Returns, worth_verifying
 from ragaccel.decode.context import Context
 from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decode.stopping import ending
@@ -52,6 +52,9 @@ class Session:
         self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
         self._tree: DraftTree | None = None
         self._prefilled = self._recheck = False
+        self._returns = Returns()
+        self._asked = 0  # guesses asked for in the present step
+        self._draft_seconds = 0.0  # and what they took
         self._mark = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
@@ -95,10 +98,14 @@ class Session:
         self.prefill()
         self._mark = perf_counter()
         budget = min(budget, self.budget())
+        if self.token_budget is None and budget:
+            budget = self._returns.allows(budget)
+        self._asked = budget
         self._tree = self._draft(budget) if budget else DraftTree.chain(self.context.token_ids[-1:])
         if self._rows_per_node > 1 and not self._recheck:
             self._tree = self._with_probes(self._tree)
-        self.stats.draft_seconds += self._lap()
+        self._draft_seconds = self._lap()
+        self.stats.draft_seconds += self._draft_seconds
         return self._tree
 
     def absorb(self, choices: Choices) -> Step:
@@ -116,6 +123,8 @@ class Session:
         step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
         self.token_ids += tokens
         self._count(step, acceptance)
+        if self._asked and self.token_budget is None:
+            self._returns.learn(len(tokens) - 1, self._gain(step, len(tree)))
         return step
 
     def close(self) -> None:
@@ -143,7 +152,14 @@ class Session:
         tree = no_deeper(tree, self._room())
         if self.token_budget is None:
             tree = worth_verifying(tree, self.verifier.cost_seconds, self._rows_per_node)
+            self._returns.take(tree.num_drafts, budget)
         return tree
+
+    def _gain(self, step: Step, rows: int) -> float:
+        """What a draft gained, in plain passes: may be negative."""
+        plain = max(1e-9, self.verifier.cost_seconds(1))
+        more = self.verifier.cost_seconds(rows) - plain
+        return len(step.token_ids) - 1 - (more + self._draft_seconds) / plain
 
     def _room(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""

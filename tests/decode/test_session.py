@@ -83,11 +83,11 @@ def test_budget_zero_and_stateful_processors_never_ask_the_drafter():
 def test_the_cost_table_is_asked_unless_the_budget_is_fixed():
     def run_at(cost_seconds, **settings):
         verifier = ScriptedVerifier(count_up, cost_seconds=cost_seconds)
-        session = Session(verifier, Oracle(), Request((0,), max_new_tokens=40), **settings)
+        session = Session(verifier, Oracle(), Request((0,), max_new_tokens=99), **settings)
         list(session)
         return verifier.largest_tree
 
-    assert run_at(lambda rows: 1.0) == 40
+    assert run_at(lambda rows: 1.0) == 49  # 17 at first, then 33, then all that are left
     assert run_at(lambda rows: float(rows**2)) == 1
     assert run_at(lambda rows: float(rows**2), token_budget=7) == 8
 
