@@ -13,18 +13,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eval.machine import describe_machine, describe_run
-from eval.passes import synchronize
 from eval.targets import DTYPES, default_dtype, load_target
-from ragaccel.decode.request import Request
-from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.measuring import measure_passes
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -86,26 +82,8 @@ def measure_rows(
     target: Target, context: int, repeats: int, sizes: Sequence[int] = ROWS
 ) -> dict[int, float]:
     """Measure the median seconds of a pass by its rows, over ``context`` cached tokens."""
-    vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
-    prompt = [(7919 * i + 13) % vocab_size for i in range(context + 1)]
     engine = Engine(target.ours, max_rows=max(sizes))
-    verifier = engine.open(Request(prompt_ids=tuple(prompt), max_new_tokens=1))
-    seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
-    try:
-        verifier.prefill(Request(prompt_ids=tuple(prompt), max_new_tokens=1))
-        for turn in range(-1, repeats):  # the first turn warms up
-            for rows in sizes:
-                tree = DraftTree.chain(prompt[:rows])
-                synchronize(target.model.device)
-                started = perf_counter()
-                verifier.verify(tree)
-                elapsed = perf_counter() - started
-                verifier.commit(())
-                if turn >= 0:
-                    seconds[rows].append(elapsed)
-    finally:
-        verifier.close()
-    return {rows: median(values) for rows, values in seconds.items()}
+    return dict(measure_passes(engine, context=context, repeats=repeats, rows=sizes))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError
+from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, read_prompt, references_of_each
 from ragaccel.models.caller_rules import criterion_rules, logits_processors
 from ragaccel.models.detokenizer import IncrementalDecoder
@@ -113,7 +114,8 @@ class LLM:
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        self.engine = Engine(self.model, capacity=capacity)
+        kept = cost_file(self.model.cost_key)
+        self.engine = Engine(self.model, capacity=capacity, cost_file=kept)
         self.drafter: Drafter = CopyDrafter() if drafter is None else drafter
         self.token_budget = token_budget
 

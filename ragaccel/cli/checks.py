@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from ragaccel.cli.exits import explain
-from ragaccel.cli.homes import data_home
+from ragaccel.homes import data_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -93,7 +93,7 @@ def unset(terminal: "Terminal", key: Key, project: Project = False) -> "ExitCode
 
 
 def _file(project: bool) -> "Path":
-    from ragaccel.cli.homes import project_settings_file, user_settings_file
+    from ragaccel.homes import project_settings_file, user_settings_file
 
     return project_settings_file() if project else user_settings_file()
 

@@ -32,12 +32,20 @@ def doctor(
     load: Annotated[
         bool, typer.Option("--load", help="Load the language model and check that it is exact.")
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure what verifying so many tokens at once costs here."),
+    ] = False,
     json: options.Json = False,
 ) -> "ExitCode":
     """Check that everything needed is there.
 
     Looks at versions, extras, device, models and, given a folder, its index.
     """
+    if measure:
+        from ragaccel.cli.measuring import show_costs
+
+        return show_costs(terminal, model, json=json)
     from dataclasses import asdict
 
     from ragaccel.cli.exits import ExitCode

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.cli.homes import data_home
 from ragaccel.errors import RagaccelError
+from ragaccel.homes import data_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

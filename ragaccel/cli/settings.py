@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError
-from ragaccel.cli.homes import project_settings_file, user_settings_file
+from ragaccel.homes import project_settings_file, user_settings_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from math import exp, log
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WINDOW = 64  # passes, of whatever width, after which a bucket's next one replaces its old ones
@@ -28,10 +28,12 @@ class PassCost:
 
     Args:
         row_share: prior cost of one more row, as a share of a one-row pass.
+        known: seconds by rows, from an earlier run or a measurement; a better prior.
     """
 
-    def __init__(self, row_share: float) -> None:
+    def __init__(self, row_share: float, known: Mapping[int, float] | None = None) -> None:
         self._row_share = row_share
+        self._known = sorted((known or {}).items())
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
         self._table: list[float] | None = None
@@ -47,6 +49,16 @@ class PassCost:
         while recent[0][0] <= self._num_passes - _WINDOW:
             recent.popleft()
         self._table = None
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes it was shown."""
+        return self._num_passes
+
+    def by_rows(self) -> dict[int, float]:
+        """The estimates for the widths that were seen or known, in seconds."""
+        seen = {*self._recent, *(rows for rows, _ in self._known)}
+        return {rows: self.seconds(rows) for rows in sorted(seen)}
 
     def seconds(self, rows: int) -> float:
         """Estimate a pass of so many rows; relative to a one-row pass before any was seen."""
@@ -87,6 +99,19 @@ class PassCost:
         return float(len(recent) * max(0.5 ** (age / _HALF_LIFE), 1e-9))
 
     def _prior(self, rows: int) -> float:
+        if not self._known:
+            return self._slope(rows)
+        place = bisect_left(self._known, (rows, 0.0))
+        if place == 0:
+            at, seconds = self._known[0]
+        elif place == len(self._known):
+            at, seconds = self._known[-1]
+        else:
+            (low, before), (high, after) = self._known[place - 1 : place + 1]
+            return before + (rows - low) / (high - low) * (after - before)
+        return seconds * self._slope(rows) / self._slope(at)
+
+    def _slope(self, rows: int) -> float:
         return 1.0 + self._row_share * (rows - 1)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ragaccel.decode.interfaces import Choices
-from ragaccel.engine.cost import PassCost
+from ragaccel.engine.kept_costs import KeptCosts, way_of_choosing
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Rows, impossible_tokens_replaced, run_rows, tree_rows
 from ragaccel.engine.select import Chooser
@@ -17,6 +17,7 @@ from ragaccel.errors import CapacityError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -69,6 +70,7 @@ class Engine:
         capacity: tokens a request may hold; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes one verify pass takes.
         prefill_chunk: rows of one prefill pass.
+        cost_file: where it is kept what passes cost; ``None`` keeps nothing.
 
     Raises:
         ConfigurationError: a capacity beyond what the model can read, or a size below 1.
@@ -81,6 +83,7 @@ class Engine:
         capacity: int | None = None,
         max_rows: int = 64,
         prefill_chunk: int = 512,
+        cost_file: Path | None = None,
     ) -> None:
         limit = model.max_positions
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
@@ -94,7 +97,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
-        self.cost = PassCost(share)
+        self.costs = KeptCosts(share, cost_file)
         self._fixed = capacity is not None
         self._pass_lock = RLock()
         self._pool_lock = Lock()
@@ -166,6 +169,7 @@ class EngineVerifier:
         self._engine, self._request = engine, request
         self._cache: KVCache | None = cache
         self._chooser = Chooser(request)
+        self._cost = engine.costs.of(way_of_choosing(request))
         self._tree: DraftTree | None = None
 
     @property
@@ -223,7 +227,7 @@ class EngineVerifier:
             ids: list[list[int]] = self._chooser.choose(
                 logits, tree, start, num_runner_ups
             ).tolist()
-            engine.cost.observe(n, perf_counter() - started)
+            self._cost.observe(n, perf_counter() - started)
         self._tree = tree
         chosen = [row[0] for row in ids]
         if num_runner_ups == 0:
@@ -241,10 +245,11 @@ class EngineVerifier:
 
     def cost_seconds(self, rows: int) -> float:
         """Estimate a verify pass over so many rows from the passes seen so far."""
-        return self._engine.cost.seconds(rows)
+        return self._cost.seconds(rows)
 
     def close(self) -> None:
         """Give the cache back. Closing twice is harmless."""
         cache, self._cache, self._tree = self._cache, None, None
         if cache is not None:
             self._engine.give_back(cache)
+            self._engine.costs.save_in_time()

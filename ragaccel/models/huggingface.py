@@ -6,8 +6,12 @@ for every layer, and a sliding window is put into the mask, so that any layer ca
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragaccel.engine.layout import Masks, Rows, is_plain
@@ -15,7 +19,6 @@ from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.self_check import check_model
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -54,6 +57,19 @@ class HuggingFaceModel:
     def dtype(self) -> torch.dtype:
         """The type of the activations."""
         return self._masks.dtype
+
+    @property
+    def cost_key(self) -> str:
+        """Tells this model on this device from others whose passes cost differently."""
+        place = self.device.type
+        if place == "cuda":
+            place = torch.cuda.get_device_name(self.device)
+        elif place == "cpu":
+            place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        kinds = sorted({str(weight.dtype) for weight in self.model.parameters()})
+        name = f"{type(self.model).__name__} {weights} {' '.join(kinds)} {place}"
+        return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
 
     def forward(self, rows: Rows, cache: KVCache, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V]."""

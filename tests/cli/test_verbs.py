@@ -209,3 +209,16 @@ def test_doctor_names_what_is_broken_and_the_remedy(cli, docs, home, monkeypatch
     assert ended.code == 1
     assert "RAGACCEL_HOME" in ended.out
     assert "ragaccel index" in ended.out
+
+
+def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
+    ended = cli("doctor", "--measure")
+    assert ended.code == 0, ended
+    assert "greedy, ms" in ended.out
+    assert "filtered, ms" in ended.out
+    measured = json.loads(cli("doctor", "--measure", "--json").out)
+    assert measured["kept"]
+    (kept,) = (home / "costs").glob("*.json")
+    assert kept.stem == measured["key"]
+    assert json.loads(kept.read_text())["seconds"]["greedy"] == measured["seconds"]["greedy"]
+    assert set(measured["seconds"]["sampled"]) == set(measured["seconds"]["greedy"])

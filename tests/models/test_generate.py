@@ -224,7 +224,7 @@ def test_runner_ups_come_with_the_choices():
     best = logits.topk(4).indices.tolist()
     assert [choices.next_ids[0], *choices.runner_ups[0]] == best
     assert all(len(row) == 3 for row in choices.runner_ups)
-    assert engine.cost.seconds(len(tree)) > 0
+    assert engine.costs.of("greedy").seconds(len(tree)) > 0
     verifier.close()
 
 

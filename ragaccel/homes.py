@@ -1,4 +1,4 @@
-"""Homes: where the history and the user's settings are kept."""
+"""Homes: where history, settings and measured costs are kept."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def user_settings_file() -> Path:
 def project_settings_file() -> Path:
     """The settings file of the current folder; it goes before the user's."""
     return Path("ragaccel.toml")
+
+
+def cost_file(key: str) -> Path:
+    """Where it is kept what passes of a model cost here."""
+    return data_home() / "costs" / f"{key}.json"

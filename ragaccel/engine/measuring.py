@@ -1,0 +1,62 @@
+"""Measuring: what verify passes of so many rows take, interleaved and without a drafter."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.tree import DraftTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ragaccel.engine.engine import Engine
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+WAYS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=1.0),
+    "filtered": Sampling(temperature=1.0, top_p=0.9),
+}
+"""Ways of choosing a token that cost differently: greedily, by chance, by filtered chance."""
+
+
+def measure_passes(
+    engine: Engine,
+    *,
+    context: int = 512,
+    repeats: int = 5,
+    rows: Sequence[int] = ROWS,
+    sampling: Sampling | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Mapping[int, float]:
+    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
+
+    Sizes are interleaved, so that a busy moment of the machine hits all alike; chains only, of
+    fixed tokens. ``advance`` is called after each pass, ``(repeats + 1) * len(rows)`` times: the
+    first turn warms up.
+
+    Raises:
+        CapacityError: the model does not read so many tokens.
+    """
+    tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
+    request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())
+    seconds: dict[int, list[float]] = {number: [] for number in rows}
+    verifier = engine.open(request)
+    try:
+        verifier.prefill(request)
+        for turn in range(repeats + 1):
+            for number in rows:
+                tree = DraftTree.chain((tokens * (number // len(tokens) + 1))[:number])
+                started = perf_counter()
+                verifier.verify(tree)  # returns ids of the host: the device has finished
+                elapsed = perf_counter() - started
+                verifier.commit(())
+                if turn:
+                    seconds[number].append(elapsed)
+                advance()
+    finally:
+        verifier.close()
+    return {number: median(values) for number, values in seconds.items()}

@@ -1,0 +1,157 @@
+import json
+import os
+import threading
+
+import pytest
+from tiny_models import make_tiny_model
+
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.kept_costs import KeptCosts, way_of_choosing
+from ragaccel.engine.measuring import measure_passes
+from ragaccel.models.huggingface import HuggingFaceModel
+
+TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
+
+
+def test_what_was_measured_is_there_in_the_next_run(tmp_path):
+    path = tmp_path / "new" / "costs.json"
+    costs = KeptCosts(0.04, path)
+    costs.replace("greedy", TABLE)
+    assert costs.save()
+    again = KeptCosts(0.04, path).of("greedy")
+    assert {rows: again.seconds(rows) for rows in TABLE} == pytest.approx(TABLE)
+    assert 0.010 < again.seconds(8) < 0.012
+    assert again.seconds(128) > 0.020
+    assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
+
+
+def test_passes_correct_what_was_kept(tmp_path):
+    path = tmp_path / "costs.json"
+    first = KeptCosts(0.04, path)
+    first.replace("greedy", TABLE)
+    cost = first.of("greedy")
+    for _ in range(40):
+        cost.observe(16, 0.030)
+        cost.observe(1, 0.010)
+    assert cost.seconds(16) == pytest.approx(0.030, rel=0.05)
+    first.save()
+    assert KeptCosts(0.04, path).of("greedy").seconds(16) == pytest.approx(0.030, rel=0.1)
+
+
+def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
+    costs = KeptCosts(0.04)
+    costs.replace("greedy", TABLE)
+    assert costs.of("sampled").seconds(16) == pytest.approx(0.012)
+    costs.of("sampled").observe(16, 0.050)
+    assert costs.of("greedy").seconds(16) == pytest.approx(0.012)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "7", "null", '{"format": "other", "seconds": {}}',
+        '{"format": "ragaccel pass costs 1"}',
+        '{"format": "ragaccel pass costs 1", "seconds": []}',
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1": -1}}}',
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1": NaN}}}',
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"0": 1.0}}}',
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1e9": 1.0}}}',
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1": "x"}}}', "\udcff",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_such_file_is_learned_anew(tmp_path, text):
+    path = tmp_path / "costs.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    costs = KeptCosts(0.04, path)
+    assert costs.of("greedy").seconds(1) == 1.0
+    assert costs.save()
+    assert json.loads(path.read_text())["seconds"] == {}
+
+
+def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "file").write_text("")
+    costs = KeptCosts(0.04, tmp_path / "file" / "costs.json")
+    costs.replace("greedy", TABLE)
+    assert not costs.save()
+    assert not KeptCosts(0.04).save()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "costs.json"
+    costs = KeptCosts(0.04, path)
+    costs.replace("greedy", TABLE)
+    costs.save()
+    before = path.read_text()
+
+    def full(*names):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    costs.replace("greedy", {1: 1.0})
+    assert not costs.save()
+    assert path.read_text() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
+    path = tmp_path / "costs.json"
+    costs = KeptCosts(0.04, path)
+
+    def work():
+        for _ in range(100):
+            costs.of("greedy").observe(4, 0.01)
+            costs.save_in_time()
+
+    work()
+    assert not path.exists()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(path.read_text())["seconds"]["greedy"]["4"] == pytest.approx(0.01)
+
+
+def test_ways_of_choosing_are_told_apart():
+    def way(**settings):
+        sampling = Sampling(**settings.pop("sampling", {}))
+        return way_of_choosing(Request((1,), sampling=sampling, **settings))
+
+    ways = [
+        way(), way(sampling={"temperature": 1.0}),
+        way(sampling={"temperature": 1.0, "top_p": 0.9}), way(repetition_penalty=1.2),
+        way(processors=(str,)),
+    ]  # fmt: skip
+    assert len(set(ways)) == len(ways)
+    assert way(sampling={"top_p": 0.5}) == "greedy"  # filters nothing that would be taken
+
+
+def test_what_callers_processors_cost_is_not_kept(tmp_path):
+    path = tmp_path / "costs.json"
+    costs = KeptCosts(0.04, path)
+    costs.of("greedy, processed").observe(4, 0.01)
+    costs.of("greedy").observe(4, 0.01)
+    costs.save()
+    assert list(json.loads(path.read_text())["seconds"]) == ["greedy"]
+
+
+def test_passes_are_measured_through_the_engine(tmp_path):
+    engine = Engine(HuggingFaceModel(make_tiny_model("llama")), cost_file=tmp_path / "costs.json")
+    turns = []
+    seconds = measure_passes(
+        engine, context=20, repeats=2, rows=(1, 4, 64), advance=lambda: turns.append(1)
+    )
+    assert list(seconds) == [1, 4, 64]
+    assert all(value > 0 for value in seconds.values())
+    assert len(turns) == 9
+    assert engine.costs.of("greedy").num_passes == 9
+
+
+def test_models_on_one_device_are_told_apart():
+    keys = {
+        HuggingFaceModel(make_tiny_model(family, **config)).cost_key
+        for family, config in (("llama", {}), ("mistral", {}), ("llama", {"hidden_size": 64}))
+    }
+    assert len(keys) == 3
+    assert all(key.isascii() and " " not in key and "/" not in key for key in keys)
