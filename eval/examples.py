@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    Draw = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 TASKS = Path(__file__).parent / "tasks"
 DATA_VARIABLE = "RAGACCEL_DATA"
@@ -25,13 +27,19 @@ class MissingDataError(FileNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question. ``history`` holds earlier messages, ``answer`` is empty if none is recorded."""
+    """One question. ``history`` holds earlier messages, ``answer`` is empty if none is recorded.
+
+    Where no passages are asked about, there is no question either but a ``prompt``, to be continued
+    as it stands; or ``draw``, which makes prompt and answer in token ids out of those there are.
+    """
 
     example_id: str
-    question: str
-    passages: tuple[Passage, ...]
+    question: str = ""
+    passages: tuple[Passage, ...] = ()
     answer: str = ""
     history: tuple[dict[str, str], ...] = ()
+    prompt: str = ""
+    draw: Draw | None = None
 
 
 def load_task(name: str, limit: int | None = None, data: Path | None = None) -> list[Example]:
@@ -54,7 +62,7 @@ def load_task(name: str, limit: int | None = None, data: Path | None = None) -> 
 
 def read_unified(path: Path, limit: int | None = None) -> list[Example]:
     """Read ``{id, question, history, passages, answer}`` objects, one a line."""
-    return [_example(row) for row in islice(_rows(path), limit)]
+    return [_example(row) for row in islice(read_rows(path), limit)]
 
 
 def in_data(name: str, data: Path | None = None) -> Path:
@@ -75,7 +83,8 @@ def in_data(name: str, data: Path | None = None) -> Path:
     return path
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read a file of JSON objects, one a line."""
     with path.open(encoding="utf-8", newline="\n") as file:  # other separators stand in strings
         for line in file:
             if line.strip():

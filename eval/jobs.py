@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.request import Reference
@@ -42,10 +42,40 @@ def make_jobs(
 ) -> list[Job]:
     """Lay out each question as the library itself would, in at most ``max_tokens`` with its answer.
 
-    Passages that do not fit are left out, the last ones first.
+    Passages that do not fit are left out, the last ones first. Ready-made prompts stay as they are.
     """
     room = None if max_tokens is None else max_tokens - max_new_tokens
-    return [_job(example, tokenizer, max_new_tokens, room) for example in examples]
+    jobs = []
+    for example in examples:
+        if example.prompt or example.draw:
+            jobs.append(_continuation(example, tokenizer, max_new_tokens))
+        else:
+            jobs.append(_job(example, tokenizer, max_new_tokens, room))
+    return jobs
+
+
+def as_recorded(job: Job) -> Job:
+    """The same job, to be followed to the end of its recorded answer and no further."""
+    return replace(job, max_new_tokens=len(job.answer_ids))
+
+
+def _continuation(example: Example, tokenizer: Tokenizer, max_new_tokens: int) -> Job:
+    """A job without passages: its prompt as it was given, or token ids as they are drawn."""
+    if example.draw:
+        special = {*tokenizer.tokenizer.all_special_ids, *tokenizer.eos_ids}
+        prompt_ids, ids = example.draw([i for i in range(len(tokenizer)) if i not in special])
+    else:
+        prompt_ids = tuple(tokenizer.encode(example.prompt, add_special_tokens=True))
+        ids = tuple(_answer_ids(example.prompt, prompt_ids, example.answer, tokenizer))
+    return Job(
+        job_id=example.example_id,
+        prompt_ids=prompt_ids,
+        references=(),
+        apart=(),
+        answer_ids=ids[:max_new_tokens],
+        max_new_tokens=max_new_tokens,
+        eos_ids=tokenizer.eos_ids,
+    )
 
 
 def _job(example: Example, tokenizer: Tokenizer, max_new_tokens: int, room: int | None) -> Job:

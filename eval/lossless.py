@@ -22,8 +22,8 @@ from eval.contenders import make_contender
 from eval.examples import load_task
 from eval.jobs import make_jobs
 from eval.machine import current_commit, describe_machine, describe_run
-from eval.report import lossless_table
-from eval.targets import DTYPES, load_target
+from eval.tables import lossless_table
+from eval.targets import DTYPES, load_target, shown_name
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "kind": "lossless",
         "settings": {
-            "model": Path(options.model).name if Path(options.model).exists() else options.model,
+            "model": shown_name(options.model),
             "task": Path(options.task).name,
             "contender": options.contender,
             "examples": len(examples),

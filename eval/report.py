@@ -7,27 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eval.tables import (
+    NAMES,
+    ablation_table,
+    drafting_table,
+    indexing_table,
+    lossless_table,
+    never_slower_table,
+    reliability_table,
+    replay_table,
+    speed_table,
+)
+
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- results: python -m eval.report -->", "<!-- end of results -->"
-NAMES = {
-    "ours": "ours, copying",
-    "ours_tree": "ours, trees",
-    "ours_paper": "ours, LLMA's settings",
-    "ours_plain": "ours, plain",
-    "generate": "`model.generate`",
-    "generate_lookup": "`model.generate`, prompt lookup",
-}
-
-REPLAYED = {
-    "ours_64_history": "tree, 64 guesses, past rows known",
-    "ours_64": "tree, 64 guesses",
-    "ours_16": "tree, 16 guesses",
-    "copy": "one copied span",
-    "llma": "LLMA as published",
-    "lookup": "prompt lookup",
-    "suffix": "suffix decoding, past rows known",
-}
 
 
 def main() -> None:
@@ -55,111 +49,45 @@ def all_results(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def speed_table(document: dict[str, Any]) -> str:
-    """Lay out a speed result: one row a contender, decoding first, then prefill included."""
-    lines = [
-        "| decoder | tokens/s | x plain | x `generate` | acceptance length | "
-        "with prefill: tokens/s | x plain | x `generate` | same tokens |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, figures in document["contenders"].items():
-        whole = figures["end_to_end"]
-        same = figures["identical_to_generate"]
-        cells = [
-            NAMES.get(name, name),
-            f"{figures['tokens_per_second']:.1f}",
-            _ratio(figures, "ratio"),
-            _ratio(figures, "ratio_generate"),
-            f"{figures['acceptance_length']:.2f}",
-            f"{whole['tokens_per_second']:.1f}",
-            _ratio(whole, "ratio"),
-            _ratio(whole, "ratio_generate"),
-            "" if same is None else f"{100 * same:.0f} %",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", seconds_table(document)])
-
-
-def seconds_table(document: dict[str, Any]) -> str:
-    """Lay out where the time went, in seconds over all runs."""
-    stages = ("prefill", "draft", "verify", "model", "other", "forcing")
-    lines = [f"| seconds | {' | '.join(stages)} |", "|---" * (len(stages) + 1) + "|"]
-    for name, figures in document["contenders"].items():
-        seconds = figures["seconds"]
-        cells = [f"{seconds[stage]:.2f}" if stage in seconds else "" for stage in stages]
-        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def lossless_table(document: dict[str, Any]) -> str:
-    """Lay out a lossless result: one row a dtype."""
-    lines = [
-        "| dtype | answers | identical | largest top-2 gap at a first difference |",
-        "|---|---|---|---|",
-    ]
-    for dtype, figures in document["dtypes"].items():
-        gaps = [difference["gap"] for difference in figures["differences"]]
-        gap = f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
-        lines.append(f"| {dtype} | {figures['answers']} | {figures['identical']} | {gap} |")
-    return "\n".join(lines)
-
-
-def indexing_table(document: dict[str, Any]) -> str:
-    """Lay out what indexing a folder took, and a query on it."""
-    figures = document["figures"]
-    cells = {
-        "files": f"{figures['files']:,}",
-        "passages": f"{figures['passages']:,}",
-        "from nothing": f"{figures['first_seconds']:.0f} s",
-        "of it embedding": f"{100 * figures['embed_share']:.0f} %",
-        "peak memory": f"{figures['peak_mb']:.0f} MB",
-        "unchanged": f"{figures['unchanged_seconds']:.1f} s",
-        "one edit": f"{figures['edit_seconds']:.1f} s",
-        "a query, loaded": f"{figures['query_ms_median']:.0f} ms",
-    }
-    return "\n".join(
-        [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|", f"| {' | '.join(cells.values())} |"]
-    )
-
-
-def replay_table(document: dict[str, dict[str, float]]) -> str:
-    """Lay out tokens a verify pass: one row a set, one column a drafter."""
-    names = list(next(iter(document.values())))
-    lines = [
-        "### tokens a verify pass, recorded answers replayed without a model\n",
-        f"| set | {' | '.join(REPLAYED.get(name, name) for name in names)} |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for title, row in document.items():
-        lines.append(f"| {title} | {' | '.join(f'{row[name]:.2f}' for name in names)} |")
-    command = "`python -m eval.replay --json eval/results/replay.json`"
-    return "\n".join([*lines, f"\nLlama-2 tokens, the first 150 rows of each file: {command}\n"])
-
-
-TABLES = {"speed": speed_table, "lossless": lossless_table, "indexing": indexing_table}
-
-
-def _ratio(figures: dict[str, Any], label: str) -> str:
-    if label not in figures:
-        return ""
-    low, high = figures[f"{label}_interval"]
-    return f"{figures[label]:.2f} ({low:.2f} to {high:.2f})"
+REPLAY_TITLES = {
+    "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
+    "reliability": "estimated chances against what was accepted, recorded answers replayed",
+}
+TABLES = {
+    "speed": speed_table,
+    "lossless": lossless_table,
+    "indexing": indexing_table,
+    "never_slower": never_slower_table,
+    "ablation": ablation_table,
+    "drafting": drafting_table,
+    "reliability": reliability_table,
+}
 
 
 def _title(document: dict[str, Any]) -> str:
-    if document["kind"] == "indexing":
+    kind, settings = document["kind"], document.get("settings", {})
+    if kind == "indexing":
         return f"### indexing: {document['figures']['folder']}"
-    settings = document["settings"]
-    kind = "" if document["kind"] == "speed" else "identical answers: "
+    if kind == "never_slower":
+        drafter = NAMES.get(settings["contender"], settings["contender"])
+        return f"### {settings['model']}, {drafter}, knowing nothing yet, where nothing is copied"
+    if kind == "drafting":
+        context = f"{settings['context']:,} tokens of context"
+        return f"### a draft tree's time, from {context} to the cut tree"
+    if kind in REPLAY_TITLES:
+        return f"### {REPLAY_TITLES[kind]}"
+    same = "" if kind == "speed" else "identical answers: "
     how = "recorded answers" if settings.get("forced") else "its own answers"
-    return f"### {kind}{settings['model']}, task {settings['task']}, {how}"
+    return f"### {same}{settings['model']}, task {settings['task']}, {how}"
 
 
 def _caption(document: dict[str, Any]) -> str:
     settings, machine, run = document.get("settings", {}), document["machine"], document["run"]
     place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
     kind = f"{settings['dtype']}, " if "dtype" in settings else ""
-    asked = f"{settings['examples']} examples x {settings.get('repeats', 1)}; " if settings else ""
+    asked = ""
+    if "examples" in settings:
+        asked = f"{settings['examples']} examples x {settings.get('repeats', 1)}; "
     return (
         f"{place}, {kind}torch {machine['torch']}, transformers {machine['transformers']}; {asked}"
         f"commit {run['commit']}, {run['date']}: `{run['command']}`"

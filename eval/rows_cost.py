@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.machine import describe_machine, describe_run
-from eval.targets import DTYPES, default_dtype, load_target
+from eval.targets import DTYPES, default_dtype, load_target, shown_name
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import measure_passes
 from ragaccel.errors import RagaccelError
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     document: dict[str, Any] = {
         "kind": "rows_cost",
         "settings": {
-            "model": Path(options.model).name if Path(options.model).exists() else options.model,
+            "model": shown_name(options.model),
             "context": options.context,
             "dtype": options.dtype or default_dtype(options.device),
             "repeats": options.repeats,

@@ -23,12 +23,12 @@ import torch
 from eval.contenders import DEFAULT, make_contender
 from eval.examples import load_task
 from eval.forced import Forcing, following
-from eval.jobs import make_jobs
+from eval.jobs import as_recorded, make_jobs
 from eval.ledger import Ledger
 from eval.machine import current_commit, describe_machine, describe_run
-from eval.report import speed_table
 from eval.summary import summarize
-from eval.targets import DTYPES, default_dtype, load_target
+from eval.tables import speed_table
+from eval.targets import DTYPES, default_dtype, load_target, shown_name
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         max_new_tokens=options.max_new_tokens,
         max_tokens=target.ours.max_positions,
     )
-    jobs = [_as_recorded(job) for job in jobs if job.answer_ids] if forced else jobs
+    jobs = [as_recorded(job) for job in jobs if job.answer_ids] if forced else jobs
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
     settings = describe_settings(options, forced, len(jobs))
@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
     """All that must agree for rows to be comparable."""
     return {
-        "model": Path(options.model).name if Path(options.model).exists() else options.model,
+        "model": shown_name(options.model),
         "task": Path(options.task).name,
         "forced": forced,
         "examples": num_jobs,
@@ -213,10 +213,6 @@ def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing
 def note(text: str) -> None:
     """Say where the run stands."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _as_recorded(job: Job) -> Job:
-    return replace(job, max_new_tokens=len(job.answer_ids))
 
 
 if __name__ == "__main__":

@@ -78,5 +78,11 @@ def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
     return Tokenizer(AutoTokenizer.from_pretrained(where))
 
 
+def shown_name(name: str) -> str:
+    """A model's name as results tell it: of a file or folder of this machine its own name alone."""
+    kind, colon, where = name.rpartition(":")
+    return f"{kind}{colon}{Path(where).name}" if Path(where).exists() else name
+
+
 def default_dtype(device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"

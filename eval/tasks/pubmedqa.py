@@ -1,0 +1,14 @@
+"""PubMedQA: sections of one abstract, its authors' conclusion in words of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eval.examples import Example, in_data, read_unified
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def load(limit: int | None = None, data: Path | None = None) -> list[Example]:
+    return read_unified(in_data("rag/pubmedqa_long.jsonl", data), limit)
