@@ -32,6 +32,7 @@ class Run:
     ``decode_seconds`` is all after prefill. Prefill is the prompt's pass: with ``generate`` it
     yields the first token as well, with ours the first verify pass does. ``stages`` splits the
     decoding: ``draft``, ``verify`` and ``model`` (inside the model's passes), as far as seen.
+    ``rows_of_each`` has the rows of every pass after prefill.
     """
 
     token_ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class Run:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     stages: dict[str, float] = field(default_factory=dict)
+    rows_of_each: tuple[int, ...] = ()
 
 
 class Contender(Protocol):
@@ -113,6 +115,7 @@ class Ours:
             draft_tokens=stats.draft_tokens,
             accepted_tokens=stats.accepted_tokens,
             stages=stages | _model_stage(device, passes.seconds),
+            rows_of_each=tuple(passes.rows_of_each),
         )
 
 
@@ -154,6 +157,7 @@ class Generate:
             draft_tokens=passes.rows - len(job.prompt_ids) + 1 - passes.count,
             accepted_tokens=len(new) - passes.count,
             stages=_model_stage(device, passes.seconds - passes.first_seconds),
+            rows_of_each=(1, *passes.rows_of_each[1:]),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Passes:
     """Counts and seconds of the passes made while watching.
 
-    ``first_end`` is the moment the first pass was done. ``seconds`` are wall time on a CPU; on a
-    GPU, where only launching is seen, they mean little and are left out of results.
+    ``rows_of_each`` has the rows of every pass, in order. ``first_end`` is the moment the first
+    pass was done. ``seconds`` are wall time on a CPU; on a GPU, where only launching is seen, they
+    mean little and are left out of results.
     """
 
     count: int = 0
@@ -28,6 +29,7 @@ class Passes:
     seconds: float = 0.0
     first_seconds: float = 0.0
     first_end: float = 0.0
+    rows_of_each: list[int] = field(default_factory=list)
 
 
 @contextmanager
@@ -45,6 +47,7 @@ def watching(model: PreTrainedModel) -> Iterator[Passes]:
         ids = args[0] if args else kwargs["input_ids"]
         passes.count += 1
         passes.rows += ids.shape[1]
+        passes.rows_of_each.append(ids.shape[1])
         started = perf_counter()
 
     def after(*_unused: Any) -> None:
