@@ -1,0 +1,240 @@
+"""Ablation: what is each idea and each source of the trie drafter worth, in tokens a verify pass?
+
+    python -m eval.ablation --data DATA --out eval/results/ablation.json
+
+Recorded answers as in ``eval.replay``, through the full drafter and through others that each lack
+one thing. The weights of votes are not fitted again for what is left, so a difference is what is
+lost by taking something out of this drafter, and more than what it would lose that had never had
+it. A source that is left out is not copied from; its tokens still count in how frequent tokens are,
+and past texts in what follows a token. All variants of a set know the same past requests; each
+learns its own corrections of chances. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eval.machine import describe_machine, describe_run
+from eval.replay import SETS, Contender, Tally, read_recorded
+from ragaccel.draft import growth, votes
+from ragaccel.draft.calibration import Calibration
+from ragaccel.draft.corpus import Corpus, Ids
+from ragaccel.draft.evidence import SOURCES, Evidence, default_evidence
+from ragaccel.draft.jit import compiled
+from ragaccel.draft.successors import Successors, no_successors
+from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
+from ragaccel.draft.votes import Votes, collect, longest_match
+from ragaccel.memory.history import History, first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from eval.replay import Recorded
+    from ragaccel.decode.context import Context
+
+DRAFTERS = {"64_history": (64, True), "16": (16, False)}
+Figures = dict[str, float]
+
+
+def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
+    """The full drafter and others that each lack one thing; without a past, none of it is lost."""
+    weights = default_evidence()
+    drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
+    made = {
+        "full": drafter(),
+        "longest_only": LongestOnly(nodes, past=past),
+        "no_beyond": drafter(evidence=weights._replace(beyond=np.ones_like(weights.beyond))),
+        "one_branch": drafter(mode="one"),
+        "parallel_branches": drafter(mode="parallel"),
+        "no_calibration": drafter(calibration=Unlearning()),
+        "no_support": drafter(evidence=weights._replace(support=np.ones_like(weights.support))),
+        "no_frequent": drafter(evidence=without_frequency(weights)),
+    }
+    for source in ("reference", "prompt", "output"):
+        made[f"no_{source}"] = WithoutSource(nodes, past=past, kind=SOURCES.index(source))
+    if not isinstance(past, NoPast):
+        for source in ("past prompt", "past answer"):
+            name = f"no_{source.replace(' ', '_')}"
+            made[name] = drafter(past=PartOfPast(past, hidden=SOURCES.index(source)))
+        made["no_successors"] = drafter(past=PartOfPast(past, has_successors=False))
+        made["no_past"] = drafter(past=NoPast())
+    return made
+
+
+class Unlearning(Calibration):
+    """Corrections that stay 1."""
+
+    def learn(self, *_outcomes: Any) -> None:
+        """Learn nothing."""
+
+
+def without_frequency(weights: Evidence) -> Evidence:
+    """No token is likelier for being frequent, whether something matches or not."""
+    frequency = weights.frequency.copy()
+    frequency[:2] = 0.0
+    return weights._replace(frequency=frequency)
+
+
+class PartOfPast:
+    """Past requests without one kind of text, or without what followed each token."""
+
+    def __init__(self, past: PastTexts, *, hidden: int = -1, has_successors: bool = True) -> None:
+        self._past, self._hidden, self._has_successors = past, hidden, has_successors
+
+    def corpus(self) -> Corpus:
+        """Return what is left to search."""
+        left = without(self._past.corpus(), self._hidden)
+        return left._replace(first_of=first_of(left.token_ids, left.places))
+
+    def counts(self) -> Ids:
+        """Return how often each token occurs, in what is hidden too."""
+        return self._past.counts()
+
+    def successors(self) -> Successors:
+        """Return what follows each token, or a table that knows no token."""
+        return self._past.successors() if self._has_successors else no_successors()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithoutSource(TrieDrafter):
+    """A drafter that does not copy from one kind of the request's own text."""
+
+    kind: int = 0
+
+    def _open(self, context: Context) -> Any:
+        request: Any = TrieDrafter._open(self, context)
+        request.text = HiddenText(request.text, self.kind)
+        return request
+
+
+class HiddenText:
+    """The searched text of a request, in which the places of one kind are not found."""
+
+    def __init__(self, text: Any, kind: int) -> None:
+        self._text, self._kind = text, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._text, name)
+
+    @property
+    def corpus(self) -> Corpus:
+        """What can be searched now."""
+        return without(self._text.corpus, self._kind)
+
+
+def without(corpus: Corpus, kind: int) -> Corpus:
+    """A corpus in which no place of a kind is found; ``first_of`` is not made anew."""
+    places = corpus.places[: corpus.num_places]
+    places = places[corpus.kinds[places] != kind]
+    return corpus._replace(places=places, num_places=len(places))
+
+
+@compiled
+def collect_longest(
+    corpus: Corpus, at: int, context: Ids, end: int, most: int, least: int, evidence: Evidence,
+    votes: Votes, count: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Hear the places whose match is as long as the longest, and no others."""
+    least = max(least, longest_match(corpus, at, context, end))
+    return collect(corpus, at, context, end, most, least, evidence, votes, count)
+
+
+def calling(function: Any, **others: Any) -> Any:
+    """The same function, which calls others in place of those of these names.
+
+    What numba keeps on disk goes by the code alone, which is the same: so this is not kept.
+    """
+    plain = getattr(function, "py_func", function)
+    unknown = others.keys() - plain.__globals__.keys()
+    if unknown:
+        raise ValueError(f"{plain.__name__} knows no {', '.join(unknown)}")
+    made = FunctionType(plain.__code__, {**plain.__globals__, **others}, plain.__name__)
+    if plain is function:
+        return made
+    import numba
+
+    return numba.njit(nogil=True)(made)
+
+
+class LongestOnly(TrieDrafter):
+    """Of this request and of past ones each, only the longest matches have votes."""
+
+    _poll = calling(votes.poll, collect=collect_longest)
+    _grow = calling(growth.grow, think=calling(growth.think, poll=_poll))
+    draft = calling(TrieDrafter.draft, grow=_grow)
+
+
+def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:
+    """Replay the rows of one set through all variants: tokens a pass."""
+    history = History()
+    made = variants(history if has_past else NoPast(), nodes)
+    runs = {name: Contender(lambda one=one: one, nodes) for name, one in made.items()}
+    tallies = {name: Tally() for name in runs}
+    for recorded in rows:
+        for name, run in runs.items():
+            run.replay(recorded, tallies[name])
+        history.add(recorded.prompt_ids, recorded.answer_ids)
+    return {name: tally.figures()["tokens_per_pass"] for name, tally in tallies.items()}
+
+
+def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figures]]:
+    """Turn {set: {variant: tokens a pass}} round, the difference to the full drafter added."""
+    names = list(next(iter(by_set.values())))
+    return {
+        name: {
+            title: {
+                "tokens_per_pass": row[name],
+                "difference": round(row[name] - row["full"], 3),
+            }
+            for title, row in by_set.items()
+        }
+        for name in names
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--sets", default=",".join(SETS), help="files of rag/ in the data folder")
+    parser.add_argument("--tokenizer", default="llama2", help="of the data folder")
+    parser.add_argument("--limit", type=int, default=150, help="rows of each file")
+    parser.add_argument("--out", type=Path, help="result file")
+    options = parser.parse_args(arguments)
+    data, titles = Path(options.data), options.sets.split(",")
+    missing = [name for name in titles if not (data / "rag" / f"{name}.jsonl").is_file()]
+    if missing:
+        sys.exit(f"eval.ablation: {', '.join(missing)} not found: pass --data or set RAGACCEL_DATA")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer)
+    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
+    for title in titles:
+        rows = list(read_recorded(data / "rag" / f"{title}.jsonl", tokenizer, options.limit))
+        for label, (nodes, has_past) in DRAFTERS.items():
+            found[label][title] = ablate(rows, nodes, has_past=has_past)
+            print(f"{title}, {label}: {found[label][title]}", file=sys.stderr, flush=True)
+    document = {
+        "kind": "ablation",
+        "settings": {"tokenizer": options.tokenizer, "rows": options.limit},
+        "machine": describe_machine("cpu"),
+        "run": describe_run("eval.ablation"),
+        "drafters": {label: tabulated(by_set) for label, by_set in found.items()},
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document["drafters"]))
+
+
+if __name__ == "__main__":
+    main()
