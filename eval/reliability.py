@@ -1,6 +1,7 @@
-"""Do the chances mean what they say? The trie drafter's estimates against what was accepted.
+r"""Do the chances mean what they say? The trie drafter's estimates against what was accepted.
 
-    python -m eval.reliability --data DATA --out eval/results/reliability.json
+    python -m eval.reliability --data DATA --out eval/results/reliability.json \
+        --picture eval/results/reliability.svg
 
 Every drafted node of recorded answers, replayed as in ``eval.replay``: its estimated chance of
 acceptance, and whether it was accepted; the last pass of an answer aside. For each source the
@@ -21,6 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.diagram import reliability_svg
+from eval.machine import describe_machine, describe_run
 from eval.replay import SETS, Contender, Tally, read_recorded
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
@@ -91,22 +94,48 @@ def _log_loss(prob: float, came: bool) -> float:
     return -math.log(prob if came else 1 - prob)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--limit", type=int, default=150)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--tokenizer", default="llama2", help="of the data folder")
+    parser.add_argument("--out", type=Path, help="result file")
+    parser.add_argument("--picture", type=Path, help="the diagram, as SVG")
+    options = parser.parse_args(arguments)
     data = Path(options.data)
     if not (data / "rag").is_dir():
         sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / "llama2")
+    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer)
+    paths = [data / "rag" / f"{name}.jsonl" for name in options.sets.split(",")]
+    results = {
+        source: figures(seen)
+        for source, seen in sorted(judged(paths, tokenizer, options.limit).items())
+    }
+    for path in (options.out, options.picture):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if options.out:
+        document = {
+            "kind": "reliability",
+            "settings": {"tokenizer": options.tokenizer, "rows": options.limit},
+            "machine": describe_machine("cpu"),
+            "run": describe_run("eval.reliability"),
+            "sources": results,
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.picture:
+        options.picture.write_text(reliability_svg(results), encoding="utf-8")
+    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in results.items()}))
+
+
+def judged(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, list[Guess]]:
+    """Replay every file; the guesses of its second half, by source."""
     guesses: dict[str, list[Guess]] = defaultdict(list)
-    for name in options.sets.split(","):
-        rows = list(read_recorded(data / "rag" / f"{name}.jsonl", tokenizer, options.limit))
+    for path in paths:
+        rows = list(read_recorded(path, tokenizer, limit))
         history = History()
         watched = Watched(TrieDrafter(past=history))
         contender = Contender(lambda watched=watched: watched, 64, past=history)  # type: ignore[misc]
@@ -116,10 +145,7 @@ def main() -> None:
             contender.replay(recorded, Tally())
         for source, seen in watched.guesses.items():
             guesses[source] += seen
-    results = {source: figures(seen) for source, seen in sorted(guesses.items())}
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in results.items()}))
+    return guesses
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
+import json
 import random
+from xml.etree import ElementTree
 
 import pytest
 from eval_replayed import COPIED
+from recorded import SENTENCE, write_inputs
 
+from eval import reliability, report
+from eval.diagram import LEFT, SIDE, TOP, reliability_svg
 from eval.reliability import Watched, bins_of, figures
 from eval.replay import Contender, Tally
 from ragaccel.draft.trie import TrieDrafter
@@ -36,3 +41,47 @@ def test_outcomes_are_those_of_the_verify_passes():
     seen = [guess for source in watched.guesses.values() for guess in source]
     assert 0 < sum(came for _, came in seen) <= sum(tally.by_source.values())
     assert all(0.0 <= prob <= 1.0 for prob, _ in seen)
+
+
+def circles(svg):
+    root = ElementTree.fromstring(svg)
+    found = root.iter("{http://www.w3.org/2000/svg}circle")
+    return [(float(dot.get("cx")), float(dot.get("cy")), dot.get("fill")) for dot in found]
+
+
+def test_dots_stand_where_their_bins_are():
+    bins = [[0.01, 0.01, 5], [0.1, 0.1, 5], [1.0, 1.0, 5], [0.1, 0.0, 5]]
+    figures = {"guesses": 20_000, "calibration_error": 0.0123, "bins": bins}
+    svg = reliability_svg({"past <answer>": figures, "prompt": figures})
+    root = ElementTree.fromstring(svg)
+    assert root[1].tag.endswith("rect")
+    assert root[1].get("fill") == "#ffffff"
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("20,000 guesses") == texts.count("calibration error 0.0123") == 2
+    assert "past <answer>" in texts
+    half = SIDE / 2
+    dots = [(LEFT, TOP + SIDE), (LEFT + half, TOP + half), (LEFT + SIDE, TOP)]
+    assert [dot[:2] for dot in circles(svg)[:3]] == dots
+    assert circles(svg)[3] == (LEFT + half, TOP + SIDE, "#ffffff")
+    assert len(circles(svg)) == 8
+
+
+def test_a_run_writes_figures_and_picture(tmp_path, capsys):
+    write_inputs(tmp_path)
+    (tmp_path / "data" / "rag").mkdir()
+    asked = {"question": "Who?", "passages": [{"text": SENTENCE}]}
+    answers = [f"{word.title()}: {SENTENCE} {word * 9}" for word in ("oil", "tide", "mole", "four")]
+    lines = [{"id": answer, **asked, "answer": answer} for answer in answers]
+    rows = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "data" / "rag" / "lamps.jsonl").write_text(rows)
+    out, picture = tmp_path / "r" / "reliability.json", tmp_path / "r" / "reliability.svg"
+    arguments = [f"--data={tmp_path / 'data'}", "--sets=lamps", "--tokenizer=words"]
+    reliability.main([*arguments, f"--out={out}", f"--picture={picture}"])
+    shown = json.loads(capsys.readouterr().out)
+    document = json.loads(out.read_text())
+    assert document["kind"] == "reliability"
+    assert document["sources"].keys() == shown.keys()
+    assert str(tmp_path) not in out.read_text()
+    num_bins = sum(len(figures["bins"]) for figures in document["sources"].values())
+    assert len(circles(picture.read_text())) == num_bins
+    assert f"| {next(iter(shown))} | " in report.all_results(tmp_path / "r")
