@@ -1,6 +1,10 @@
-"""What copying costs: indexing references, and one draft, without any model.
+"""What drafting costs: indexing references and one draft, without any model.
 
-``python -m eval.drafting`` prints one JSON line. The text is a seeded mixture as documents are:
+    python -m eval.drafting
+    python -m eval.drafting --tree --data DATA --out eval/results/drafting.json
+
+Trees are measured in ``eval.tree_drafting``; the rest is on copying one span, on made-up text, and
+prints one JSON line. The text is a seeded mixture as documents are:
 Zipf-distributed tokens in which a third of the sentences come back. The answer copies runs of
 it and says something of its own in between. The prompt holds the references, so that the index
 holds every token twice; ``build_tokens_per_second`` counts the reference tokens once, per second
@@ -11,17 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
+import sys
+from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter, process_time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from eval.tables import drafting_table
+from eval.tree_drafting import FOLLOWED, PAST_SETS, measure_trees
 from ragaccel.decode.context import Context
 from ragaccel.decode.request import Reference
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.ngram_index import NgramIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SIZES = (1_000, 8_000, 32_000, 128_000)
 
@@ -77,10 +90,48 @@ def measure(num_tokens: int, repeats: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    add = parser.add_argument
+    add("--repeats", type=int, default=5, help="texts of each size (default: %(default)s)")
+    add("--tree", action="store_true", help="trees over recorded answers, not copied spans")
+    add("--data", default=os.environ.get("RAGACCEL_DATA", ""), help="data folder, for --tree")
+    add("--tokenizer", default="llama2", help="of the data folder")
+    add("--context", type=int, default=8_000, help="tokens of a prompt (default: %(default)s)")
+    add("--past-tokens", type=int, default=1_000_000, help="of the history (default: %(default)s)")
+    add("--requests", type=int, default=40, help="answers followed (default: %(default)s)")
+    add("--out", type=Path, help="result file of --tree")
+    options = parser.parse_args(arguments)
+    if options.tree:
+        return trees(options)
+    return copying(options.repeats)
+
+
+def trees(options: argparse.Namespace) -> None:
+    """Measure trees, print the table and one JSON line, and write ``--out`` if it was given."""
+    data = Path(options.data)
+    names = [f"{name}.jsonl" for name in (FOLLOWED, *PAST_SETS)]
+    missing = [name for name in names if not (data / "rag" / name).is_file()]
+    if missing:
+        sys.exit(f"eval.drafting: {', '.join(missing)} not found: pass --data or set RAGACCEL_DATA")
+    from transformers import AutoTokenizer
+
+    document = measure_trees(
+        data,
+        AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer),
+        context=options.context,
+        past_tokens=options.past_tokens,
+        requests=options.requests,
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(drafting_table(document))
+    print(json.dumps(document["budgets"]))
+
+
+def copying(repeats: int) -> None:
+    """Measure the drafter of one copied span and print one JSON line."""
     measure(SIZES[0], 2)  # warm-up
     figures = {str(size): measure(size, repeats) for size in SIZES}
     versions = {"python": platform.python_version(), "numpy": np.__version__}
