@@ -3,9 +3,10 @@ r"""Never slower: does drafting cost anything where nothing can be copied?
     python -m eval.never_slower --model random:llama-135m --data DATA --limit 40 --threads 2 \
         --out eval/results/never-slower.json
 
-Each request is decoded by a drafter that knows nothing yet, over an engine that has measured
-nothing yet, and by plain decoding; both made anew for the request, both following its recorded
-answer, now one first and now the other. Asked of every set are a median speed of 0.98 of plain
+Each request is decoded by a drafter that knows nothing yet, its chances uncorrected, and by plain
+decoding; both made anew for the request, both following its recorded answer, now one first and now
+the other. What passes cost is known, as it is from a machine's second run on (``--cold-costs``: it
+is not). Asked of every set are a median speed of 0.98 of plain
 decoding's or more, the lower bound of its 95 % interval 0.95 or more, and a modelled time of 1.02
 of plain decoding's or less.
 
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eval.contenders import PLAIN, make_contender
+from eval.contenders import PLAIN, Ours, make_contender
 from eval.examples import load_task
 from eval.jobs import as_recorded, make_jobs
 from eval.ledger import Ledger
@@ -78,6 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, default=40, help="requests of each set (default: %(default)s)")
     add("--least-answer", type=int, default=LEAST_ANSWER, help="tokens; shorter ones are left out")
     add("--max-new-tokens", type=int, default=256)
+    add("--cold-costs", action="store_true", help="as on the first run on a machine")
     add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
     add("--threads", type=int, help="processor threads (default: torch's)")
     add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
@@ -102,7 +104,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     context = int(median(len(job.prompt_ids) for jobs in sets.values() for job in jobs))
     costs = known_costs(target, ledger, context, options.cost_repeats)
     for task, jobs in sets.items():
-        run_set(target, task, jobs, options.contender, ledger)
+        known = {} if options.cold_costs else costs
+        run_set(target, task, jobs, ledger, contender=options.contender, costs=known)
     rows = [row for row in ledger.rows if "task" in row]
     document = {
         "kind": "never_slower",
@@ -149,6 +152,7 @@ def describe_settings(options: argparse.Namespace, requests: dict[str, int]) -> 
         "least_answer": options.least_answer,
         "max_new_tokens": options.max_new_tokens,
         "cost_repeats": options.cost_repeats,
+        "cold_costs": options.cold_costs,
         "dtype": options.dtype or default_dtype(options.device),
         "device": options.device,
         "threads": torch.get_num_threads(),
@@ -167,16 +171,25 @@ def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> d
     return costs
 
 
-def run_set(target: Target, task: str, jobs: Sequence[Job], name: str, ledger: Ledger) -> None:
+def run_set(
+    target: Target,
+    task: str,
+    jobs: Sequence[Job],
+    ledger: Ledger,
+    *,
+    contender: str,
+    costs: dict[int, float],
+) -> None:
     """Run each job that the ledger lacks with both decoders, the order changing with the job."""
     done = [(row["task"], row["example"]) for row in ledger.rows if "task" in row]
     left = [(at, job) for at, job in enumerate(jobs) if done.count((task, job.job_id)) < 2]
     if left:
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
-        for warm in (name, PLAIN):
+        for warm in (contender, PLAIN):
             run_once(target, make_contender(warm, target), short, forced=True)
     for at, job in left:
-        rows = [_row(target, task, job, which) for which in ((name, PLAIN), (PLAIN, name))[at % 2]]
+        order = ((contender, PLAIN), (PLAIN, contender))[at % 2]
+        rows = [_row(target, task, job, which, costs) for which in order]
         for row in rows:
             ledger.add(row)
         rates = ", ".join(
@@ -185,9 +198,11 @@ def run_set(target: Target, task: str, jobs: Sequence[Job], name: str, ledger: L
         note(f"{task} {at + 1}/{len(jobs)} {job.job_id}: tokens/s {rates}")
 
 
-def _row(target: Target, task: str, job: Job, name: str) -> Row:
-    """Measure a decoder that is made for this job alone: it knows of nothing before."""
+def _row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]) -> Row:
+    """Measure a decoder that is made for this job alone: it knows of no job before."""
     contender = make_contender(name, target)
+    if isinstance(contender, Ours):
+        contender.know_costs(costs)
     run, forcing = run_once(target, contender, job, forced=True)
     row = as_row(contender, job, 0, run, forcing)
     return {"task": task, **row, "rows_of_each": run.rows_of_each}
