@@ -10,6 +10,7 @@ from ragaccel.draft.corpus import Ids
 from ragaccel.draft.evidence import SOURCES, Table
 from ragaccel.draft.growth import ODDS_DEPTHS, ODDS_LENGTHS, Pool
 from ragaccel.draft.jit import compiled
+from ragaccel.draft.restoring import State, checked
 
 RATE = 0.02
 """How much one outcome moves a correction; constant, so that old outcomes fade."""
@@ -51,6 +52,32 @@ class Calibration:
                 self.odds,
             )  # fmt: skip
 
+    def state(self) -> State:
+        """What it learned, as arrays that do not change later; ``restore`` takes them in again."""
+        with self._lock:
+            return {
+                "by_source": self._by_source.copy(),
+                "by_length": self._by_length.copy(),
+                "by_depth": self._by_depth.copy(),
+            }
+
+    def restore(self, state: State) -> None:
+        """Know what a state knows, and nothing else.
+
+        Raises:
+            ValueError: arrays of another kind, or corrections beyond the bound.
+        """
+        sources, most = len(SOURCES), _LARGEST
+        by_source = checked(state, "by_source", np.float64, (sources,), low=-most, high=most)
+        shape = (sources, ODDS_LENGTHS + 1)
+        by_length = checked(state, "by_length", np.float64, shape, low=-most, high=most)
+        shape = (sources, ODDS_DEPTHS + 1)
+        by_depth = checked(state, "by_depth", np.float64, shape, low=-most, high=most)
+        with self._lock:
+            self._reset()
+            self._by_source, self._by_length, self._by_depth = by_source, by_length, by_depth
+            write_odds(by_source, by_length, by_depth, self.odds)
+
 
 @compiled
 def bounded(logarithm: float) -> float:
@@ -84,6 +111,12 @@ def follow(
             by_length[kind, length] = bounded(by_length[kind, length] + error)
             by_depth[kind, depth] = bounded(by_depth[kind, depth] + error)
         node = true_child
+    write_odds(by_source, by_length, by_depth, odds)
+
+
+@compiled
+def write_odds(by_source: Table, by_length: Table, by_depth: Table, odds: Table) -> None:
+    """Write the product of the corrections to ``odds``."""
     for kind in range(odds.shape[0]):
         for length in range(odds.shape[1]):
             for depth in range(odds.shape[2]):

@@ -21,6 +21,7 @@ from ragaccel.draft.growth import (
     tree_of,
 )
 from ragaccel.draft.jit import compiled
+from ragaccel.draft.restoring import MAX_IDS, State, checked
 from ragaccel.draft.successors import (
     ROW_BYTES,
     WIDTH,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ragaccel.decode.tree import DraftTree
 
 _FADE = 0.5  # of what was seen of a token, when it is seen again
+_MOST = float(1 << 24)  # far beyond any count of a row that fades
 
 
 class Adjacency:
@@ -83,6 +85,43 @@ class Adjacency:
             weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
             recycle(table, token_ids, ranked, weights)
             self.table = table  # a new one: who drafts from the old one is not disturbed
+
+    def state(self) -> State:
+        """What it learned, as arrays that do not change later; ``restore`` takes them in again.
+
+        Beside the columns of :class:`Successors` stands which token each row is of: ``tokens``.
+        """
+        table = self.table
+        tokens = np.flatnonzero(table.row_of >= 0)
+        by_row = tokens[np.argsort(table.row_of[tokens])].astype(np.int32)
+        return {"tokens": by_row, **{name: getattr(table, name) for name in _COLUMNS}}
+
+    def restore(self, state: State, vocab_size: int = MAX_IDS) -> None:
+        """Know what a state knows, and nothing else; of too many rows the first.
+
+        Raises:
+            ValueError: arrays of another kind, token ids of ``vocab_size`` or more, a token with
+                two rows, counts that no row can have.
+        """
+        tokens = checked(state, "tokens", np.int32, (None,), low=0, high=vocab_size - 1)
+        num = len(tokens)
+        ids = checked(state, "token_ids", np.int32, (num, WIDTH), low=0, high=vocab_size - 1)
+        counts = checked(state, "counts", np.float64, (num, WIDTH), low=0, high=_MOST)
+        totals = checked(state, "totals", np.float64, (num,), low=0, high=_MOST)
+        distinct = checked(state, "distinct", np.float64, (num,), low=0, high=_MOST)
+        if len(np.unique(tokens)) < num:
+            raise ValueError("tokens holds one twice")
+        if np.any(np.diff(counts, axis=1) > 0) or np.any(counts.sum(axis=1) > totals + 1e-6):
+            raise ValueError("counts are not in order, or more than their totals")
+        most = min(num, self.max_rows)
+        row_of = np.full(int(tokens[:most].max(initial=-1)) + 1, -1, np.int32)
+        row_of[tokens[:most]] = np.arange(most)
+        columns = (column[:most] for column in (ids, counts, totals, distinct))
+        with self._lock:
+            self.table = Successors(row_of, *columns)
+
+
+_COLUMNS = ("token_ids", "counts", "totals", "distinct")
 
 
 @compiled
