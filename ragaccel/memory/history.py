@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.draft.corpus import CONTEXT, Corpus, Ids, Kinds, empty_corpus, position
-from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT
-from ragaccel.draft.jit import compiled
-from ragaccel.draft.ngram_index import sorted_places
-from ragaccel.draft.successors import ROW_BYTES, Successors, no_successors, with_pairs
-from ragaccel.draft.texts import BOUNDARY
+from ragaccel.draft.corpus import CONTEXT, Corpus, Ids
+from ragaccel.draft.restoring import MAX_IDS
+from ragaccel.draft.successors import ROW_BYTES, Successors
 from ragaccel.errors import ConfigurationError
+from ragaccel.memory.figures import Figures
+from ragaccel.memory.remembered import (
+    ANSWER_COUNTS,
+    Remembered,
+    Texts,
+    nothing,
+    rebuilt,
+    state_of,
+    texts_from,
+    with_request,
+    without_oldest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ragaccel.draft.restoring import State
+
+__all__ = ["ANSWER_COUNTS", "BYTES_A_TOKEN", "History"]
+
 BYTES_A_TOKEN = 9  # its id, its place in order, its kind
-ANSWER_COUNTS = 3  # an answer's token counts as so many of a prompt's, for what is common
 _SHARE_OF_PAIRS = 8  # what follows each token may take an eighth of the bytes; its counts only fade
 _SHARE_LET_GO = 4  # when full, a quarter goes: the oldest requests
 
@@ -32,121 +44,126 @@ class History:
     began with. What follows each token is counted for all requests there ever were, and only fades;
     ``clear`` forgets it too. Shared by threads.
 
+    Args:
+        max_bytes: how large it may grow.
+        vocab_size: token ids are below this; below 2**24 where it is None. There are arrays as
+            long as the largest id, so a single id that is no token could take all memory; and no
+            model could verify a guess of it.
+
     Raises:
-        ConfigurationError: a limit below a kilobyte.
+        ConfigurationError: a limit below a kilobyte, or a vocabulary of no or too many tokens.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, max_bytes: int = 64 << 20, vocab_size: int | None = None) -> None:
         if max_bytes < 1024:
             raise ConfigurationError(f"max_bytes is {max_bytes}: a history needs 1024 or more")
+        if vocab_size is not None and not 1 <= vocab_size <= MAX_IDS:
+            raise ConfigurationError(f"vocab_size must be from 1 to {MAX_IDS}, not {vocab_size}")
         self.max_bytes = max_bytes
+        self.vocab_size = MAX_IDS if vocab_size is None else vocab_size
         self._max_rows = max_bytes // _SHARE_OF_PAIRS // ROW_BYTES
         self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_A_TOKEN
-        self._lock = Lock()
-        self.clear()
+        self._limit = self._max_tokens - CONTEXT - 1
+        self._keep = self._limit * (_SHARE_LET_GO - 1) // _SHARE_LET_GO
+        self._lock = Lock()  # of those who change it; who reads takes what stands there
+        self._now = nothing()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._corpus = empty_corpus()
-            self._counts = np.zeros(0, np.int32)
-            self._successors = no_successors()
-            self._starts: list[int] = []  # of each request
+            self._now = nothing(self._now.evicted)
 
     def corpus(self) -> Corpus:
         """What can be searched; it does not change later."""
-        return self._corpus
+        return self._now.corpus
 
     def counts(self) -> Ids:
         """How often each token occurs; those of answers count more."""
-        return self._counts
+        return self._now.counts
 
     def successors(self) -> Successors:
         """What follows each token most often; it does not change later."""
-        return self._successors
+        return self._now.successors
 
     @property
     def num_bytes(self) -> int:
         """How large it is; beside it stand twelve bytes for each token of the vocabulary."""
-        pairs = len(self._successors.totals) * ROW_BYTES
-        return len(self._corpus.token_ids) * BYTES_A_TOKEN + pairs
+        return _num_bytes(self._now)
 
     @property
     def num_requests(self) -> int:
         """How many requests it remembers."""
-        return len(self._starts)
+        return len(self._now.starts)
+
+    def figures(self) -> Figures:
+        """Count what it remembers and has let go; waits for nobody."""
+        now = self._now
+        requests = len(now.starts)
+        tokens = len(now.corpus.token_ids) - CONTEXT - requests
+        return Figures(requests, tokens, _num_bytes(now), now.evicted)
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Remember a request that has ended; of one that is too large, its end."""
-        prompt, answer = np.array(prompt_ids, np.int32), np.array(answer_ids, np.int32)
-        limit = self._max_tokens - CONTEXT - 1
-        keep = limit * (_SHARE_LET_GO - 1) // _SHARE_LET_GO
-        answer = answer[-keep:]
-        prompt = prompt[max(0, len(prompt) + len(answer) - keep) :]
+        """Remember a request that has ended; of one that is too large, its end.
+
+        One that holds an id outside the vocabulary is not remembered.
+        """
+        prompt, answer = self._ids(prompt_ids), self._ids(answer_ids)
+        if prompt is None or answer is None:
+            return
+        prompt, answer = self._end_of(prompt, answer)
+        added = len(prompt) + len(answer) + 1
         with self._lock:
-            added = len(prompt) + len(answer) + 1
-            if len(self._corpus.token_ids) + added > limit:
-                self._let_go(keep - added)
-            self._starts.append(len(self._corpus.token_ids))
-            self._corpus = joined(self._corpus, prompt, answer)
-            ids = np.concatenate([prompt, *[answer] * ANSWER_COUNTS])
-            size = max(len(self._counts), int(ids.max(initial=-1)) + 1)
-            counts = np.bincount(ids, minlength=size).astype(np.int32)
-            counts[: len(self._counts)] += self._counts
-            self._counts = counts
-            weights = np.ones(len(prompt) + len(answer))
-            weights[len(prompt) :] = ANSWER_COUNTS
-            self._successors = with_pairs(
-                self._successors, np.concatenate([prompt, answer]), weights, self._max_rows
-            )
+            now = self._now
+            if len(now.corpus.token_ids) + added > self._limit:
+                now = without_oldest(now, self._keep - added)
+            self._now = with_request(now, prompt, answer, self._max_rows)
 
-    def _let_go(self, keep: int) -> None:
-        """Forget the oldest requests until at most ``keep`` tokens are left."""
-        token_ids, kinds, places, _, _ = self._corpus
-        first = next(
-            (i for i, start in enumerate(self._starts) if len(token_ids) - start <= keep),
-            len(self._starts),
-        )
-        cut = self._starts[first] if first < len(self._starts) else len(token_ids)
-        gone, kinds_gone = token_ids[CONTEXT:cut], kinds[CONTEXT:cut]
-        shift = cut - CONTEXT
-        self._starts = [start - shift for start in self._starts[first:]]
-        empty = empty_corpus()
-        left = places[places >= cut] - np.int32(shift)
-        token_ids = np.concatenate([empty.token_ids, token_ids[cut:]])
-        kinds = np.concatenate([empty.kinds, kinds[cut:]])
-        self._corpus = Corpus(token_ids, kinds, left, len(left), first_of(token_ids, left))
-        each = np.where(kinds_gone == PAST_ANSWER, ANSWER_COUNTS, 1)[gone >= 0]
-        self._counts = self._counts - np.bincount(
-            gone[gone >= 0], weights=each, minlength=len(self._counts)
-        ).astype(np.int32)
+    def state(self) -> State:
+        """Its texts, as arrays that do not change later; ``restore`` takes them in again."""
+        return state_of(self._now)
 
+    def restore(self, state: State) -> None:
+        """Remember the requests of a state, and nothing else; of too many the newest.
 
-def joined(corpus: Corpus, prompt: Ids, answer: Ids) -> Corpus:
-    """A corpus with one more request at its end; the old one stays as it is."""
-    added = np.concatenate([prompt, answer, np.array([BOUNDARY], np.int32)])
-    start = len(corpus.token_ids)
-    token_ids = np.concatenate([corpus.token_ids, added])
-    kinds: Kinds = np.full(len(added), PAST_ANSWER, np.int8)
-    kinds[: len(prompt)] = PAST_PROMPT
-    alone = np.concatenate([np.full(CONTEXT, BOUNDARY, np.int32), added])
-    new = (sorted_places(alone.tolist()) - CONTEXT + start).astype(np.int32)
-    at = positions(corpus, token_ids, new)
-    places = np.insert(corpus.places, at, new)
-    kinds = np.concatenate([corpus.kinds, kinds])
-    return Corpus(token_ids, kinds, places, len(places), first_of(token_ids, places))
+        Raises:
+            ValueError: arrays that are no texts, or ids outside the vocabulary.
+        """
+        texts = texts_from(state, self.vocab_size)
+        sizes = (texts.prompt_lengths + texts.answer_lengths + 1)[::-1]
+        num = int(np.searchsorted(np.cumsum(sizes), self._max_tokens - CONTEXT, side="right"))
+        if num < len(sizes):
+            texts = self._newest(texts, num)
+        made = rebuilt(texts, self._max_rows)
+        with self._lock:
+            evicted = self._now.evicted + len(sizes) - len(made.starts)
+            self._now = made._replace(evicted=evicted)
+
+    def _newest(self, texts: Texts, num: int) -> Texts:
+        """The last ``num`` requests; if not even one fits, its end."""
+        prompts = texts.prompt_lengths[-max(1, num) :]
+        answers = texts.answer_lengths[-max(1, num) :]
+        token_ids = texts.token_ids[len(texts.token_ids) - int(prompts.sum() + answers.sum()) :]
+        if num:
+            return Texts(token_ids, prompts, answers)
+        prompt, answer = self._end_of(token_ids[: prompts[0]], token_ids[prompts[0] :])
+        lengths = np.array([[len(prompt)], [len(answer)]], np.int32)
+        return Texts(np.concatenate([prompt, answer]), *lengths)
+
+    def _ids(self, token_ids: Sequence[int]) -> Ids | None:
+        """Token ids as an array; None if one of them is no token."""
+        ids = np.asarray(token_ids)
+        if not ids.size:
+            return np.zeros(0, np.int32)
+        if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= self.vocab_size:
+            return None
+        return ids.astype(np.int32)
+
+    def _end_of(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
+        """As much of the end of a request as is remembered of one."""
+        answer = answer[-self._keep :]
+        return prompt[max(0, len(prompt) + len(answer) - self._keep) :], answer
 
 
-def first_of(token_ids: Ids, places: Ids) -> Ids:
-    """Where the places that follow each token begin; one entry more than there are tokens."""
-    counts = np.bincount(token_ids[places - 1] + 1)
-    return np.cumsum(counts).astype(np.int32)
-
-
-@compiled
-def positions(corpus: Corpus, token_ids: Ids, places: Ids) -> Ids:
-    """Where each of some sorted places would stand among those of a corpus."""
-    found = np.empty(len(places), np.int32)
-    for i in range(len(places)):
-        found[i] = position(corpus, token_ids, places[i])
-    return found
+def _num_bytes(now: Remembered) -> int:
+    pairs = len(now.successors.totals) * ROW_BYTES
+    return len(now.corpus.token_ids) * BYTES_A_TOKEN + pairs

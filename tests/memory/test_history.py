@@ -8,6 +8,7 @@ from ragaccel.draft.corpus import CONTEXT
 from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT
 from ragaccel.draft.successors import ROW_BYTES
 from ragaccel.errors import ConfigurationError
+from ragaccel.memory.figures import Figures
 from ragaccel.memory.history import ANSWER_COUNTS, BYTES_A_TOKEN, History
 
 
@@ -114,6 +115,72 @@ def test_threads_share_it():
 def test_a_limit_that_holds_nothing_is_refused():
     with pytest.raises(ConfigurationError, match="1024"):
         History(100)
+
+
+def test_requests_with_ids_that_are_no_tokens_are_not_remembered():
+    history = History(vocab_size=100)
+    history.add([0, 99], [5])
+    for bad in ([100], [-1], [1 << 40], [1 << 80], [1.5], [3, 100, 4]):
+        history.add(bad, [1])
+        history.add([1], bad)
+    assert texts(history) == [[0, 99, 5]]
+    assert len(history.counts()) == 100
+
+
+def test_without_a_vocabulary_ids_are_bounded_all_the_same():
+    history = History()
+    history.add([1 << 24], [1])
+    assert history.num_requests == 0
+    history.add([70_000], [1])
+    assert history.num_requests == 1
+
+
+@pytest.mark.parametrize("size", [0, -5, (1 << 24) + 1])
+def test_a_vocabulary_that_cannot_be_is_refused(size):
+    with pytest.raises(ConfigurationError, match="vocab_size"):
+        History(vocab_size=size)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("token_ids", np.array([1, 2, 100], np.int32)),
+        ("token_ids", np.array([1, -1, 3], np.int32)),
+        ("token_ids", np.array([1, 2], np.int32)),
+        ("token_ids", np.array([1, 2, 3], np.int64)),
+        ("token_ids", np.array([[1, 2, 3]], np.int32)),
+        ("prompt_lengths", np.array([-2], np.int32)),
+        ("prompt_lengths", np.array([3], np.int32)),
+        ("prompt_lengths", np.array([2, 0], np.int32)),
+        ("answer_lengths", np.array([2**31 - 1], np.int32)),
+        ("answer_lengths", None),
+    ],
+)
+def test_arrays_that_are_no_texts_are_not_taken_in(name, array):
+    history = History(vocab_size=100)
+    history.add([1, 2], [3])
+    state = {key: value for key, value in history.state().items() if key != name}
+    if array is not None:
+        state[name] = array
+    before = history.corpus()
+    with pytest.raises(ValueError, match=r"token_ids|lengths"):
+        history.restore(state)
+    assert history.corpus() is before
+
+
+def test_figures_wait_for_no_request_that_is_being_added():
+    history = History(4096)
+    history.add([1, 2, 3], [4])
+    with history._lock:  # as while a request is added
+        assert history.figures() == Figures(1, 4, history.num_bytes, 0)
+    for _ in range(100):
+        history.add([1] * 10, [2] * 10)
+    figures = history.figures()
+    assert figures.requests + figures.evicted_requests == 101
+    assert figures.tokens == 20 * figures.requests
+    history.clear()
+    assert history.figures().evicted_requests == figures.evicted_requests
+    assert history.figures().tokens == 0
 
 
 @pytest.mark.slow
