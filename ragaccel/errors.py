@@ -53,3 +53,7 @@ class IndexBusyError(RagaccelError):
 
 class IndexWriteError(RagaccelError):
     """An index that cannot be written: the disk is full or permission is missing."""
+
+
+class MemoryWriteError(RagaccelError):
+    """A memory's file that cannot be written; what was saved before is whole."""

@@ -103,3 +103,49 @@ def test_threads_share_one_memory():
     for thread in threads:
         thread.join()
     assert [memory.of(str(n)).history.num_requests for n in range(4)] == [80] * 4
+
+
+def test_figures_count_hits_misses_and_what_was_let_go():
+    memory = Memory(max_bytes=1 << 14, max_namespaces=2)
+    for _ in range(60):
+        memory.of("a").remember([1] * 10, [2] * 10)
+    memory.of("b")
+    figures = memory.figures()
+    own = memory.of("a").figures()
+    assert (figures.hits, figures.misses) == (59, 2)
+    assert figures.namespaces == 2
+    assert figures.requests == own.requests
+    assert figures.requests + figures.evicted_requests == 60
+    assert figures.evicted_requests > 0
+    assert figures.tokens == 20 * figures.requests
+    assert figures.num_bytes == memory.num_bytes > own.num_bytes > 0
+    memory.of("c"), memory.of("d")
+    later = memory.figures()
+    assert later.evicted_namespaces == 2
+    assert later.requests == 0
+    assert later.evicted_requests == figures.evicted_requests, "what was counted stays counted"
+    assert (later.hits, later.misses) == (60, 4)
+
+
+def test_what_the_adjacency_knows_counts_as_remembered():
+    memory = Memory()
+    memory.of("a").adjacency.learn(np.array([3], np.int32), np.array([[4]], np.int32))
+    memory.of("a")
+    assert memory.figures().hits == 1
+
+
+def test_figures_wait_for_no_request_that_is_being_added():
+    memory = Memory()
+    kept = memory.of("a")
+    kept.remember([1], [2])
+    with kept.history._lock, kept.adjacency._lock, kept.calibration._lock:
+        assert memory.figures().requests == 1
+        assert kept.figures().tokens == 2
+
+
+def test_ids_beyond_the_vocabulary_are_not_remembered():
+    memory = Memory(vocab_size=100)
+    memory.of("a").remember([1, 100], [2])
+    assert memory.of("a").history.num_requests == 0
+    with pytest.raises(ConfigurationError, match="vocab_size"):
+        Memory(vocab_size=0)
