@@ -34,7 +34,8 @@ class Lane:
     def run(self, llm: LLM, prompt: Prompt, live: Live, lanes: list[Lane]) -> Answer:
         """Answer the prompt with this lane's drafter, its panel updated with every piece."""
         began = time.perf_counter()
-        with llm.stream(prompt, drafter=self.drafter or llm.drafter) as stream:
+        # remember=False: who has answered before would know the answer
+        with llm.stream(prompt, drafter=self.drafter, remember=False) as stream:
             for piece in stream:
                 self.text += piece
                 self.seconds = time.perf_counter() - began
@@ -72,7 +73,7 @@ def main() -> None:
         rag = RAG(LLM.load(options.model), source)
         prompt = rag.prompt(options.question)
 
-    rag.llm.generate(prompt)  # warm up: the first request pays for all that is lazy
+    rag.llm.generate(prompt, remember=False)  # the first request pays for all that is lazy
     lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
     with Live(track(lanes), console=console) as live:
         plain, fast = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]

@@ -28,13 +28,14 @@ from eval.machine import describe_machine, describe_run
 from eval.replay import SETS, Contender, Tally, read_recorded
 from ragaccel.draft import growth, votes
 from ragaccel.draft.calibration import Calibration
-from ragaccel.draft.corpus import Corpus, Ids
+from ragaccel.draft.corpus import Corpus, Ids, match_length
 from ragaccel.draft.evidence import SOURCES, Evidence, default_evidence
 from ragaccel.draft.jit import compiled
 from ragaccel.draft.successors import Successors, no_successors
 from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
-from ragaccel.draft.votes import Votes, collect, longest_match
-from ragaccel.memory.history import History, first_of
+from ragaccel.draft.votes import Votes, collect
+from ragaccel.memory.history import History
+from ragaccel.memory.remembered import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,9 +144,11 @@ def without(corpus: Corpus, kind: int) -> Corpus:
 def collect_longest(
     corpus: Corpus, at: int, context: Ids, end: int, most: int, least: int, evidence: Evidence,
     votes: Votes, count: int,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int, int]:  # fmt: skip
     """Hear the places whose match is as long as the longest, and no others."""
-    least = max(least, longest_match(corpus, at, context, end))
+    for i in (at - 1, at):
+        if 0 <= i < corpus.num_places:
+            least = max(least, match_length(corpus.token_ids, corpus.places[i], context, end))
     return collect(corpus, at, context, end, most, least, evidence, votes, count)
 
 

@@ -175,7 +175,7 @@ _GREEDY = {
 }
 
 DEFAULT = ("ours", "ours_paper", "ours_plain", "generate", "generate_lookup")
-PLAIN, BASELINE = "ours_plain", "generate"
+PLAIN, BASELINE, COPYING = "ours_plain", "generate", "ours"
 
 
 def make_contender(name: str, target: Target) -> Contender:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from eval.contenders import BASELINE, PLAIN
+from eval.contenders import BASELINE, COPYING, PLAIN
 from eval.ratios import paired_ratio
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ Speeds = dict[tuple[str, int], float]
 def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Summarize each contender, in order of first appearance.
 
-    ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio`` and
-    ``ratio_generate`` are median paired speed-ups of decoding over our plain decoding and over
-    ``model.generate``; ``end_to_end`` holds the same with prefill included. ``acceptance_length``
-    is all tokens over all passes. Seconds are sums over all rows.
+    ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
+    ``ratio_generate`` and ``ratio_copying`` are median paired speed-ups of decoding over our plain
+    decoding, over ``model.generate`` and over one copied span; ``end_to_end`` holds the same with
+    prefill included. ``acceptance_length`` is all tokens over all passes. Seconds are sums over all
+    rows.
     """
     by_name: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -47,7 +48,11 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 def _speed(own: list[Row], speeds: Mapping[str, Speeds], name: str, *parts: str) -> dict[str, Any]:
     seconds = sum(row[part] for row in own for part in parts)
     result: dict[str, Any] = {"tokens_per_second": sum(row["tokens"] for row in own) / seconds}
-    for label, other in (("ratio", PLAIN), ("ratio_generate", BASELINE)):
+    for label, other in (
+        ("ratio", PLAIN),
+        ("ratio_generate", BASELINE),
+        ("ratio_copying", COPYING),
+    ):
         if other in speeds:
             ratio = asdict(paired_ratio(speeds[name], speeds[other]))
             result[label] = ratio["value"]

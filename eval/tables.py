@@ -44,9 +44,9 @@ REPLAYED = {
 def speed_table(document: dict[str, Any]) -> str:
     """Lay out a speed result: one row a contender, decoding first, then prefill included."""
     lines = [
-        "| decoder | tokens/s | x plain | x `generate` | acceptance length | "
+        "| decoder | tokens/s | x plain | x `generate` | x copying | acceptance length | "
         "with prefill: tokens/s | x plain | x `generate` | same tokens |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, figures in document["contenders"].items():
         whole = figures["end_to_end"]
@@ -56,6 +56,7 @@ def speed_table(document: dict[str, Any]) -> str:
             f"{figures['tokens_per_second']:.1f}",
             _ratio(figures, "ratio"),
             _ratio(figures, "ratio_generate"),
+            _ratio(figures, "ratio_copying"),
             f"{figures['acceptance_length']:.2f}",
             f"{whole['tokens_per_second']:.1f}",
             _ratio(whole, "ratio"),

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "LLM": "llm",
-    "Settings": "llm",
+    "Settings": "settings",
     "RAG": "rag",
     "Prompt": "prompt",
     "build_prompt": "prompt",
@@ -41,6 +41,8 @@ _MODULE_OF = {
     "TrieDrafter": "draft.trie",
     "RecyclingDrafter": "draft.recycling",
     "Mixture": "draft.mixture",
+    "Memory": "memory.namespaces",
+    "AnswerMemory": "memory.answers",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
     "IndexReport": "retrieve.report",
@@ -63,6 +65,7 @@ _MODULE_OF = {
     "IndexCorruptError": "errors",
     "IndexBusyError": "errors",
     "IndexWriteError": "errors",
+    "MemoryWriteError": "errors",
 }
 
 if TYPE_CHECKING:
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         IndexCorruptError,
         IndexMismatchError,
         IndexWriteError,
+        MemoryWriteError,
         MissingExtraError,
         ModelNotFoundError,
         ModelRefusedError,
@@ -92,7 +96,9 @@ if TYPE_CHECKING:
         RagaccelError,
     )
     from ragaccel.highlighting import Highlighter, Segment
-    from ragaccel.llm import LLM, Settings
+    from ragaccel.llm import LLM
+    from ragaccel.memory.answers import AnswerMemory
+    from ragaccel.memory.namespaces import Memory
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
@@ -103,11 +109,13 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.retriever import Retriever, open_retriever
     from ragaccel.retrieve.schema import default_index_path
     from ragaccel.retrieve.store import Store
+    from ragaccel.settings import Settings
 
 __all__ = [
     "LLM",
     "RAG",
     "Answer",
+    "AnswerMemory",
     "CapacityError",
     "ConfigurationError",
     "Context",
@@ -125,6 +133,8 @@ __all__ = [
     "IndexMismatchError",
     "IndexReport",
     "IndexWriteError",
+    "Memory",
+    "MemoryWriteError",
     "MissingExtraError",
     "Mixture",
     "ModelNotFoundError",

@@ -77,6 +77,18 @@ def read_prompt(
     return Prompt(ids, tuple(made), tuple(as_passages(references)), text=text)
 
 
+def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """The texts of a setting that takes one or several.
+
+    Raises:
+        ConfigurationError: something that is no text, or an empty one.
+    """
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ConfigurationError(f"{setting} is a string or a list of strings, none of them empty")
+    return texts
+
+
 def references_of_each(references: Any, num_prompts: int) -> list[Sequence[Any]]:
     """The references of every prompt of a batch: a list for each, or the same for all."""
     if isinstance(references, str | Mapping) or not isinstance(references, Sequence):

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
 from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.session import Session
-from ragaccel.draft.copying import CopyDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError
+from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
-from ragaccel.inputs import is_batch, read_prompt, references_of_each
+from ragaccel.inputs import as_texts, is_batch, read_prompt, references_of_each
 from ragaccel.models.caller_rules import criterion_rules, logits_processors
 from ragaccel.models.detokenizer import IncrementalDecoder
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.load import bundled_reader_path, end_tokens, load_model
 from ragaccel.models.stop_strings import TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.references import predicted_answers
+from ragaccel.rehearsal import REHEARSAL
+from ragaccel.settings import SAMPLING, Settings, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,48 +31,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decode.interfaces import Drafter, Verifier
+    from ragaccel.decode.session import Session
     from ragaccel.inputs import AnyReference, Batch, OnePrompt
+    from ragaccel.memory.namespaces import Memory
     from ragaccel.passage import Passage
-
-_SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
-
-
-class Settings(TypedDict, total=False):
-    """What a single request may set; everything has a default.
-
-    Attributes:
-        max_new_tokens: most tokens of an answer, 256 by default.
-        min_new_tokens: no end token counts before so many.
-        temperature: 0 (the default) takes the likeliest token, more samples.
-        top_k: sample from so many likeliest tokens; 0 is off.
-        top_p: sample from the likeliest tokens that hold this much probability; 1 is off.
-        min_p: leave out tokens below this share of the likeliest one's probability; 0 is off.
-        seed: the same seed gives the same text, with or without drafting.
-        repetition_penalty: as in transformers; 1 is off.
-        no_repeat_ngram_size: never repeat an n-gram of this size; 0 is off.
-        stop: strings at the first of which the answer ends; never part of the answer.
-        logits_processors: transformers' LogitsProcessors, pure functions of (ids, scores); one
-            with a true attribute ``stateful`` is fine too, and turns drafting off.
-        stopping_criteria: transformers' StoppingCriteria, asked after every token.
-        drafter: where guesses come from, in place of the LLM's own.
-        namespace: keeps what is learned from one tenant's requests apart.
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    repetition_penalty: float
-    no_repeat_ngram_size: int
-    stop: str | Sequence[str]
-    logits_processors: Sequence[Any]
-    stopping_criteria: Sequence[Any]
-    drafter: Drafter | None
-    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +43,8 @@ class _Plan:
     """One checked request, and what its answer will be made of."""
 
     request: Request
-    drafter: Drafter
+    drafter: Drafter | None
+    remember: bool
     stop: TextStopRule
     passages: tuple[Passage, ...]
     dropped: tuple[Passage, ...]
@@ -88,12 +54,17 @@ class LLM:
     """A language model and its tokenizer, ready to complete prompts.
 
     Takes ready objects of transformers as well as what ``load`` makes of a name. Calls from
-    several threads are safe. Nothing is kept between requests.
+    several threads are safe. By default guesses are token trees over the request's texts and over
+    what earlier requests of the same namespace said and answered. That is kept with this object, in
+    memory only, unless ``memory`` has a path. While the drafting functions are being compiled, the
+    first seconds of the first use on a machine, one copied span is guessed instead.
 
     Args:
         model: a causal language model of transformers, or a ``HuggingFaceModel``.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
-        drafter: where guesses come from; ``CopyDrafter()`` by default.
+        drafter: where guesses come from, in place of the token trees; memory is not used then.
+        memory: what earlier requests taught, or the file it is read from and, when Python exits,
+            written to; by default it ends with this object.
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
 
@@ -107,6 +78,7 @@ class LLM:
         tokenizer: Any,
         *,
         drafter: Drafter | None = None,
+        memory: Memory | str | Path | None = None,
         capacity: int | None = None,
         token_budget: int | None = None,
     ) -> None:
@@ -116,8 +88,8 @@ class LLM:
         self.tokenizer: Tokenizer = tokenizer
         kept = cost_file(self.model.cost_key)
         self.engine = Engine(self.model, capacity=capacity, cost_file=kept)
-        self.drafter: Drafter = CopyDrafter() if drafter is None else drafter
         self.token_budget = token_budget
+        self._guessing = Guessing(drafter, memory, tokenizer, self.model.vocab_size)
 
     @classmethod
     def load(
@@ -128,6 +100,7 @@ class LLM:
         device: Any = None,
         device_map: Any = None,
         drafter: Drafter | None = None,
+        memory: Memory | str | Path | None = None,
         capacity: int | None = None,
         token_budget: int | None = None,
         **model_kwargs: Any,
@@ -147,10 +120,29 @@ class LLM:
                 "ragaccel: no model named, so the bundled reader answers: it quotes one sentence "
                 "and names its passage\n"
             )
+        if drafter is None:
+            REHEARSAL.start()  # beside the loading
         model, tokenizer = load_model(
             str(name_or_path), dtype=dtype, device=device, device_map=device_map, **model_kwargs
         )
-        return cls(model, tokenizer, drafter=drafter, capacity=capacity, token_budget=token_budget)
+        return cls(
+            model,
+            tokenizer,
+            drafter=drafter,
+            memory=memory,
+            capacity=capacity,
+            token_budget=token_budget,
+        )
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Where guesses come from; None for token trees over the texts and the past."""
+        return self._guessing.drafter
+
+    @property
+    def memory(self) -> Memory:
+        """What earlier requests taught, by namespace."""
+        return self._guessing.memory
 
     @property
     def context_length(self) -> int | None:
@@ -225,8 +217,8 @@ class LLM:
     def _pieces(self, plan: _Plan) -> Generator[str, None, Answer]:
         request = plan.request
         pieces: list[str] = []
-        with closing(self.engine.open(request)) as verifier:
-            session = Session(verifier, plan.drafter, request, token_budget=self.token_budget)
+        opened = closing(self.engine.open(request))
+        with opened as verifier, self._session(verifier, plan) as session:
             decoder, text = IncrementalDecoder(self.tokenizer), plan.stop.hold_back()
             for step in session:
                 ended = session.finish_reason == "stop" and step.token_ids[-1] in request.eos_ids
@@ -238,18 +230,29 @@ class LLM:
             yield pieces[-1]
         return Answer.of("".join(pieces), session.result(), plan.passages, plan.dropped)
 
+    def _session(self, verifier: Verifier, plan: _Plan) -> AbstractContextManager[Session]:
+        return self._guessing.session(
+            verifier,
+            plan.request,
+            drafter=plan.drafter,
+            remember=plan.remember,
+            token_budget=self.token_budget,
+        )
+
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> _Plan:
         given: dict[str, Any] = {n: value for n, value in settings.items() if value is not None}
-        _check_names(given)
-        stop = TextStopRule(_as_strings(given.pop("stop", ())), self.tokenizer)
+        check_names(given)
+        stop = TextStopRule(as_texts("stop", given.pop("stop", ())), self.tokenizer)
         criteria = given.pop("stopping_criteria", ())
         processors = given.pop("logits_processors", ())
-        drafter = given.pop("drafter", self.drafter)
-        sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING & given.keys()})
+        drafter, remember = given.pop("drafter", None), bool(given.pop("remember", True))
+        predictions = as_texts("prediction", given.pop("prediction", ()))
+        sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
         built = read_prompt(prompt, references, self.tokenizer, self.model.vocab_size)
+        predicted = predicted_answers(predictions, self.tokenizer, built.token_ids)
         request = Request(
             prompt_ids=built.token_ids,
-            references=built.references,
+            references=(*built.references, *predicted),
             sampling=sampling,
             eos_ids=frozenset(self.tokenizer.eos_ids),
             stop_rules=(stop, *criterion_rules(criteria, built.token_ids, self.model.device)),
@@ -257,19 +260,4 @@ class LLM:
             **given,
         )
         self.engine.check_fits(request)
-        return _Plan(request, drafter, stop, built.passages, built.dropped)
-
-
-def _check_names(settings: Mapping[str, Any]) -> None:
-    unknown = sorted(settings.keys() - Settings.__annotations__.keys())
-    if unknown:
-        raise TypeError(
-            f"unknown setting {', '.join(unknown)}: there are {', '.join(Settings.__annotations__)}"
-        )
-
-
-def _as_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(string, str) and string for string in strings):
-        raise ConfigurationError("stop is a string or a list of strings, none of them empty")
-    return strings
+        return _Plan(request, drafter, remember, stop, built.passages, built.dropped)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ragaccel.answer import Stream
 from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.inputs import as_texts
 from ragaccel.prompt import Prompt, build_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from typing_extensions import Unpack
 
-    from ragaccel.answer import Answer, Stream
-    from ragaccel.llm import LLM, Settings
+    from ragaccel.answer import Answer
+    from ragaccel.llm import LLM
+    from ragaccel.memory.answers import AnswerMemory
     from ragaccel.passage import Passage
     from ragaccel.prompt import Message, Template
+    from ragaccel.settings import Settings
 
 
 class PassageSource(Protocol):
@@ -35,6 +39,7 @@ class RAG:
         k: how many passages to ask for.
         template: how the prompt is written; see ``build_prompt``.
         max_new_tokens: most tokens of an answer, kept free in the context.
+        answers: remembers what was answered; answers to similar questions are guessed from.
     """
 
     def __init__(
@@ -45,11 +50,13 @@ class RAG:
         k: int = 6,
         template: Template | None = None,
         max_new_tokens: int = 256,
+        answers: AnswerMemory | None = None,
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"k must be 1 or more, not {k}")
         self.llm, self.retriever = llm, retriever
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
+        self.answers = answers
 
     def ask(
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
@@ -71,7 +78,27 @@ class RAG:
         if settings.get("max_new_tokens") is None:
             settings["max_new_tokens"] = self.max_new_tokens
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
-        return self.llm.stream(prompt, **settings)
+        if self.answers is None or settings.get("remember") is False:
+            return self.llm.stream(prompt, **settings)
+        return self._remembered(self.answers, question, prompt, settings)
+
+    def _remembered(
+        self, answers: AnswerMemory, question: str, prompt: Prompt, settings: Settings
+    ) -> Stream:
+        """Stream an answer that similar ones are guesses for, and remember it when it is whole."""
+        namespace = settings.get("namespace") or ""
+        similar = [found.answer for found in answers.similar(question, namespace)]
+        predicted = as_texts("prediction", settings.get("prediction") or ())
+        settings["prediction"] = (*predicted, *similar)
+        stream = self.llm.stream(prompt, **settings)
+
+        def pieces() -> Generator[str, None, Answer]:
+            with stream:
+                yield from stream
+                answers.add(question, stream.answer.text, namespace)
+                return stream.answer
+
+        return Stream(pieces(), stream.passages)
 
     def prompt(
         self,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What a spaced variant keeps behind the point where both variants agree: enough to be found again.
 _TAIL_TOKENS = 16
 TURN_WEIGHT = 0.5
+_LEAD_TOKENS = 16  # of the prompt, before a predicted answer: as long as matches are told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,21 @@ def refer(
     spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
     variants = [plain, _head_of_variant(spaced, plain)]
     return [Reference(ids, weight, passage_id) for ids in variants if ids]
+
+
+def predicted_answers(
+    texts: Sequence[str], tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> list[Reference]:
+    """Texts that may be the answer, as references that begin with the prompt's last tokens.
+
+    So the very first token of the answer finds them: the prompt's end matches.
+    """
+    lead = tuple(prompt_ids[-_LEAD_TOKENS:])
+    return [
+        Reference((*lead, *reference.token_ids), passage_id="prediction")
+        for text in texts
+        for reference in refer(text, tokenizer)
+    ]
 
 
 def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,10 +1,15 @@
+import numpy as np
 import pytest
 from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 
 from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.trie import TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError
+from ragaccel.memory.answers import AnswerMemory
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG
+from ragaccel.rehearsal import REHEARSAL
 
 LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", score=0.9)
 TIDE = Passage("tide", "The tide rises four metres at the mole.", score=0.5)
@@ -134,3 +139,84 @@ def test_earlier_answers_are_copied_from(rag):
     answer = rag.ask(question, history, logits_processors=processors(rag, said, question, history))
     assert answer.text == said
     assert answer.stats.acceptance_length > 2
+
+
+SAID = "Nobody here trims it any more, they say, since the lamp was made electric in May."
+
+
+class Bag:
+    """Embeds texts by the words in them, so that similar questions have similar vectors."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, texts):
+        self.calls += 1
+        vectors = np.zeros((len(texts), 64))
+        for row, text in zip(vectors, texts, strict=True):
+            for word in text.lower().replace("?", "").split():
+                row[sum(map(ord, word)) % 64] += 1.0
+        return vectors
+
+
+def ask_for(rag, question, **settings):
+    return rag.ask(question, logits_processors=processors(rag, SAID, question), **settings)
+
+
+def remembering(embed):
+    llm = tiny_llm(token_budget=16)
+    return RAG(llm, Shelf(FOG, TIDE, LAMP), max_new_tokens=80, answers=AnswerMemory(embed))
+
+
+@pytest.fixture(params=[CopyDrafter(), None], ids=["copying", "trees"])
+def quietly(request):
+    """Settings under which only the memory of answers is of help."""
+    if request.param is None:
+        assert REHEARSAL.wait(120)
+        return {"drafter": TrieDrafter()}
+    return {"drafter": request.param}
+
+
+def test_answers_to_similar_questions_are_guessed_from(quietly):
+    rag = remembering(Bag())
+    first = ask_for(rag, "Who trims the wick?", **quietly)
+    again = ask_for(rag, "Who trims the wick now?", **quietly)
+    assert first.text == again.text == SAID
+    assert again.stats.verify_passes < first.stats.verify_passes / 2
+    other = ask_for(rag, "How high does the tide rise at the mole?", **quietly)
+    assert other.stats.verify_passes > again.stats.verify_passes
+    assert rag.answers.figures().entries == 3
+    assert again.passages == first.passages  # what is remembered is nothing to cite
+
+
+def test_answers_of_another_namespace_are_not_guessed_from(quietly):
+    rag = remembering(Bag())
+    first = ask_for(rag, QUESTION, namespace="mine", **quietly)
+    other = ask_for(rag, QUESTION, namespace="yours", **quietly)
+    assert other.stats.verify_passes == first.stats.verify_passes
+
+
+def test_an_answer_that_is_not_to_be_remembered_is_not_embedded(quietly):
+    embed = Bag()
+    rag = remembering(embed)
+    ask_for(rag, QUESTION, remember=False, **quietly)
+    assert embed.calls == 0
+    assert rag.answers.figures().entries == 0
+
+
+def test_only_whole_answers_are_remembered():
+    rag = remembering(Bag())
+    stream = rag.stream(QUESTION, logits_processors=processors(rag, SAID))
+    next(stream)
+    stream.close()
+    assert rag.answers.figures().entries == 0
+    with rag.stream(QUESTION, logits_processors=processors(rag, SAID)) as stream:
+        assert "".join(stream) == stream.answer.text == SAID
+    assert rag.answers.figures().entries == 1
+
+
+def test_a_prediction_of_the_callers_goes_beside_the_remembered(quietly):
+    rag = remembering(Bag())
+    without = ask_for(rag, QUESTION, **quietly)
+    given = ask_for(rag, "How high does the tide rise?", prediction=SAID, **quietly)
+    assert given.stats.verify_passes < without.stats.verify_passes / 2

@@ -12,6 +12,7 @@ from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED
 from ragaccel.cli.marking import MarkedAnswer
 from ragaccel.cli.terminal import printable
 from ragaccel.highlighting import Highlighter
+from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_PAIRS = 3  # that --compare times, as long as they take no more than
 _PATIENCE = 4.0  # seconds
+_LONGEST_REHEARSAL = 60.0  # seconds
 REFUSAL = "The passages do not tell"
 
 
@@ -59,6 +61,8 @@ class Answering:
         self._conversation = conversation
         self._manner = manner
         self._generation = generation if manner.accelerate else generation | {"drafter": _plain()}
+        if manner.compare:  # an answer that was given before would be known
+            self._generation |= {"remember": False}
         self._partial = ""
         self.seconds: dict[str, float] = {}
         self.model = ""
@@ -70,6 +74,8 @@ class Answering:
         self._partial, self._search.seconds = "", 0.0
         try:
             if self._manner.compare:  # the first request of a process pays for all that is lazy
+                with self._terminal.working("compiling, once on a machine"):
+                    REHEARSAL.wait(_LONGEST_REHEARSAL)
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
             self._terminal.set_apart()

@@ -25,6 +25,7 @@ def ask(
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
+    memory: options.Memory = None,
     compare: options.Compare = False,
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
@@ -55,6 +56,7 @@ def ask(
             "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": seed,
+            "memory": memory,
         }
     )
     manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)

@@ -27,6 +27,7 @@ def chat(
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
+    memory: options.Memory = None,
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
     no_accel: options.NoAccel = False,
@@ -53,6 +54,7 @@ def chat(
             "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": seed,
+            "memory": memory,
         }
     )
     manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)

@@ -43,6 +43,10 @@ Temperature = Annotated[
     float | None, typer.Option(metavar="T", help="0: the likeliest token; above: sample. [0]")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of sampling. [0]")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="FILE", help="Remember answers there, to guess from."),
+]
 NoAccel = Annotated[
     bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
 ]

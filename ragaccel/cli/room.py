@@ -93,6 +93,7 @@ def load_llm(terminal: Terminal, settings: Settings) -> LLM:
     Raises:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
+    terminal.pass_on_warnings()
     name = settings.text("model")
     if name is None:
         terminal.note("no model named: the bundled reader answers (--model NAME for another)")
@@ -102,5 +103,8 @@ def load_llm(terminal: Terminal, settings: Settings) -> LLM:
 
         name = name or str(bundled_reader_path())
         return LLM.load(
-            name, dtype=settings.text("dtype") or "auto", device=settings.text("device")
+            name,
+            dtype=settings.text("dtype") or "auto",
+            device=settings.text("device"),
+            memory=settings.text("memory"),
         )

@@ -81,6 +81,9 @@ SETTINGS = (
         "device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"
     ),
     Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
+    Setting(
+        "memory", str, None, "file that remembers answers between runs, to guess from; unset: none"
+    ),
     Setting("k", int, 6, "passages retrieved for a question", least=1, most=1000),
     Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
     Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),

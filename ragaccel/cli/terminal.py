@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 from contextlib import nullcontext
@@ -132,6 +133,12 @@ class Terminal:
         """Tell on stderr what a person should look into."""
         self._tell(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
 
+    def pass_on_warnings(self) -> None:
+        """Tell what the library warns of in its log as any other warning."""
+        log = logging.getLogger("ragaccel")
+        log.handlers = [_Warnings(self)]
+        log.propagate = False
+
     def fail(self, text: str) -> None:
         """Tell on stderr why the command could not do what was asked."""
         self._tell(Text.assemble(("error: ", "bold red"), printable(text)), "")
@@ -159,6 +166,17 @@ class Terminal:
         self.out.file.flush()
         if self._record is not None and self.capture is not None:
             self._record.save_svg(str(self.capture), title=self.title)
+
+
+class _Warnings(logging.Handler):
+    """Takes warnings of a log to a terminal."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._terminal.warn(record.getMessage())
 
 
 def silence_libraries() -> None:

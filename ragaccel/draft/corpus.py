@@ -100,7 +100,8 @@ def match_beyond(token_ids: Ids, place: int, context: Ids, end: int) -> int:
     word of what it copies goes on copying.
     """
     best = 0
-    for change in range(3):
+    first = 0 if token_ids[place - 1] >= 0 and context[end - 1] >= 0 else 3  # a text ends here
+    for change in range(first, 3):
         here = place - 1 - (change != 1)
         there = end - 1 - (change != 2)
         length = 0

@@ -11,6 +11,7 @@ from ragaccel.decode.tree import Origin
 from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids, insert
 from ragaccel.draft.evidence import OUTPUT, PROMPT, REFERENCE, SOURCES
 from ragaccel.draft.ngram_index import sorted_places
+from ragaccel.draft.restoring import MAX_IDS
 from ragaccel.draft.texts import BOUNDARY
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class SearchedText:
         size, inside = CONTEXT, []
         different = {r.token_ids: r for r in reversed(context.references)}  # the first of equals
         for reference in reversed(different.values()):
-            ids = np.array(reference.token_ids, np.int32)
+            ids = _as_ids(reference.token_ids)
             start = _find(prompt, ids)
             if start >= 0:
                 inside.append((start, start + len(ids), reference.passage_id))
@@ -124,6 +125,15 @@ class Origins(Sequence[tuple[Origin, ...]]):
         if place == ROOT:
             return ()
         return (self._text.origin(int(self._kinds[node]), int(self._lengths[node]), place),)
+
+
+def _as_ids(token_ids: Sequence[int]) -> Ids:
+    """An array of token ids; those that no vocabulary has end a text."""
+    try:
+        ids = np.array(token_ids, np.int64)
+    except OverflowError:
+        ids = np.array([min(token, MAX_IDS) for token in token_ids], np.int64)
+    return np.where(ids < MAX_IDS, ids, BOUNDARY).astype(np.int32)
 
 
 def _find(text: Ids, part: Ids) -> int:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
-from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
 from ragaccel.memory.archive import Header, UnusableError, read_archive, write_archive
@@ -165,7 +164,7 @@ def _reason(error: Exception) -> str:
     return f"it is damaged, or no such file at all ({error or type(error).__name__})"
 
 
-_saved_at_exit: WeakSet[Filed] = WeakSet()
+_saved_at_exit: set[Filed] = set()  # held, so that what a function's local LLM learned is saved
 
 
 @atexit.register

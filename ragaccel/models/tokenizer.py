@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ConfigurationError
@@ -52,6 +54,14 @@ class Tokenizer:
     def __len__(self) -> int:
         """Count the tokens it knows, added ones included."""
         return len(self.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells this vocabulary from others: the same ids mean the same tokens."""
+        digest = hashlib.sha256()
+        for token, index in sorted(self.tokenizer.get_vocab().items(), key=itemgetter(1)):
+            digest.update(f"{index} {token}\n".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:32]
 
     @property
     def has_chat_template(self) -> bool:

@@ -96,6 +96,13 @@ def test_compare_tells_the_speed_up_and_that_the_tokens_are_the_same(cli, docs, 
     assert "acceptance length" in last
 
 
+def test_nothing_is_remembered_while_speeds_are_compared(cli, docs, llm):
+    cli("ask", docs, "Where does the key hang?", "--compare")
+    assert all(settings["remember"] is False for settings in llm.settings)
+    cli("ask", docs, "Where does the key hang?")
+    assert "remember" not in llm.settings[-1]
+
+
 def test_no_accel_decodes_plainly(cli, docs, llm):
     cli("ask", docs, "Where does the key hang?", "--no-accel")
     assert type(llm.settings[-1]["drafter"]).__name__ == "NoDrafter"

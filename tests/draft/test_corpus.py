@@ -91,6 +91,7 @@ def test_a_match_ends_at_a_difference_a_boundary_or_its_limit():
         ([1, 2, 3, 4, 9], [1, 2, 3, 4], 4),  # one left out
         ([1, 2, 3, 4, 9, 9], [1, 2, 3, 4, 8, 8], 0),  # two
         (list(range(20)), [*range(19), 99], MAX_GAP),
+        ([1, 2, 3, 4, -1], [1, 2, 3, 4, 8], 0),  # the text before is another one
     ],
 )
 def test_agreement_goes_on_beyond_one_changed_token(earlier, now, agreed):

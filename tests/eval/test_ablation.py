@@ -17,7 +17,8 @@ from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT, default_evidence
 from ragaccel.draft.searched import SearchedText
 from ragaccel.draft.successors import no_successors
 from ragaccel.draft.trie import NoPast, TrieDrafter
-from ragaccel.memory.history import History, first_of
+from ragaccel.memory.history import History
+from ragaccel.memory.remembered import first_of
 
 
 @pytest.fixture(autouse=True)

@@ -141,7 +141,10 @@ def test_each_request_starts_cold(monkeypatch):
     examples = [Example("1", draw=draw), Example("2", draw=draw)]
     jobs = make_jobs(examples, target.tokenizer, max_new_tokens=10)
     ledger = never_slower.Ledger(None, {})
-    never_slower.run_set(target, "t", jobs, "ours_tree", ledger)
+    costs = {1: 0.002, 16: 0.003}
+    never_slower.run_set(target, "t", jobs, ledger, contender="ours_tree", costs=costs)
+    known = [one._engine.costs.by_way() for one in made[2:] if one.name == "ours_tree"]
+    assert all(set(ways["greedy"]) >= {1, 16} for ways in known)
     assert len({id(one._engine) for one in made}) == len(made) == 2 + 4
     order = [(row["example"], row["contender"]) for row in ledger.rows]
     assert order == [

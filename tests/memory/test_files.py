@@ -1,4 +1,3 @@
-import gc
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 from memory_taught import drafts, opened, saved, teach
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
-from ragaccel.memory import files
 from ragaccel.memory.namespaces import Memory
 
 
@@ -222,15 +220,6 @@ def test_a_refused_file_is_warned_of_once(tmp_path):
     assert len(err.splitlines()) == 1
     assert "is not used" in err
     assert path.read_text(encoding="utf-8") == "my diary"
-
-
-def test_a_memory_that_nobody_holds_is_let_go(tmp_path):
-    before = len(files._saved_at_exit)
-    memory = Memory(path=tmp_path / "memory")
-    assert len(files._saved_at_exit) == before + 1
-    del memory
-    gc.collect()
-    assert len(files._saved_at_exit) == before
 
 
 def test_the_header_says_what_it_is(path):

@@ -1,0 +1,98 @@
+"""Guessing: which drafter a request is given, and what the request leaves behind for later ones."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.session import Session
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.rehearsal import REHEARSAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+    from ragaccel.decode.interfaces import Drafter, Verifier
+    from ragaccel.decode.request import Request
+    from ragaccel.memory.namespaces import Memory, Recollection
+    from ragaccel.models.tokenizer import Tokenizer
+
+
+class Guessing:
+    """Opens sessions: token trees over a request's texts and its namespace's past by default.
+
+    Until the drafting functions are compiled one copied span is guessed, and nothing remembered.
+
+    Args:
+        drafter: in place of the default; then memory is not used.
+        memory: what earlier requests taught, or the file it is kept in; without it nothing outlives
+            this object. Read, or made, when it is first needed.
+        tokenizer: whose token ids the memory holds.
+        vocab_size: token ids are below.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        memory: Memory | str | PathLike[str] | None,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+    ) -> None:
+        self.drafter, self._given = drafter, memory
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._memory: Memory | None = None
+        self._lock = Lock()
+        if drafter is None:
+            REHEARSAL.start()
+
+    @property
+    def memory(self) -> Memory:
+        """What earlier requests taught, by namespace."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = self._opened()
+            return self._memory
+
+    @contextmanager
+    def session(
+        self,
+        verifier: Verifier,
+        request: Request,
+        *,
+        drafter: Drafter | None = None,
+        remember: bool = True,
+        token_budget: int | None = None,
+    ) -> Iterator[Session]:
+        """Open a session; however it ends, what it emitted is remembered."""
+        drafter = drafter or self.drafter
+        kept: Recollection | None = None
+        if drafter is None and REHEARSAL.is_ready():
+            kept = self.memory.of(request.namespace) if remember else None
+            drafter = _over_the_past(kept)
+        session = Session(verifier, drafter or CopyDrafter(), request, token_budget=token_budget)
+        try:
+            yield session
+        finally:
+            if kept is not None and session.token_ids:
+                kept.remember(request.prompt_ids, session.token_ids)
+
+    def _opened(self) -> Memory:
+        from ragaccel.memory.namespaces import Memory  # imports numba: not any sooner
+
+        if isinstance(self._given, Memory):
+            return self._given
+        if self._given is None:
+            return Memory(vocab_size=self._vocab_size)
+        path, fingerprint = os.fspath(self._given), self._tokenizer.fingerprint
+        return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
+
+
+def _over_the_past(kept: Recollection | None) -> Drafter:
+    from ragaccel.draft.trie import TrieDrafter
+
+    if kept is None:
+        return TrieDrafter()
+    return TrieDrafter(past=kept.history, calibration=kept.calibration)

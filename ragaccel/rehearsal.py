@@ -1,0 +1,101 @@
+"""The rehearsal: drafting once on a few tokens, so that its functions are compiled when needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+_PATIENCE = 300.0  # seconds for another process to compile; it takes about ten
+_COMMAND = "from ragaccel.rehearsal import rehearse; rehearse()"
+
+logger = logging.getLogger("ragaccel")
+
+
+class Rehearsal:
+    """Makes the drafting functions ready beside whatever else goes on.
+
+    The first time on a machine they are compiled, about ten seconds, by a process of its own: in a
+    thread of this one that would hold up the decoding. Later they are read from where numba keeps
+    them, in well under a second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._ready = Event()
+
+    def start(self) -> None:
+        """Begin, unless it has begun before; returns at once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="ragaccel-rehearsal", daemon=True)
+                self._thread.start()
+
+    def is_ready(self) -> bool:
+        """Whether drafting goes at full speed from now on."""
+        return self._ready.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Begin if need be and wait for the end; say whether drafting is ready."""
+        self.start()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self.is_ready()
+
+    def _run(self) -> None:
+        try:
+            from ragaccel.draft.calibration import follow  # the last one that a rehearsal compiles
+            from ragaccel.draft.jit import is_kept, never_compiles
+
+            if never_compiles():
+                return
+            if not is_kept(follow) and _can_start_python():
+                _rehearse_elsewhere()
+            rehearse()
+        except Exception as error:  # answers come without, only more slowly
+            logger.warning("token trees are not drafted, one copied span is: %s", error)
+        else:
+            self._ready.set()
+
+
+def rehearse() -> None:
+    """Draft, learn and remember on a few tokens: compiles all that these need."""
+    from ragaccel.decode.context import Context
+    from ragaccel.draft.trie import TrieDrafter
+    from ragaccel.memory.namespaces import Memory
+
+    kept = Memory().of("")
+    kept.history.add([1, 2, 3, 1, 2], [3, 1])
+    context = Context([1, 2, 3, 1, 2])
+    drafter = TrieDrafter(past=kept.history, calibration=kept.calibration)
+    drafter.draft(context, 4)
+    context.token_ids.append(3)
+    drafter.draft(context, 4)
+
+
+def _can_start_python() -> bool:
+    """Whether ``sys.executable`` is Python, not a program that Python is a part of."""
+    return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
+
+
+def _rehearse_elsewhere() -> None:
+    """Compile in a process that goes on to its end even if this one ends before."""
+    folder = str(Path(__file__).parents[1])
+    path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    subprocess.run(
+        [sys.executable, "-c", _COMMAND],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_PATIENCE,
+        check=False,
+    )
+
+
+REHEARSAL = Rehearsal()
+"""The one of this process: what is compiled serves all models."""

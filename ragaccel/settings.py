@@ -1,0 +1,65 @@
+"""Settings: what a single request may set, and the check of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ragaccel.decode.interfaces import Drafter
+
+SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
+"""Those that say how tokens are chosen."""
+
+
+class Settings(TypedDict, total=False):
+    """What a single request may set; everything has a default.
+
+    Attributes:
+        max_new_tokens: most tokens of an answer, 256 by default.
+        min_new_tokens: no end token counts before so many.
+        temperature: 0 (the default) takes the likeliest token, more samples.
+        top_k: sample from so many likeliest tokens; 0 is off.
+        top_p: sample from the likeliest tokens that hold this much probability; 1 is off.
+        min_p: leave out tokens below this share of the likeliest one's probability; 0 is off.
+        seed: the same seed gives the same text, with or without drafting.
+        repetition_penalty: as in transformers; 1 is off.
+        no_repeat_ngram_size: never repeat an n-gram of this size; 0 is off.
+        stop: strings at the first of which the answer ends; never part of the answer.
+        logits_processors: transformers' LogitsProcessors, pure functions of (ids, scores); one
+            with a true attribute ``stateful`` is fine too, and turns drafting off.
+        stopping_criteria: transformers' StoppingCriteria, asked after every token.
+        prediction: what the answer may turn out to be, one text or several: the text that is to be
+            changed, answers to similar questions. They never change the answer.
+        drafter: where guesses come from, in place of the LLM's own.
+        namespace: keeps what is learned from one tenant's requests apart.
+        remember: False neither uses what earlier requests of the namespace taught nor adds to it.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop: str | Sequence[str]
+    logits_processors: Sequence[Any]
+    stopping_criteria: Sequence[Any]
+    prediction: str | Sequence[str]
+    drafter: Drafter | None
+    namespace: str
+    remember: bool
+
+
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Raise TypeError for a setting that there is not; the message names those there are."""
+    unknown = sorted(settings.keys() - Settings.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"unknown setting {', '.join(unknown)}: there are {', '.join(Settings.__annotations__)}"
+        )

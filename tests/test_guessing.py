@@ -1,0 +1,218 @@
+import logging
+import subprocess
+import sys
+
+import pytest
+import tiny_models
+from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
+
+from ragaccel import rehearsal
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.draft.copying import CopyDrafter
+from ragaccel.errors import ConfigurationError
+from ragaccel.llm import LLM
+from ragaccel.memory.namespaces import Memory
+from ragaccel.rehearsal import REHEARSAL, Rehearsal
+
+PROMPT = "Who trims the wick?"
+SAID = "Nobody here knows, ask again at the mole when the tide is low and the lamp is lit."
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    assert REHEARSAL.wait(120)
+
+
+def new_llm(**options):
+    known = tiny_llm()
+    return LLM(known.model, tiny_tokenizer(), token_budget=31, **options)
+
+
+def ask(llm, prompt=PROMPT, said=SAID, **settings):
+    """Make a model say something; return the answer."""
+    processors = [say(llm, prompt, said)]
+    return llm.generate(prompt, logits_processors=processors, max_new_tokens=99, **settings)
+
+
+def test_what_was_answered_before_is_guessed_the_next_time():
+    llm = new_llm()
+    first, second = ask(llm), ask(llm)
+    assert first.text == second.text == SAID
+    assert second.stats.verify_passes < first.stats.verify_passes / 3
+    assert second.stats.accepted_by_source["past answer"] > 20
+    assert llm.memory.figures().requests == 2
+    assert llm.memory.figures().hits == 1
+
+
+def test_a_request_that_is_not_to_remember_knows_nothing_and_teaches_nothing():
+    llm = new_llm()
+    alone = ask(llm, remember=False)
+    assert llm.memory.figures().requests == 0
+    ask(llm)
+    assert ask(llm, remember=False).stats.verify_passes == alone.stats.verify_passes
+    assert "past answer" not in ask(llm, remember=False).stats.accepted_by_source
+    assert llm.memory.figures().requests == 1
+
+
+def test_namespaces_are_apart():
+    llm = new_llm()
+    first = ask(llm, namespace="mine")
+    other = ask(llm, namespace="yours")
+    assert other.stats.verify_passes == first.stats.verify_passes
+    assert ask(llm, namespace="mine").stats.verify_passes < first.stats.verify_passes
+    assert sorted(llm.memory.namespaces) == ["mine", "yours"]
+
+
+@pytest.mark.parametrize("where", ["llm", "request"])
+def test_a_drafter_of_the_callers_leaves_the_memory_alone(where):
+    llm = new_llm(drafter=CopyDrafter()) if where == "llm" else new_llm()
+    for _ in range(2):
+        answer = ask(llm, **({} if where == "llm" else {"drafter": NoDrafter()}))
+        assert answer.text == SAID
+        assert "past answer" not in answer.stats.accepted_by_source
+    assert llm.memory.figures().requests == 0
+
+
+def test_an_answer_that_was_left_is_remembered_as_far_as_it_came():
+    llm = new_llm()
+    stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, SAID)], max_new_tokens=99)
+    next(stream)
+    stream.close()
+    figures = llm.memory.figures()
+    assert figures.requests == 1
+    assert figures.tokens < len(llm.tokenizer.encode(PROMPT + SAID))
+
+
+def test_a_stream_nobody_reads_is_not_remembered():
+    llm = new_llm()
+    llm.stream(PROMPT)
+    assert llm.memory.figures().requests == 0
+
+
+def test_two_models_share_nothing_unless_they_are_given_one_memory():
+    shared = Memory(vocab_size=380)
+    one, other, third = new_llm(memory=shared), new_llm(memory=shared), new_llm()
+    first = ask(one)
+    assert ask(other).stats.verify_passes < first.stats.verify_passes / 3
+    assert ask(third).stats.verify_passes == first.stats.verify_passes
+
+
+def test_memory_in_a_file_outlives_the_model(tmp_path):
+    path = tmp_path / "answers.memory"
+    llm = new_llm(memory=path)
+    first = ask(llm)
+    llm.memory.save()
+    again = ask(new_llm(memory=str(path)))
+    assert again.text == SAID
+    assert again.stats.verify_passes < first.stats.verify_passes / 3
+
+
+def test_a_file_of_another_vocabulary_or_a_damaged_one_is_refused_and_the_answer_comes(
+    tmp_path, caplog
+):
+    foreign, damaged = tmp_path / "foreign", tmp_path / "damaged"
+    Memory(path=foreign, fingerprint="other tokens").save()
+    damaged.write_bytes(b"PK\x03\x04 no memory")
+    for path in (foreign, damaged):
+        before = path.read_bytes()
+        with caplog.at_level(logging.WARNING, "ragaccel"):
+            llm = new_llm(memory=path)
+            assert ask(llm).text == SAID
+        assert path.name in llm.memory.refused
+        assert llm.memory.refused in caplog.text
+        with pytest.raises(ConfigurationError):
+            llm.memory.save()
+        assert path.read_bytes() == before
+
+
+def test_answers_are_the_models_own_whatever_is_remembered():
+    llm = new_llm()
+    plain = llm.generate(PROMPT, drafter=NoDrafter(), max_new_tokens=40)
+    for _ in range(3):
+        assert llm.generate(PROMPT, max_new_tokens=40).token_ids == plain.token_ids
+    sampled = {"temperature": 1.0, "seed": 7, "max_new_tokens": 40}
+    alone = llm.generate(PROMPT, drafter=NoDrafter(), **sampled)
+    assert llm.generate(PROMPT, **sampled).token_ids == alone.token_ids
+    assert tuple(
+        tiny_models.generate(
+            llm.model.model, llm.tokenizer.encode(PROMPT), max_new_tokens=40, eos_token_id=1
+        )
+    ) == (plain.token_ids)
+
+
+def test_a_prediction_is_guessed_from_the_first_token_on():
+    llm = new_llm()
+    without = ask(llm, remember=False)
+    given = ask(llm, remember=False, prediction=SAID)
+    assert given.text == without.text == SAID
+    assert given.stats.verify_passes <= 4
+    assert without.stats.verify_passes > 3 * given.stats.verify_passes
+    several = ask(llm, remember=False, prediction=[TEXT, SAID])
+    assert several.stats.verify_passes < without.stats.verify_passes / 2
+    assert given.passages == ()
+
+
+@pytest.mark.parametrize("wrong", ["", [""], [7], [None]])
+def test_a_prediction_that_is_no_text_is_refused(wrong):
+    with pytest.raises(ConfigurationError, match="prediction"):
+        new_llm().generate(PROMPT, prediction=wrong)
+
+
+def test_until_drafting_is_compiled_one_span_is_copied_and_nothing_remembered(monkeypatch):
+    monkeypatch.setattr("ragaccel.guessing.REHEARSAL", Rehearsal())
+    llm = new_llm(drafter=None)
+    monkeypatch.setattr(Rehearsal, "is_ready", lambda self: False)
+    answer = ask(llm)
+    assert answer.text == SAID
+    assert llm.memory.figures().requests == 0
+
+
+def test_what_fails_in_a_rehearsal_costs_no_answer(monkeypatch, caplog):
+    def fails():
+        raise OSError("no space left")
+
+    monkeypatch.setattr(rehearsal, "rehearse", fails)
+    mine = Rehearsal()
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        assert not mine.wait(30)
+    assert "no space left" in caplog.text
+
+
+def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch):
+    commands = []
+    monkeypatch.setattr("ragaccel.draft.jit.is_kept", lambda function: False)
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **settings: commands.append((command, settings))
+    )
+    assert Rehearsal().wait(60)
+    ((command, settings),) = commands
+    assert command[0] == sys.executable
+    done = subprocess.Popen([*command], env=settings["env"], stderr=subprocess.PIPE, text=True)
+    assert done.communicate(timeout=100)[1] == ""
+    assert done.returncode == 0
+
+
+def test_functions_that_are_never_compiled_leave_copying(tmp_path):
+    code = (
+        "from ragaccel.rehearsal import Rehearsal\n"
+        "mine = Rehearsal()\nprint(mine.wait(60), mine.is_ready())"
+    )
+    environment = {"NUMBA_DISABLE_JIT": "1", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_guessing import REHEARSAL, ask, new_llm\n"
+        "def work():\n"
+        "    assert REHEARSAL.wait(120)\n"
+        "    ask(new_llm(memory=sys.argv[1]))\n"
+        "work()\n"
+    )
+    path = tmp_path / "file.memory"
+    subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True)
+    assert new_llm(memory=path).memory.figures().requests == 1
