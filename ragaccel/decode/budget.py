@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.tree import likeliest
@@ -22,15 +23,12 @@ def worth_verifying(
     smaller one of equals. Where no guess pays, the root remains: plain decoding's own pass, which
     is what keeps drafting from ever being slower.
     """
-    probs = sorted(tree.path_probs[1:], reverse=True)
-    expected = 1.0
-    best_k, best_rate = 0, expected / cost_seconds(rows_per_node)
-    for k, prob in enumerate(probs, start=1):
-        expected += prob
-        rate = expected / cost_seconds((1 + k) * rows_per_node)
-        if rate > best_rate:
-            best_k, best_rate = k, rate
-    return likeliest(tree, best_k)
+    tokens = accumulate(sorted(tree.path_probs[1:], reverse=True), initial=1.0)
+    rates = [
+        expected / cost_seconds(nodes * rows_per_node)
+        for nodes, expected in enumerate(tokens, start=1)
+    ]
+    return likeliest(tree, rates.index(max(rates)))
 
 
 CREDIT = 1.0

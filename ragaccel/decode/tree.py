@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import ge, le, lt
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import RagaccelError
@@ -149,7 +150,7 @@ def likeliest(tree: DraftTree, budget: int) -> DraftTree:
     if tree.num_drafts <= budget:
         return tree
     probs = tree.path_probs
-    if all(probs[node] >= probs[node + 1] for node in range(len(tree) - 1)):
+    if all(map(ge, probs, probs[1:])):
         return _first(tree, 1 + max(0, budget))
     guesses = sorted(range(1, len(tree)), key=lambda node: -tree.path_probs[node])
     return _only(tree, [0, *sorted(guesses[: max(0, budget)])])
@@ -237,6 +238,20 @@ def check_tree(tree: DraftTree, root: int, budget: int) -> None:
 
 
 def _check_nodes(tree: DraftTree) -> None:
+    parents, probs = tree.parents, tree.path_probs
+    later = parents[1:]
+    if not (
+        min(later, default=0) >= 0
+        and all(map(lt, later, range(1, len(parents))))
+        and min(tree.token_ids[1:], default=0) >= 0
+        and len(set(zip(parents, tree.token_ids, strict=True))) == len(parents)
+        and min(probs) >= 0.0
+        and all(map(le, probs[1:], map(probs.__getitem__, later)))
+    ):
+        _explain_nodes(tree)  # only to say which node is wrong: this takes several times as long
+
+
+def _explain_nodes(tree: DraftTree) -> None:
     seen: set[tuple[int, int]] = set()
     for node in range(1, len(tree.token_ids)):
         parent, token = tree.parents[node], tree.token_ids[node]

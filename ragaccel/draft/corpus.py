@@ -116,10 +116,22 @@ def match_beyond(token_ids: Ids, place: int, context: Ids, end: int) -> int:
 
 
 @compiled
+def append(corpus: Corpus, end: int, gained: Ids) -> None:
+    """Write tokens from ``end`` on and take in their places, behind ``num_places`` others."""
+    for i in range(len(gained)):
+        corpus.token_ids[end + i] = gained[i]
+        num_places = corpus.num_places + i
+        so_far = Corpus(
+            corpus.token_ids, corpus.kinds, corpus.places, num_places, corpus.first_of
+        )  # fmt: skip
+        insert(so_far, end + i)
+
+
+@compiled
 def insert(corpus: Corpus, place: int) -> None:
     """Take a place in, behind ``num_places`` others; its token may be of use from now on."""
     places = corpus.places
     low = position(corpus, corpus.token_ids, place)
-    for i in range(corpus.num_places, low, -1):
-        places[i] = places[i - 1]
+    later = places[low : corpus.num_places].copy()
+    places[low + 1 : corpus.num_places + 1] = later
     places[low] = place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ragaccel.decode.tree import Origin
-from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids, insert
+from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids, append
 from ragaccel.draft.evidence import OUTPUT, PROMPT, REFERENCE, SOURCES
 from ragaccel.draft.ngram_index import sorted_places
 from ragaccel.draft.restoring import MAX_IDS
@@ -69,16 +69,15 @@ class SearchedText:
         ids = self._token_ids[CONTEXT : self.end]
         return np.bincount(ids[ids >= 0], minlength=size).astype(np.int32)
 
-    def advance(self) -> Sequence[int]:
+    def advance(self) -> Ids:
         """Take in what the context has gained, and return it."""
-        gained = self._context.token_ids[self.end - self.text_start :]
+        gained = np.array(self._context.token_ids[self.end - self.text_start :], np.int32)
         if self.end + len(gained) > len(self._token_ids):
             self._enlarge(len(gained))
-        for token in gained:
-            self._token_ids[self.end] = token
-            insert(self.corpus, self.end)
-            self._num_places += 1
-            self.end += 1
+        if len(gained):
+            append(self.corpus, self.end, gained)
+            self._num_places += len(gained)
+            self.end += len(gained)
         return gained
 
     def origin(self, kind: int, length: int, place: int) -> Origin:

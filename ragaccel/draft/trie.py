@@ -107,7 +107,7 @@ class TrieDrafter:
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Guess at most ``budget`` tokens, and never more than ``decoding_length``."""
         request: _Request = context.shared(self._open)
-        emitted = np.array(request.text.advance(), np.int32)
+        emitted = request.text.advance()
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.pool, request.nodes, emitted)
         budget = max(0, min(budget, self.decoding_length))

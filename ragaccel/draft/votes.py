@@ -17,11 +17,11 @@ from ragaccel.draft.evidence import FREQUENT, PAST_PROMPT, Evidence, Table
 from ragaccel.draft.jit import compiled, inlined
 from ragaccel.draft.successors import WIDTH, Successors
 
-MAX_VOTES, MAX_PAST_VOTES = 24, 12
+MAX_VOTES, MAX_PAST_VOTES = 20, 8
 """How many matching places of this request and of past ones are heard, the longest first."""
 LEAST_PAST = 2
 """The shortest match heard in past requests; what follows a single token is counted instead."""
-CLEAR = 6
+CLEAR = 4
 """Where so many tokens match in this request, past ones are not searched: it would take longest."""
 SUPPORT = np.rint(np.log2(np.arange(MAX_VOTES + 1) + 1)).astype(np.int8)
 """By the number of equally long matches, its binary logarithm, rounded."""

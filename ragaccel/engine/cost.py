@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from itertools import pairwise
 from math import exp, log
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WINDOW = 64  # passes, of whatever width, after which a bucket's next one replaces its old ones
 _FEW = 3  # so many passes of a bucket are believed as much as its neighbours
 _NEIGHBOUR = 0.5  # how much a bucket's passes say about the next bucket
+_SETTLED = 4  # passes a table may serve if none was a surprise: making one takes a while
 _HALF_LIFE = 128  # passes of other widths after which those of one count for half as many
 
 
@@ -37,6 +39,7 @@ class PassCost:
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
         self._table: list[float] | None = None
+        self._due = 0  # passes, at which the table is made anew
 
     def observe(self, rows: int, seconds: float) -> None:
         """Add one pass; the bucket is the nearest one."""
@@ -45,10 +48,12 @@ class PassCost:
         # In units of the prior, so that 9 and 14 rows do not blur one another.
         ratio = max(seconds, 1e-9) / self._prior(rows)
         recent = self._recent.setdefault(bucket, deque())
+        fastest = min((known for _, known in recent), default=0.0)
         recent.append((self._num_passes, ratio))
         while recent[0][0] <= self._num_passes - _WINDOW:
             recent.popleft()
-        self._table = None
+        if len(recent) <= _FEW or min(known for _, known in recent) != fastest:
+            self._table = None
 
     @property
     def num_passes(self) -> int:
@@ -62,17 +67,21 @@ class PassCost:
 
     def seconds(self, rows: int) -> float:
         """Estimate a pass of so many rows; relative to a one-row pass before any was seen."""
-        if self._table is None:
-            self._table = self._make_table()
+        if self._table is None or self._num_passes >= self._due:
+            self._table = self._dense(self._make_table())
+            self._due = self._num_passes + _SETTLED
         table = self._table
-        place = bisect_left(ROW_BUCKETS, rows)
-        if place == 0:
-            return table[0]
-        if place == len(ROW_BUCKETS):
-            return table[-1] * self._prior(rows) / self._prior(ROW_BUCKETS[-1])
-        low, high = ROW_BUCKETS[place - 1], ROW_BUCKETS[place]
-        share = (rows - low) / (high - low)
-        return table[place - 1] + share * (table[place] - table[place - 1])
+        if rows < len(table):
+            return table[rows]
+        return table[-1] * self._prior(rows) / self._prior(len(table) - 1)
+
+    def _dense(self, values: Sequence[float]) -> list[float]:
+        """The table for every number of rows, linear between the buckets; 0 costs as 1 does."""
+        dense = [values[0]] * (ROW_BUCKETS[0] + 1)
+        for (low, before), (high, after) in pairwise(zip(ROW_BUCKETS, values, strict=True)):
+            step = (after - before) / (high - low)
+            dense += [before + step * i for i in range(1, high - low + 1)]
+        return dense
 
     def _make_table(self) -> list[float]:
         seen = [

@@ -4,7 +4,7 @@ from operator import mul
 
 import pytest
 
-from ragaccel.decode.budget import worth_verifying
+from ragaccel.decode.budget import FIRST_WIDTH, LONGEST_REST, PATIENCE, Returns, worth_verifying
 from ragaccel.decode.tree import DraftTree, check_tree
 
 
@@ -42,3 +42,61 @@ def test_no_other_width_gives_more_tokens_a_second(seed):
     check_tree(best, 0, n)
     rates = [sum(sorted(probs, reverse=True)[:rows]) / costs[rows] for rows in range(1, n + 1)]
     assert sum(best.path_probs) / costs[len(best)] == pytest.approx(max(rates))
+
+
+def lose(returns, times, gain=-0.5):
+    for _ in range(times):
+        returns.learn(0, gain)
+
+
+def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
+    returns = Returns()
+    lose(returns, PATIENCE)
+    assert returns.allows(64) > 0, "an answer may begin with words of its own"
+    lose(returns, 99, -0.9)
+    rest = 0
+    while returns.allows(64) == 0:
+        rest += 1
+    assert rest == LONGEST_REST
+    returns.learn(3, 2.5)  # it paid
+    returns.learn(3, 2.5)
+    lose(returns, 1)
+    assert returns.allows(64) > 0
+
+
+@pytest.mark.parametrize("loss", [0.002, 0.02, 0.1, 0.4])
+def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
+    returns, passes, lost = Returns(), 0, 0.0
+    lose(returns, 400, -loss)
+    for _ in range(2_000):
+        passes += 1
+        if returns.allows(64):
+            lost += loss
+            lose(returns, 1, -loss)
+    assert lost / passes <= 0.013
+
+
+def test_what_misses_now_and_then_but_pays_does_not_rest():
+    returns = Returns()
+    for step in range(600):
+        assert returns.allows(64) > 0
+        returns.learn(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
+
+
+def test_a_drafter_is_asked_for_about_as_much_as_pays():
+    returns = Returns()
+    assert returns.allows(64) == FIRST_WIDTH
+    for _ in range(4):
+        returns.take(returns.allows(64), returns.allows(64))
+    assert returns.allows(64) == 64
+    for _ in range(9):
+        returns.take(1, returns.allows(64))
+    assert 1 < returns.allows(64) < FIRST_WIDTH
+    assert returns.allows(3) == 3
+
+
+def test_a_narrow_limit_does_not_widen_what_is_asked():
+    returns = Returns()
+    for _ in range(50):
+        returns.take(4, returns.allows(4))
+    assert returns.allows(64) <= FIRST_WIDTH

@@ -239,3 +239,29 @@ def test_seconds_add_up_and_leave_the_consumer_out():
     assert stats.total_seconds == pytest.approx(parts)
     assert stats.total_seconds < 0.05
     assert stats.as_dict()["tokens_per_second"] == stats.tokens_per_second > 0
+
+
+class Wrong:
+    """Guesses what never comes, and believes in it."""
+
+    probe_ids = ()
+
+    def __init__(self):
+        self.calls = 0
+
+    def draft(self, context, budget):
+        self.calls += 1
+        return DraftTree.chain([context.token_ids[-1], *[200] * budget], [1.0] * (budget + 1))
+
+
+def test_a_drafter_that_is_always_wrong_is_soon_left_alone():
+    drafter = Wrong()
+    verifier = ScriptedVerifier(count_up, cost_seconds=lambda rows: 1.0 + 0.02 * rows)
+    session = Session(verifier, drafter, Request((10,), max_new_tokens=1_000))
+    list(session)
+    assert session.token_ids == [(11 + i) % 100 for i in range(1_000)]
+    assert drafter.calls < 80
+    fixed = Wrong()
+    session = Session(verifier, fixed, Request((10,), max_new_tokens=100), token_budget=4)
+    list(session)
+    assert fixed.calls >= 99, "a fixed width is the caller's affair"
