@@ -13,6 +13,8 @@ from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.mixture import Mixture
+from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 
@@ -182,7 +184,8 @@ def make_contender(name: str, target: Target) -> Contender:
     """Make a contender by name.
 
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
-    texts and learns its calibration from the requests before, ``ours_paper`` copies with LLMA's
+    texts and learns its calibration from the requests before, ``ours_recycling`` mixes in what the
+    model ranked highest before, ``ours_paper`` copies with LLMA's
     settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts; ``generate``
     is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses.
 
@@ -193,6 +196,8 @@ def make_contender(name: str, target: Target) -> Contender:
         return Ours(name, target, CopyDrafter())
     if name == "ours_tree":
         return Ours(name, target, TrieDrafter())
+    if name == "ours_recycling":
+        return Ours(name, target, Mixture(TrieDrafter(), RecyclingDrafter()))
     if name == "ours_paper":
         paper = CopyDrafter.paper(n=1, k=PAPER_K)
         return Ours(name, target, paper, token_budget=PAPER_K - 1, apart=True)
@@ -202,7 +207,7 @@ def make_contender(name: str, target: Target) -> Contender:
         return Generate(name, target)
     if name == "generate_lookup":
         return Generate(name, target, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
-    known = ", ".join([*DEFAULT, "ours_tree"])
+    known = ", ".join([*DEFAULT, "ours_tree", "ours_recycling"])
     raise ValueError(f"no contender {name!r}: take some of {known}")
 
 

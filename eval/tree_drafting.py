@@ -22,6 +22,7 @@ import numpy as np
 
 from eval.machine import ROOT, describe_machine, describe_run
 from eval.replay import Recorded, ReplayVerifier, read_recorded
+from ragaccel.decode.budget import worth_verifying
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
@@ -129,12 +130,12 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
         min_new_tokens=len(recorded.answer_ids) - 1,
     )
     verifier = ReplayVerifier(recorded.answer_ids)
-    session = Session(verifier, drafter, request)
+    session = Session(verifier, drafter, request, token_budget=drafter.decoding_length)
     session.prefill()
     while session.finish_reason is None:
         budget = session.budget()
         started = perf_counter()
-        tree = session.propose(budget)
+        tree = worth_verifying(session.propose(budget), verifier.cost_seconds)
         seconds = perf_counter() - started
         session.absorb(verifier.verify(tree))
         yield seconds, tree.num_drafts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import contextmanager
 from threading import Lock
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from ragaccel.memory.namespaces import Memory, Recollection
     from ragaccel.models.tokenizer import Tokenizer
 
+logger = logging.getLogger("ragaccel")
+
 
 class Guessing:
     """Opens sessions: token trees over a request's texts and its namespace's past by default.
 
-    Until the drafting functions are compiled one copied span is guessed, and nothing remembered.
+    Until the drafting functions are compiled one copied span is guessed.
 
     Args:
         drafter: in place of the default; then memory is not used.
@@ -67,17 +70,26 @@ class Guessing:
         token_budget: int | None = None,
     ) -> Iterator[Session]:
         """Open a session; however it ends, what it emitted is remembered."""
-        drafter = drafter or self.drafter
+        drafter = self.drafter if drafter is None else drafter
+        remember = remember and drafter is None
         kept: Recollection | None = None
-        if drafter is None and REHEARSAL.is_ready():
-            kept = self.memory.of(request.namespace) if remember else None
-            drafter = _over_the_past(kept)
-        session = Session(verifier, drafter or CopyDrafter(), request, token_budget=token_budget)
+        if drafter is None:
+            ready = REHEARSAL.is_ready()
+            kept = self.memory.of(request.namespace) if ready and remember else None
+            drafter = _over_the_past(kept) if ready else CopyDrafter()
+        session = Session(verifier, drafter, request, token_budget=token_budget)
         try:
             yield session
         finally:
-            if kept is not None and session.token_ids:
-                kept.remember(request.prompt_ids, session.token_ids)
+            if remember and session.token_ids and REHEARSAL.is_ready():
+                self._remember(kept, request, session.token_ids)
+
+    def _remember(self, kept: Recollection | None, request: Request, token_ids: list[int]) -> None:
+        try:
+            kept = kept or self.memory.of(request.namespace)  # ready only since it began
+            kept.remember(request.prompt_ids, token_ids)
+        except Exception as error:  # the answer is there, and worth more than a guess later on
+            logger.warning("an answer is not remembered: %s", error)
 
     def _opened(self) -> Memory:
         from ragaccel.memory.namespaces import Memory  # imports numba: not any sooner

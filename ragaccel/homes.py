@@ -30,6 +30,9 @@ def project_settings_file() -> Path:
     return Path("ragaccel.toml")
 
 
-def cost_file(key: str) -> Path:
-    """Where it is kept what passes of a model cost here."""
-    return data_home() / "costs" / f"{key}.json"
+def cost_file(key: str) -> Path | None:
+    """Where it is kept what passes of a model cost here; None for a user without a home."""
+    try:
+        return data_home() / "costs" / f"{key}.json"
+    except RuntimeError:
+        return None

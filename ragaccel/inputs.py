@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.decode.request import Reference
@@ -83,7 +83,7 @@ def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: something that is no text, or an empty one.
     """
-    texts = (given,) if isinstance(given, str) else tuple(given)
+    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else (*given,)
     if not all(isinstance(text, str) and text for text in texts):
         raise ConfigurationError(f"{setting} is a string or a list of strings, none of them empty")
     return texts

@@ -23,7 +23,7 @@ from ragaccel.models.stop_strings import TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.references import predicted_answers
 from ragaccel.rehearsal import REHEARSAL
-from ragaccel.settings import SAMPLING, Settings, check_names
+from ragaccel.settings import SAMPLING, Settings, check_names, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,7 +55,8 @@ class LLM:
 
     Takes ready objects of transformers as well as what ``load`` makes of a name. Calls from
     several threads are safe. By default guesses are token trees over the request's texts and over
-    what earlier requests of the same namespace said and answered. That is kept with this object, in
+    what earlier requests of the same namespace said and answered; all have one namespace unless
+    they name another, and four are remembered. That is kept with this object, in
     memory only, unless ``memory`` has a path. While the drafting functions are being compiled, the
     first seconds of the first use on a machine, one copied span is guessed instead.
 
@@ -67,6 +68,8 @@ class LLM:
             written to; by default it ends with this object.
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
+        keep_costs: keep what passes cost on this device for the next run, a small file in the
+            user's data folder (``RAGACCEL_HOME``); nothing of any text is in it.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
@@ -81,12 +84,13 @@ class LLM:
         memory: Memory | str | Path | None = None,
         capacity: int | None = None,
         token_budget: int | None = None,
+        keep_costs: bool = True,
     ) -> None:
         self.model = model if isinstance(model, HuggingFaceModel) else HuggingFaceModel(model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        kept = cost_file(self.model.cost_key)
+        kept = cost_file(self.model.cost_key) if keep_costs else None
         self.engine = Engine(self.model, capacity=capacity, cost_file=kept)
         self.token_budget = token_budget
         self._guessing = Guessing(drafter, memory, tokenizer, self.model.vocab_size)
@@ -103,6 +107,7 @@ class LLM:
         memory: Memory | str | Path | None = None,
         capacity: int | None = None,
         token_budget: int | None = None,
+        keep_costs: bool = True,
         **model_kwargs: Any,
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
@@ -132,6 +137,7 @@ class LLM:
             memory=memory,
             capacity=capacity,
             token_budget=token_budget,
+            keep_costs=keep_costs,
         )
 
     @property
@@ -245,7 +251,8 @@ class LLM:
         stop = TextStopRule(as_texts("stop", given.pop("stop", ())), self.tokenizer)
         criteria = given.pop("stopping_criteria", ())
         processors = given.pop("logits_processors", ())
-        drafter, remember = given.pop("drafter", None), bool(given.pop("remember", True))
+        drafter, remember = given.pop("drafter", None), remembers(settings)
+        given.pop("remember", None)
         predictions = as_texts("prediction", given.pop("prediction", ()))
         sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
         built = read_prompt(prompt, references, self.tokenizer, self.model.vocab_size)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.answer import Stream
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.inputs import as_texts
 from ragaccel.prompt import Prompt, build_prompt
+from ragaccel.settings import remembers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from typing_extensions import Unpack
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from ragaccel.passage import Passage
     from ragaccel.prompt import Message, Template
     from ragaccel.settings import Settings
+
+logger = logging.getLogger("ragaccel")
 
 
 class PassageSource(Protocol):
@@ -78,7 +83,7 @@ class RAG:
         if settings.get("max_new_tokens") is None:
             settings["max_new_tokens"] = self.max_new_tokens
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
-        if self.answers is None or settings.get("remember") is False:
+        if self.answers is None or not remembers(settings):
             return self.llm.stream(prompt, **settings)
         return self._remembered(self.answers, question, prompt, settings)
 
@@ -87,7 +92,9 @@ class RAG:
     ) -> Stream:
         """Stream an answer that similar ones are guesses for, and remember it when it is whole."""
         namespace = settings.get("namespace") or ""
-        similar = [found.answer for found in answers.similar(question, namespace)]
+        similar: list[str] = []
+        with _at_leisure("answers to similar questions are not looked up"):
+            similar = [found.answer for found in answers.similar(question, namespace)]
         predicted = as_texts("prediction", settings.get("prediction") or ())
         settings["prediction"] = (*predicted, *similar)
         stream = self.llm.stream(prompt, **settings)
@@ -95,7 +102,8 @@ class RAG:
         def pieces() -> Generator[str, None, Answer]:
             with stream:
                 yield from stream
-                answers.add(question, stream.answer.text, namespace)
+                with _at_leisure("an answer is not remembered"):
+                    answers.add(question, stream.answer.text, namespace)
                 return stream.answer
 
         return Stream(pieces(), stream.passages)
@@ -133,6 +141,15 @@ class RAG:
                 "`ragaccel index FOLDER` or ragaccel.index_folder"
             )
         return found
+
+
+@contextmanager
+def _at_leisure(failure: str) -> Iterator[None]:
+    """Go on without what is only a help; a log says what failed."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("%s: %s", failure, error)
 
 
 def _alternate(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:

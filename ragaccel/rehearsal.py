@@ -6,11 +6,15 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 
 _PATIENCE = 300.0  # seconds for another process to compile; it takes about ten
-_COMMAND = "from ragaccel.rehearsal import rehearse; rehearse()"
+# The paths are this process's own: else what lies in the current folder would be imported first.
+_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[1:]; from ragaccel.rehearsal import rehearse; rehearse()"
+)
 
 logger = logging.getLogger("ragaccel")
 
@@ -24,6 +28,12 @@ class Rehearsal:
     """
 
     def __init__(self) -> None:
+        self.reset()
+        if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+            os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        """Begin anew at the next ``start``."""
         self._lock = Lock()
         self._thread: Thread | None = None
         self._ready = Event()
@@ -49,11 +59,11 @@ class Rehearsal:
     def _run(self) -> None:
         try:
             from ragaccel.draft.calibration import follow  # the last one that a rehearsal compiles
-            from ragaccel.draft.jit import is_kept, never_compiles
+            from ragaccel.draft.jit import is_missing, never_compiles
 
             if never_compiles():
                 return
-            if not is_kept(follow) and _can_start_python():
+            if is_missing(follow) and _can_start_python():
                 _rehearse_elsewhere()
             rehearse()
         except Exception as error:  # answers come without, only more slowly
@@ -83,18 +93,18 @@ def _can_start_python() -> bool:
 
 
 def _rehearse_elsewhere() -> None:
-    """Compile in a process that goes on to its end even if this one ends before."""
+    """Compile in a process that goes on to its end even if this one is interrupted or ends."""
     folder = str(Path(__file__).parents[1])
-    path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    subprocess.run(
-        [sys.executable, "-c", _COMMAND],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=_PATIENCE,
-        check=False,
-    )
+    with suppress(OSError, subprocess.SubprocessError):  # then it is compiled here
+        subprocess.run(
+            [sys.executable, "-c", _COMMAND, folder, *filter(None, sys.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE,
+            start_new_session=True,
+            check=False,
+        )
 
 
 REHEARSAL = Rehearsal()

@@ -56,6 +56,12 @@ class Settings(TypedDict, total=False):
     remember: bool
 
 
+def remembers(settings: Mapping[str, Any]) -> bool:
+    """Whether a request takes part in what is remembered; it does unless it says otherwise."""
+    value = settings.get("remember")
+    return True if value is None else bool(value)
+
+
 def check_names(settings: Mapping[str, Any]) -> None:
     """Raise TypeError for a setting that there is not; the message names those there are."""
     unknown = sorted(settings.keys() - Settings.__annotations__.keys())

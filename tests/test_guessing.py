@@ -1,17 +1,22 @@
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
+import small_tokenizers
 import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
 from ragaccel import rehearsal
 from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.tree import DraftTree
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
+from ragaccel.memory.history import History
 from ragaccel.memory.namespaces import Memory
+from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.rehearsal import REHEARSAL, Rehearsal
 
 PROMPT = "Who trims the wick?"
@@ -178,16 +183,18 @@ def test_what_fails_in_a_rehearsal_costs_no_answer(monkeypatch, caplog):
     assert "no space left" in caplog.text
 
 
-def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch):
+def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
     commands = []
-    monkeypatch.setattr("ragaccel.draft.jit.is_kept", lambda function: False)
+    monkeypatch.setattr("ragaccel.draft.jit.is_missing", lambda function: True)
     monkeypatch.setattr(
         subprocess, "run", lambda command, **settings: commands.append((command, settings))
     )
     assert Rehearsal().wait(60)
     ((command, settings),) = commands
     assert command[0] == sys.executable
-    done = subprocess.Popen([*command], env=settings["env"], stderr=subprocess.PIPE, text=True)
+    assert settings["start_new_session"]
+    (tmp_path / "numpy.py").write_text("raise SystemExit('what lies here must not be run')")
+    done = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert done.communicate(timeout=100)[1] == ""
     assert done.returncode == 0
 
@@ -216,3 +223,78 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
     path = tmp_path / "file.memory"
     subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True)
     assert new_llm(memory=path).memory.figures().requests == 1
+
+
+class EmptyAtFirst:
+    """A drafter whose index is empty, and which is false for that."""
+
+    probe_ids = ()
+
+    def __init__(self):
+        self.calls = 0
+
+    def __len__(self):
+        return 0
+
+    def draft(self, context, budget):
+        self.calls += 1
+        return DraftTree.chain(context.token_ids[-1:])
+
+
+def test_a_drafter_that_is_false_is_a_drafter():
+    drafter = EmptyAtFirst()
+    llm = new_llm(drafter=drafter)
+    assert ask(llm).text == SAID
+    assert drafter.calls > 5
+    assert ask(new_llm(), drafter=drafter).stats.accepted_tokens == 0
+
+
+def test_an_answer_comes_though_it_cannot_be_remembered(monkeypatch, caplog):
+    def fails(self, prompt_ids, answer_ids):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(History, "add", fails)
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        assert ask(new_llm()).text == SAID
+    assert "no room" in caplog.text
+
+
+def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatch):
+    ready = []
+    monkeypatch.setattr(Rehearsal, "is_ready", lambda self: bool(ready))
+    llm = new_llm()
+    stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, SAID)], max_new_tokens=99)
+    next(stream)
+    ready.append(True)
+    assert stream.finish().text == SAID
+    assert llm.memory.figures().requests == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_rehearses_for_itself():
+    mine = Rehearsal()
+    assert mine.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not mine.is_ready() and mine._thread is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert mine.is_ready()
+
+
+def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
+    assert new_llm().engine.costs.path.parent == tmp_path / "costs"
+    assert new_llm(keep_costs=False).engine.costs.path is None
+
+    def homeless():
+        raise RuntimeError("could not determine home directory")
+
+    monkeypatch.setattr("ragaccel.homes.data_home", homeless)
+    assert new_llm().engine.costs.path is None
+
+
+def test_tokenizers_are_told_apart_by_their_vocabulary():
+    one, same = Tokenizer(tiny_tokenizer()), Tokenizer(tiny_tokenizer(None))
+    other = Tokenizer(small_tokenizers.byte_level())
+    assert one.fingerprint == same.fingerprint != other.fingerprint

@@ -220,3 +220,27 @@ def test_a_prediction_of_the_callers_goes_beside_the_remembered(quietly):
     without = ask_for(rag, QUESTION, **quietly)
     given = ask_for(rag, "How high does the tide rise?", prediction=SAID, **quietly)
     assert given.stats.verify_passes < without.stats.verify_passes / 2
+
+
+def test_an_answer_comes_though_its_question_cannot_be_embedded(caplog):
+    rag = remembering(lambda texts: np.zeros((len(texts), 8)))
+    with caplog.at_level("WARNING", "ragaccel"):
+        assert ask_for(rag, QUESTION).text == SAID
+    assert "not remembered" in caplog.text
+
+    def fails(texts):
+        raise ValueError("the embedder is gone")
+
+    rag = remembering(Bag())
+    ask_for(rag, QUESTION)
+    rag.answers._embed = fails
+    with caplog.at_level("WARNING", "ragaccel"):
+        assert ask_for(rag, "Who trims it now?").text == SAID
+    assert "the embedder is gone" in caplog.text
+
+
+@pytest.mark.parametrize("value", [0, "", np.False_])
+def test_whatever_is_false_forbids_to_remember(value):
+    rag = remembering(Bag())
+    ask_for(rag, QUESTION, remember=value)
+    assert rag.answers.figures().entries == 0

@@ -11,8 +11,8 @@ from ragaccel.cli.flow import Flow
 from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED
 from ragaccel.cli.marking import MarkedAnswer
 from ragaccel.cli.terminal import printable
+from ragaccel.cli.waiting import wait_for_rehearsal
 from ragaccel.highlighting import Highlighter
-from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _MOST_PAIRS = 3  # that --compare times, as long as they take no more than
 _PATIENCE = 4.0  # seconds
-_LONGEST_REHEARSAL = 60.0  # seconds
 REFUSAL = "The passages do not tell"
 
 
@@ -74,8 +73,7 @@ class Answering:
         self._partial, self._search.seconds = "", 0.0
         try:
             if self._manner.compare:  # the first request of a process pays for all that is lazy
-                with self._terminal.working("compiling, once on a machine"):
-                    REHEARSAL.wait(_LONGEST_REHEARSAL)
+                wait_for_rehearsal(self._terminal)
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
             self._terminal.set_apart()

@@ -10,6 +10,7 @@ from rich.table import Table
 from ragaccel.cli.exits import ExitCode
 from ragaccel.cli.room import load_llm
 from ragaccel.cli.settings import resolve
+from ragaccel.decode.interfaces import NoDrafter
 
 if TYPE_CHECKING:
     from ragaccel.cli.terminal import Terminal
@@ -26,7 +27,7 @@ def show_costs(terminal: Terminal, model: str | None, *, json: bool) -> ExitCode
     Raises:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
-    llm = load_llm(terminal, resolve({"model": model}))
+    llm = load_llm(terminal, resolve({"model": model}), drafter=NoDrafter())  # compiles nothing
     costs = _measured(terminal, llm)
     for way, seconds in costs.items():
         llm.engine.costs.replace(way, seconds)
@@ -47,7 +48,7 @@ def _measured(terminal: Terminal, llm: LLM) -> Costs:
     from ragaccel.engine.measuring import ROWS, WAYS, measure_passes
 
     limit = llm.context_length
-    context = _CONTEXT if limit is None else min(_CONTEXT, limit - 1)
+    context = _CONTEXT if limit is None else min(_CONTEXT, limit - 2)
     rows = [number for number in ROWS if number <= llm.engine.max_rows]
     bar = Progress(
         TextColumn("[dim]{task.description}"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.answering import Answering
 from ragaccel.cli.conversation import Conversation
 from ragaccel.cli.knowledge import open_knowledge
 from ragaccel.cli.searching import Search, passages_of
+from ragaccel.cli.waiting import wait_for_rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,8 @@ def open_room(
     with open_knowledge(terminal, source, settings) as knowledge:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
+        if settings.text("memory") is not None:  # what is asked now is to be remembered
+            wait_for_rehearsal(terminal)
         search = Search(_passage_source(knowledge, settings), source.name)
         rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
         talk = Conversation(terminal, source.name, resume=resume)
@@ -87,7 +90,7 @@ def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
     return FocusedRetriever(knowledge.retriever, sentences=1, margin=0.05)
 
 
-def load_llm(terminal: Terminal, settings: Settings) -> LLM:
+def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     """Load the language model that the settings name, or the bundled reader.
 
     Raises:
@@ -107,4 +110,5 @@ def load_llm(terminal: Terminal, settings: Settings) -> LLM:
             dtype=settings.text("dtype") or "auto",
             device=settings.text("device"),
             memory=settings.text("memory"),
+            **options,
         )

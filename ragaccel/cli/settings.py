@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError
 from ragaccel.homes import project_settings_file, user_settings_file
+from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,10 +183,8 @@ def write_value(path: Path, key: str, value: Value) -> None:
     if value is not None:
         kept.append(f"{key} = {_toml(value)}")
     kept += lines[end:]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(fresh, path)
+    with replacing(path) as file:
+        file.write("".join(line + "\n" for line in kept).encode())
 
 
 def _end_of_top_table(lines: list[str]) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+_LOG = logging.getLogger("ragaccel")
+
 # One colour a passage, told apart on dark and light backgrounds; the seventh starts again.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _CAPTURE_WIDTH = 96
@@ -57,6 +59,7 @@ class Terminal:
                 stream.reconfigure(errors="backslashreplace")
         self.quiet = quiet
         self._told = False
+        self._warnings: logging.Handler | None = None
         self.capture = capture
         self.title = title
         always = True if color == "always" or capture else None
@@ -135,9 +138,9 @@ class Terminal:
 
     def pass_on_warnings(self) -> None:
         """Tell what the library warns of in its log as any other warning."""
-        log = logging.getLogger("ragaccel")
-        log.handlers = [_Warnings(self)]
-        log.propagate = False
+        if self._warnings is None:
+            self._warnings = _Warnings(self)
+            _LOG.addHandler(self._warnings)
 
     def fail(self, text: str) -> None:
         """Tell on stderr why the command could not do what was asked."""
@@ -163,6 +166,8 @@ class Terminal:
 
     def close(self) -> None:
         """Flush stdout and save the capture."""
+        if self._warnings is not None:
+            _LOG.removeHandler(self._warnings)
         self.out.file.flush()
         if self._record is not None and self.capture is not None:
             self._record.save_svg(str(self.capture), title=self.title)

@@ -37,10 +37,12 @@ RATE = 0.05
 """How much one draft moves the average."""
 PATIENCE = 6
 """Drafts in a row that add nothing before drafting rests, if it has been losing."""
+BEARABLE = 0.3
+"""An average loss, in plain passes, that chance explains while some drafts still add tokens."""
 TRYING = 0.01
 """The share of plain decoding's time that trying again may cost."""
 LONGEST_REST = 48
-"""Passes after which drafting is tried again, whatever it cost."""
+"""Passes after which drafting is tried again, even if that costs more than this share."""
 FIRST_WIDTH = 16
 """Guesses asked for at first."""
 
@@ -49,22 +51,24 @@ class Returns:
     """What drafting has returned of late, and so how many guesses to ask for next.
 
     Each draft's gain is counted in plain passes: the tokens it added, less what its rows cost more
-    and what drafting took. When several in a row add nothing and the recent average is a loss,
-    drafting rests, the longer the greater the loss, so that trying again costs about a hundredth of
-    plain decoding's time. The width follows what was worth verifying: a drafter is not asked for
-    sixty guesses where ten pay.
+    and what drafting took. When several in a row add nothing and the recent average is a loss, or
+    it is a great one, drafting rests: the longer the greater the loss, so that trying again costs
+    about a hundredth of plain decoding's time (more where a try loses half a pass or more). The
+    width follows what was worth verifying: a drafter is not asked for sixty guesses where ten pay.
     """
 
     def __init__(self) -> None:
         self._average = CREDIT
         self._misses = 0  # drafts in a row that added no token
         self._rest = 0
+        self._is_trying = False  # with the first draft after a rest
         self._width = FIRST_WIDTH
 
     def allows(self, budget: int) -> int:
         """How many guesses to ask for now, ``budget`` at most; 0 while drafting rests."""
         if self._rest > 0:
             self._rest -= 1
+            self._is_trying = self._rest == 0
             return 0
         return min(budget, self._width)
 
@@ -77,7 +81,10 @@ class Returns:
 
     def learn(self, num_added: int, gain: float) -> None:
         """Note how many tokens a draft added and what it gained, in plain passes."""
-        self._misses = 0 if num_added else self._misses + 1
+        self._misses = 0 if num_added > 0 else self._misses + 1
         self._average += RATE * (gain - self._average)
-        if self._average < 0.0 and self._misses >= PATIENCE:
+        if self._is_trying and gain > 0.0:
+            self._average = max(-BEARABLE, self._average)  # the text may have changed
+        self._is_trying = False
+        if self._average < (0.0 if self._misses >= PATIENCE else -BEARABLE):
             self._rest = min(LONGEST_REST, int(-self._average / TRYING))

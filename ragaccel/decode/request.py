@@ -101,6 +101,8 @@ class Request:
         for name in ("references", "stop_rules", "processors"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "eos_ids", frozenset(self.eos_ids))
+        if not isinstance(self.namespace, str):
+            raise ConfigurationError(f"namespace must be a string, not {self.namespace!r}")
         if not self.prompt_ids:
             raise ConfigurationError("the prompt is empty: give at least one token")
         _require_whole(self, "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")

@@ -159,7 +159,8 @@ class Session:
         """What a draft gained, in plain passes: may be negative."""
         plain = max(1e-9, self.verifier.cost_seconds(1))
         more = self.verifier.cost_seconds(rows) - plain
-        return len(step.token_ids) - 1 - (more + self._draft_seconds) / plain
+        drafting = self._draft_seconds if self.stats.verify_passes > 1 else 0.0  # sorts texts once
+        return len(step.token_ids) - 1 - (more + drafting) / plain
 
     def _room(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""

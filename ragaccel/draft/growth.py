@@ -25,13 +25,18 @@ ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # beyond, all count as these
 
 
 class Limits(NamedTuple):
-    """How large a tree may grow: guesses, tokens in a row, children of the root and of others."""
+    """How large a tree may grow: guesses, tokens in a row, children of the root and of others.
+
+    ``hope`` is the greatest share of its parent's chance that a child of a frequent token is hoped
+    to have: where even that would be no use, nothing is searched.
+    """
 
     budget: int
     depth: int
     root_children: int
     children: int
     least_prob: float
+    hope: float
 
 
 class Pool(NamedTuple):
@@ -123,7 +128,10 @@ def grow(
         room = limits.budget - node
         depth = pool.depths[nodes[node]]
         least = least_of_use(pool.path_probs, waiting, head, tail, room, limits.least_prob)
-        if room > 0 and depth < limits.depth and pool.path_probs[nodes[node]] > least:
+        prob = pool.path_probs[nodes[node]]
+        if node > 0 and pool.kinds[nodes[node]] == FREQUENT:
+            prob *= limits.hope
+        if room > 0 and depth < limits.depth and prob > least:
             write_path(pool, nodes, node, context)
             first = num_thought
             num_thought = think(

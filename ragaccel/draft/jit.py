@@ -57,11 +57,11 @@ def never_compiles() -> bool:
     return bool(numba.config.DISABLE_JIT)
 
 
-def is_kept(function: Any) -> bool:
-    """Whether a compiled function of these sources is kept where it can be read from."""
+def is_missing(function: Any) -> bool:
+    """Whether a function has yet to be compiled and could then be kept for other processes."""
     try:
-        return bool(function._cache._cache_file._load_index())
-    except (AttributeError, OSError):
+        return not function._cache._cache_file._load_index()
+    except (AttributeError, OSError):  # no place where anything could be kept
         return False
 
 

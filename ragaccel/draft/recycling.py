@@ -176,7 +176,7 @@ class RecyclingDrafter:
         grown: _Grown = context.shared(self._open)
         self._learn(context, grown)
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, LEAST_PROB)
+        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, LEAST_PROB, hope=1.0)
         text = np.array([BOUNDARY] * CONTEXT + context.token_ids[-1:], np.int32)
         pool, empty, grown.num_tokens = grown.pool, grown.empty, len(context.token_ids)
         pool.token_ids[0] = context.token_ids[-1]

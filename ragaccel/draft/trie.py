@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 NUM_COMMON = 48
 """How many common tokens are guessed where nothing matches."""
+HOPE = 0.5
+"""After a common token hardly any is likelier; six in ten of the searches there gave no guess."""
 
 Mode = Literal["hierarchical", "parallel", "one"]
 
@@ -111,7 +113,7 @@ class TrieDrafter:
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.pool, request.nodes, emitted)
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], LEAST_PROB)
+        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], LEAST_PROB, HOPE)
         text, pool = request.text, request.pool
         pool.token_ids[0] = context.token_ids[-1]
         nodes = request.nodes = grow(

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from itertools import pairwise
 from math import exp, log
+from threading import RLock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PassCost:
     far that departs from a prior slope is averaged with how far its neighbours do, unless it rests
     on enough recent passes. Thus a width seen once, in a bad moment, is
     not ruled out by it, and one that is no longer used is tried again in time. The table never
-    falls with more rows.
+    falls with more rows. Shared by threads.
 
     Args:
         row_share: prior cost of one more row, as a share of a one-row pass.
@@ -36,6 +37,7 @@ class PassCost:
     def __init__(self, row_share: float, known: Mapping[int, float] | None = None) -> None:
         self._row_share = row_share
         self._known = sorted((known or {}).items())
+        self._lock = RLock()
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
         self._table: list[float] | None = None
@@ -43,7 +45,10 @@ class PassCost:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Add one pass; the bucket is the nearest one."""
-        bucket = _nearest(rows)
+        with self._lock:
+            self._observe(_nearest(rows), rows, seconds)
+
+    def _observe(self, bucket: int, rows: int, seconds: float) -> None:
         self._num_passes += 1
         # In units of the prior, so that 9 and 14 rows do not blur one another.
         ratio = max(seconds, 1e-9) / self._prior(rows)
@@ -62,15 +67,17 @@ class PassCost:
 
     def by_rows(self) -> dict[int, float]:
         """The estimates for the widths that were seen or known, in seconds."""
-        seen = {*self._recent, *(rows for rows, _ in self._known)}
-        return {rows: self.seconds(rows) for rows in sorted(seen)}
+        with self._lock:
+            seen = {*self._recent, *(rows for rows, _ in self._known)}
+            return {rows: self.seconds(rows) for rows in sorted(seen)}
 
     def seconds(self, rows: int) -> float:
         """Estimate a pass of so many rows; relative to a one-row pass before any was seen."""
-        if self._table is None or self._num_passes >= self._due:
-            self._table = self._dense(self._make_table())
-            self._due = self._num_passes + _SETTLED
         table = self._table
+        if table is None or self._num_passes >= self._due:
+            with self._lock:
+                table = self._table = self._dense(self._make_table())
+                self._due = self._num_passes + _SETTLED
         if rows < len(table):
             return table[rows]
         return table[-1] * self._prior(rows) / self._prior(len(table) - 1)

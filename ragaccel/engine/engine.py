@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock, RLock
+from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.request import Request
     from ragaccel.decode.tree import DraftTree
+    from ragaccel.engine.cost import PassCost
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
 _ROW_SHARE = {"cpu": 0.04}
@@ -100,7 +101,7 @@ class Engine:
         self.costs = KeptCosts(share, cost_file)
         self._fixed = capacity is not None
         self._pass_lock = RLock()
-        self._pool_lock = Lock()
+        self._pool_lock = RLock()  # a request that is dropped may be closed anywhere, here too
         self._idle: list[KVCache] = []
 
     def open(self, request: Request) -> EngineVerifier:
@@ -139,6 +140,10 @@ class Engine:
         """Run one forward pass; the caller holds ``exclusive`` and inference mode."""
         return self.model.forward(rows, cache, keep)
 
+    def cost_of(self, request: Request) -> PassCost:
+        """What passes cost for the way this request chooses its tokens."""
+        return self.costs.of(way_of_choosing(request))
+
     @property
     def exclusive(self) -> RLock:
         """The lock under which passes run."""
@@ -169,7 +174,7 @@ class EngineVerifier:
         self._engine, self._request = engine, request
         self._cache: KVCache | None = cache
         self._chooser = Chooser(request)
-        self._cost = engine.costs.of(way_of_choosing(request))
+        self._cost = engine.cost_of(request)
         self._tree: DraftTree | None = None
 
     @property
@@ -196,6 +201,7 @@ class EngineVerifier:
         if request is not self._request:
             self._engine.check_fits(request)
             self._request, self._chooser = request, Chooser(request)
+            self._cost = self._engine.cost_of(request)
         engine, cache = self._engine, self.cache
         prompt = request.prompt_ids[:-1]
         for start in range(0, len(prompt), engine.prefill_chunk):

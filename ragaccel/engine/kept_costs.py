@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import tempfile
-from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.engine.cost import PassCost
+from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ragaccel.decode.request import Request
 
 _FORMAT = "ragaccel pass costs 1"
@@ -25,7 +25,7 @@ logger = logging.getLogger("ragaccel")
 
 
 def way_of_choosing(request: Request) -> str:
-    """How the tokens of a request are chosen, as far as it makes a row dearer."""
+    """How the tokens of a request are chosen, as far as its settings make a row dearer."""
     sampling = request.sampling
     way = _GREEDY if sampling.is_greedy else "sampled"
     if way != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
@@ -53,7 +53,7 @@ class KeptCosts:
         self._row_share = row_share
         self._known = _read(path) if path is not None else {}
         self._costs: dict[str, PassCost] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
         self._num_saved = 0
 
     def of(self, way: str) -> PassCost:
@@ -92,7 +92,8 @@ class KeptCosts:
             return False
         kept = {way: rows for way, rows in self.by_way().items() if "processed" not in way}
         try:
-            _write(self.path, {"format": _FORMAT, "seconds": kept})
+            with replacing(self.path) as file:
+                file.write(json.dumps({"format": _FORMAT, "seconds": kept}, indent=1).encode())
         except OSError as error:
             logger.debug("pass costs are not kept: %s", error)
             return False
@@ -105,8 +106,8 @@ def _read(path: Path) -> dict[str, dict[int, float]]:
         if document["format"] != _FORMAT:
             return {}
         return {way: _checked(rows) for way, rows in document["seconds"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # learned anew; what it holds is no one's work
+    except Exception:  # learned anew: what it holds is no one's work
+        return {}
 
 
 def _checked(rows: Any) -> dict[int, float]:
@@ -117,15 +118,3 @@ def _checked(rows: Any) -> dict[int, float]:
     ):
         raise ValueError("not a table of seconds by rows")
     return seconds
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

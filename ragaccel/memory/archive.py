@@ -10,14 +10,14 @@ import json
 import math
 import os
 import stat
-import tempfile
 import zipfile
-from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
+
+from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,18 +45,8 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
     """
     text = json.dumps(header).encode("ascii")
     members = {_HEADER: np.frombuffer(text, np.uint8), **arrays}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(prefix=".ragaccel-", suffix=".part", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            _write_members(file, members)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(fresh)
-        raise
+    with replacing(path, private=True) as file:
+        _write_members(file, members)
 
 
 def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:

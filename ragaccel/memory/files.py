@@ -7,7 +7,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
@@ -16,6 +16,8 @@ from ragaccel.memory.archive import Header, UnusableError, read_archive, write_a
 if TYPE_CHECKING:
     from ragaccel.draft.restoring import State
 
+SAVED_EVERY = 64
+"""Changes after which a memory with a path is saved, whatever becomes of the process."""
 VERSION = 1
 """Of the format; a file of a higher one is refused."""
 ROOM = 4
@@ -25,20 +27,25 @@ _logger = logging.getLogger("ragaccel")
 
 
 class Changes:
-    """A count of changes, shared by threads."""
+    """A count of changes of one memory, shared by threads."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, owner: Filed | None = None) -> None:
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self._owner = owner
         self.count = 0
 
     def mark(self) -> None:
-        """Count one more."""
+        """Count one more; a memory with changes to save lives until they are saved."""
         with self._lock:
             self.count += 1
+        if self._owner is not None and self._owner.path is not None and not self._owner.refused:
+            _unsaved.add(self._owner)
+            if self.count % SAVED_EVERY == 0:
+                _save_quietly(self._owner)
 
 
 class Filed(ABC):
-    """What is kept in a file: read when it is made, written by ``save`` and when Python exits.
+    """What is kept in a file: read when made, written by ``save``, now and then, and at exit.
 
     A missing file is a new one. A file that is damaged, foreign, of a newer version or of another
     fingerprint is refused: ``refused`` says why, the log of "ragaccel" is warned, and the file is
@@ -59,9 +66,9 @@ class Filed(ABC):
         self.path = real
         self.fingerprint = fingerprint
         self.refused = ""
-        self.changes = Changes()
+        self.changes = Changes(self)
         self._most_bytes = ROOM * max_bytes + (1 << 20)
-        self._writing = Lock()
+        self._writing = RLock()
         self._saved = 0  # the count of changes then
 
     @abstractmethod
@@ -95,6 +102,8 @@ class Filed(ABC):
                     f"allow writing there, or choose another path"
                 ) from error
             self._saved = count
+            if not self.unsaved:
+                _unsaved.discard(self)
 
     @property
     def unsaved(self) -> bool:
@@ -105,6 +114,9 @@ class Filed(ABC):
         """Take in what the file holds, or refuse it; to be called when all else is ready."""
         if self.path is None:
             return
+        for other in list(_unsaved):  # of this process: what it learned is in the file then
+            if other.path == self.path and type(other) is type(self):
+                _save_quietly(other)
         try:
             found = read_archive(self.path, self._most_bytes)
             if found is not None:
@@ -112,8 +124,6 @@ class Filed(ABC):
                 self._restore(*found)
         except Exception as error:  # a damaged zip raises nearly anything; answers must still come
             self._refuse(_reason(error))
-        else:
-            _saved_at_exit.add(self)
 
     def _require_own(self, header: Header) -> None:
         """Raise UnusableError for a header of another format, version or fingerprint."""
@@ -138,7 +148,7 @@ class Filed(ABC):
             f"{self.path} is not used: {reason}. Delete it or choose another path; "
             f"until then nothing is saved."
         )
-        _saved_at_exit.discard(self)
+        _unsaved.discard(self)
         _logger.warning("%s", self.refused)
 
 
@@ -164,18 +174,17 @@ def _reason(error: Exception) -> str:
     return f"it is damaged, or no such file at all ({error or type(error).__name__})"
 
 
-_saved_at_exit: set[Filed] = set()  # held, so that what a function's local LLM learned is saved
+_unsaved: set[Filed] = set()  # held, so that what a function's local LLM learned is saved
 
 
 @atexit.register
 def _save_all_at_exit() -> None:
-    for filed in list(_saved_at_exit):
-        if filed.unsaved:
-            _save_at_exit(filed)
+    for filed in list(_unsaved):
+        _save_quietly(filed)
 
 
-def _save_at_exit(filed: Filed) -> None:
-    """Save; an error is only logged, for nobody is left to catch it."""
+def _save_quietly(filed: Filed) -> None:
+    """Save; an error is only logged: nobody asked for it now."""
     try:
         filed.save()
     except Exception as error:

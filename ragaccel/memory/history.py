@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +65,7 @@ class History:
         self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_A_TOKEN
         self._limit = self._max_tokens - CONTEXT - 1
         self._keep = self._limit * (_SHARE_LET_GO - 1) // _SHARE_LET_GO
-        self._lock = Lock()  # of those who change it; who reads takes what stands there
+        self._lock = RLock()  # of those who change it; who reads takes what stands there
         self._now = nothing()
 
     def clear(self) -> None:

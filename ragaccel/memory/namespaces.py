@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 from ragaccel.draft.calibration import Calibration
@@ -137,7 +137,7 @@ class Memory(Filed):
         super().__init__(path, fingerprint, max_bytes)
         self.max_bytes, self.max_namespaces = max_bytes, max_namespaces
         self.vocab_size = vocab_size
-        self._lock = Lock()
+        self._lock = RLock()
         self._kept: OrderedDict[str, Recollection] = OrderedDict()
         self._share = max_bytes // max_namespaces
         self._hits = self._misses = self._evicted = 0
@@ -146,7 +146,13 @@ class Memory(Filed):
         self._load()
 
     def of(self, namespace: str) -> Recollection:
-        """Return what is remembered of a namespace, empty when it is new."""
+        """Return what is remembered of a namespace, empty when it is new.
+
+        Raises:
+            ConfigurationError: its name is no string.
+        """
+        if not isinstance(namespace, str):
+            raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
         with self._lock:
             found = self._kept.get(namespace)
             if found is None:
@@ -159,6 +165,7 @@ class Memory(Filed):
             while len(self._kept) > self.max_namespaces:
                 self._drop(next(iter(self._kept)))
                 self._evicted += 1
+                self.changes.mark()
             return found
 
     def forget(self, namespace: str) -> None:
@@ -167,11 +174,13 @@ class Memory(Filed):
             kept = self._drop(namespace)
         if kept is not None:
             kept.clear()
+        self.changes.mark()  # the file may know it still
 
     def clear(self) -> None:
         """Forget all namespaces."""
         for namespace in self.namespaces:
             self.forget(namespace)
+        self.changes.mark()
 
     @property
     def namespaces(self) -> list[str]:
@@ -228,3 +237,5 @@ class Memory(Filed):
         for number, recollection in enumerate(kept.values(), start=left_out):
             recollection.restore(part(arrays, f"{number}/"))
         self._kept, self._evicted = kept, left_out
+        if left_out:
+            self.changes.mark()

@@ -222,3 +222,13 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
     assert kept.stem == measured["key"]
     assert json.loads(kept.read_text())["seconds"]["greedy"] == measured["seconds"]["greedy"]
     assert set(measured["seconds"]["sampled"]) == set(measured["seconds"]["greedy"])
+
+
+def test_a_model_that_reads_little_is_measured_too(capsys):
+    from tiny_llm import tiny_llm
+
+    from ragaccel.cli.measuring import _measured
+    from ragaccel.cli.terminal import Terminal
+
+    costs = _measured(Terminal(quiet=True), tiny_llm(max_positions=100))
+    assert set(costs) == {"greedy", "sampled", "filtered"}

@@ -40,3 +40,9 @@ def test_a_stateful_processor_makes_a_request_plain():
 
     assert Request((1,), processors=[Stateful()]).is_plain
     assert not Request((1,), processors=[lambda ids, scores: scores]).is_plain
+
+
+@pytest.mark.parametrize("name", [7, None, b"mine", ("a",)])
+def test_a_namespace_that_is_no_string_is_refused(name):
+    with pytest.raises(ConfigurationError, match="namespace"):
+        Request((1,), namespace=name)

@@ -58,6 +58,8 @@ def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
         '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"0": 1.0}}}',
         '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1e9": 1.0}}}',
         '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1": "x"}}}', "\udcff",
+        '{"format": "ragaccel pass costs 1", "seconds": {"greedy": {"1": 1%s}}}' % ("0" * 400),
+        "[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_such_file_is_learned_anew(tmp_path, text):
@@ -110,6 +112,7 @@ def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
+    assert costs.of("greedy").num_passes == 500
     assert json.loads(path.read_text())["seconds"]["greedy"]["4"] == pytest.approx(0.01)
 
 

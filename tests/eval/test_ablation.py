@@ -1,6 +1,7 @@
 """What is left of the trie drafter when one idea or source is taken out."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ def test_only_the_longest_matches_are_heard():
     think = LongestOnly._grow.py_func.__globals__["think"]
     assert think.py_func.__globals__["poll"] is LongestOnly._poll
     assert LongestOnly.draft.__globals__["grow"] is LongestOnly._grow
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("RAGACCEL_SLOW" not in os.environ, reason="compiles: RAGACCEL_SLOW=1 runs it")
+def test_the_longest_matches_alone_are_guessed_from():
+    token_ids = [0, 7, 8, 9, 20, 21, 8, 9, 30, 31, 9, 40, 41, 7, 8, 9]
+
+    def children(drafter):
+        tree = drafter.draft(Context(token_ids), 16)
+        guesses = zip(tree.token_ids, tree.parents, tree.origins, strict=True)
+        return {t for t, parent, origins in guesses if parent == 0 and origins[0].match_length}
+
+    full, longest = children(TrieDrafter(16)), children(LongestOnly(16))
+    assert {20, 30, 40} <= full
+    assert 20 in longest
+    assert not {30, 40} & longest
 
 
 def test_a_function_that_is_not_called_cannot_be_replaced():

@@ -1,15 +1,18 @@
+import gc
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import numpy as np
 import pytest
 from memory_taught import drafts, opened, saved, teach
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
+from ragaccel.memory import files
 from ragaccel.memory.namespaces import Memory
 
 
@@ -231,3 +234,59 @@ def test_the_header_says_what_it_is(path):
         "fingerprint": "model",
         "namespaces": ["mine", "theirs"],
     }
+
+
+def test_a_namespace_that_was_forgotten_is_gone_from_the_file_though_it_had_been_let_go(tmp_path):
+    path = tmp_path / "memory"
+    memory = Memory(path=path)
+    for name in "ABCD":
+        memory.of(name).remember([1, 2], [3])
+    memory.save()
+    memory.of("E")  # A makes room
+    memory.forget("A")
+    assert memory.unsaved
+    memory.save()
+    assert "A" not in Memory(path=path).namespaces
+    narrow = Memory(path=path, max_namespaces=1)
+    assert narrow.unsaved, "what was left out is still in the file"
+
+
+def test_it_is_saved_now_and_then(tmp_path):
+    path = tmp_path / "memory"
+    memory = Memory(path=path)
+    for _ in range(files.SAVED_EVERY):
+        assert not path.exists()
+        memory.of("").remember([1, 2], [3])
+    assert Memory(path=path).figures().requests == files.SAVED_EVERY
+
+
+def test_a_second_one_in_this_process_knows_what_the_first_has_not_saved(tmp_path):
+    path = tmp_path / "memory"
+    first = Memory(path=path)
+    first.of("").remember([1, 2], [3])
+    assert Memory(path=path).figures().requests == 1
+    assert not first.unsaved
+
+
+def test_only_what_has_something_to_save_is_kept_alive(tmp_path):
+    memory = Memory(path=tmp_path / "memory")
+    alive = weakref.ref(memory)
+    memory.of("").remember([1, 2], [3])
+    memory.save()
+    del memory
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_failed_save_now_and_then_costs_nothing(tmp_path, monkeypatch):
+    memory = Memory(path=tmp_path / "memory")
+    monkeypatch.setattr(files, "write_archive", lambda *a: (_ for _ in ()).throw(OSError(28, "x")))
+    for _ in range(files.SAVED_EVERY):
+        memory.of("").remember([1, 2], [3])
+    assert memory.unsaved
+    files._unsaved.discard(memory)
+
+
+def test_the_name_of_a_namespace_is_a_string():
+    with pytest.raises(ConfigurationError, match="7"):
+        Memory().of(7)
