@@ -60,6 +60,8 @@ def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
     assert rest == LONGEST_REST
     returns.learn(3, 2.5)  # it paid
     assert returns.allows(64) > 0
+    for _ in range(3):
+        returns.learn(3, 2.5)
     lose(returns, 1)
     assert returns.allows(64) > 0
 
