@@ -114,8 +114,8 @@ class AnswerMemory(Filed):
         if k < 1:
             raise ConfigurationError(f"k must be 1 or more, not {k}")
         found: list[SimilarAnswer] = []
-        if question.strip() and self._of(namespace):
-            found = self._nearest(self._vector(question), namespace, k)
+        if question.strip() and (known := self._of(namespace)):
+            found = self._nearest(self._vector(question), known, k)
         with self._lock:
             for one in reversed(found):  # the best is used last
                 if (key := Key(namespace, one.question)) in self._kept:
@@ -154,11 +154,10 @@ class AnswerMemory(Filed):
                 if key.namespace == namespace
             ]
 
-    def _nearest(self, vector: Vector, namespace: str, k: int) -> list[SimilarAnswer]:
-        candidates = self._of(namespace)
+    def _nearest(
+        self, vector: Vector, candidates: list[tuple[str, Entry]], k: int
+    ) -> list[SimilarAnswer]:
         candidates.sort(key=lambda item: -item[1].number)  # the newest first
-        if not candidates:
-            return []
         table = np.stack([entry.vector for _, entry in candidates])
         # not a matrix product, in which equal rows can give sums that differ by a rounding
         cosines = np.clip((table * vector).sum(axis=1), -1, 1)
