@@ -7,6 +7,7 @@ from typing import Any
 NAMES = {
     "ours": "ours, copying",
     "ours_tree": "ours, trees",
+    "ours_recycling": "ours, trees and recycling",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",
     "generate": "`model.generate`",

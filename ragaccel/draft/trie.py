@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NUM_COMMON = 48
 """How many common tokens are guessed where nothing matches."""
 HOPE = 0.5
-"""After a common token hardly any is likelier; six in ten of the searches there gave no guess."""
+"""After a common token hardly any is likelier; most of the searches there gave no guess."""
 
 Mode = Literal["hierarchical", "parallel", "one"]
 

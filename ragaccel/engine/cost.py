@@ -25,9 +25,9 @@ class PassCost:
 
     Noise only ever makes a pass slower, so a bucket counts as the fastest of its last passes. How
     far that departs from a prior slope is averaged with how far its neighbours do, unless it rests
-    on enough recent passes. Thus a width seen once, in a bad moment, is
-    not ruled out by it, and one that is no longer used is tried again in time. The table never
-    falls with more rows. Shared by threads.
+    on enough recent passes. Thus a width seen once, in a bad moment, is not ruled out by it, and
+    one that is no longer used is tried again in time. The table never falls with more rows. Shared
+    by threads.
 
     Args:
         row_share: prior cost of one more row, as a share of a one-row pass.
