@@ -23,7 +23,7 @@ from eval.examples import load_task
 from eval.jobs import make_jobs
 from eval.machine import current_commit, describe_machine, describe_run
 from eval.tables import lossless_table
-from eval.targets import DTYPES, load_target, shown_name
+from eval.targets import DTYPES, add_target_options, chosen_target, shown_name
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -51,17 +51,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m eval.lossless", description=__doc__.split("\n")[0]
     )
+    add_target_options(parser)
     add = parser.add_argument
-    add("--model", default="reader", help="reader, a hub name, a folder, or random:SHAPE")
-    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
     add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
     add("--contender", default="ours", help="what is held against generate")
     add("--dtypes", default="float32,bfloat16", help=f"comma-separated, of {', '.join(DTYPES)}")
     add("--limit", type=int, help="examples to take (default: all)")
     add("--max-new-tokens", type=int, default=128)
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
     add("--out", type=Path, help="result file")
     return parser.parse_args(arguments)
 
@@ -73,13 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for dtype in options.dtypes.split(","):
         if dtype not in DTYPES:
             raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPES)}")
-        target = load_target(
-            options.model,
-            tokenizer=options.tokenizer,
-            dtype=dtype,
-            device=options.device,
-            data=options.data,
-        )
+        target = chosen_target(options, dtype)
         jobs = make_jobs(
             examples,
             target.tokenizer,

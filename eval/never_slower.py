@@ -38,7 +38,13 @@ from eval.ratios import paired_ratio
 from eval.rows_cost import measure_rows
 from eval.speed import WARM_UP_TOKENS, as_row, note, run_once
 from eval.tables import never_slower_table
-from eval.targets import DTYPES, default_dtype, load_target, shown_name
+from eval.targets import (
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    default_dtype,
+    shown_name,
+)
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -70,20 +76,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m eval.never_slower", description=__doc__.split("\n")[0]
     )
+    add_target_options(parser, "random:llama-135m")
+    add_dtype_option(parser)
     add = parser.add_argument
-    add("--model", default="random:llama-135m", help="random:SHAPE, a hub name, or a folder")
-    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
     add("--tasks", default=",".join(TASKS), help="files of eval/tasks (default: %(default)s)")
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
     add("--contender", default=CONTENDER, help="what is compared with plain decoding")
     add("--limit", type=int, default=40, help="requests of each set (default: %(default)s)")
     add("--least-answer", type=int, default=LEAST_ANSWER, help="tokens; shorter ones are left out")
     add("--max-new-tokens", type=int, default=256)
     add("--cold-costs", action="store_true", help="as on the first run on a machine")
     add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
@@ -91,13 +93,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure whatever the ledger lacks and summarize; writes ``--out`` if it was given."""
     note(f"loading {options.model}")
-    target = load_target(
-        options.model,
-        tokenizer=options.tokenizer,
-        dtype=options.dtype,
-        device=options.device,
-        data=options.data,
-    )
+    target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
     settings = describe_settings(options, {task: len(jobs) for task, jobs in sets.items()})
     ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)

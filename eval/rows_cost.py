@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.machine import describe_machine, describe_run
-from eval.targets import DTYPES, default_dtype, load_target, shown_name
+from eval.targets import (
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    default_dtype,
+    shown_name,
+)
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import measure_passes
 from ragaccel.errors import RagaccelError
@@ -35,26 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m eval.rows_cost", description=__doc__.split("\n")[0]
     )
+    add_target_options(parser)
+    add_dtype_option(parser)
     add = parser.add_argument
-    add("--model", default="reader", help="reader, a hub name, a folder, or random:SHAPE")
-    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
     add("--context", type=int, default=1024, help="tokens in the cache")
     add("--repeats", type=int, default=15)
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
     add("--out", type=Path, help="result file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     try:
-        target = load_target(
-            options.model,
-            tokenizer=options.tokenizer,
-            dtype=options.dtype,
-            device=options.device,
-            data=options.data,
-        )
+        target = chosen_target(options, options.dtype)
     except (RagaccelError, FileNotFoundError) as error:
         sys.exit(f"eval.rows_cost: {error}")
     seconds = measure_rows(target, options.context, options.repeats)

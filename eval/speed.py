@@ -28,7 +28,13 @@ from eval.ledger import Ledger
 from eval.machine import current_commit, describe_machine, describe_run
 from eval.summary import summarize
 from eval.tables import speed_table
-from eval.targets import DTYPES, default_dtype, load_target, shown_name
+from eval.targets import (
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    default_dtype,
+    shown_name,
+)
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -56,11 +62,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m eval.speed", description=__doc__.split("\n")[0]
     )
+    add_target_options(parser)
+    add_dtype_option(parser)
     add = parser.add_argument
-    add("--model", default="reader", help="reader, a hub name, a folder, or random:SHAPE")
-    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
     add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
     forced = parser.add_mutually_exclusive_group()
     forced.add_argument("--forced", action="store_true", default=None, help="follow the recording")
     forced.add_argument(
@@ -70,9 +75,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, help="examples to take (default: all)")
     add("--repeats", type=int, default=1, help="rounds over all examples")
     add("--max-new-tokens", type=int, default=256)
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
@@ -81,13 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure whatever the ledger lacks and summarize; writes ``--out`` if it was given."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
-    target = load_target(
-        options.model,
-        tokenizer=options.tokenizer,
-        dtype=options.dtype,
-        device=options.device,
-        data=options.data,
-    )
+    target = chosen_target(options, options.dtype)
     forced = target.is_random if options.forced is None else options.forced
     jobs = make_jobs(
         examples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,33 @@ class Target:
     ours: HuggingFaceModel
     tokenizer: Tokenizer
     is_random: bool
+
+
+def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -> None:
+    """Add the options that say which model is run, with which tokenizer, and on what."""
+    add = parser.add_argument
+    add("--model", default=model, help="reader, a hub name, a folder, or random:SHAPE")
+    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+
+
+def add_dtype_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for a run in a single type of numbers."""
+    help_text = "default: float32 on a CPU, bfloat16 on a GPU"
+    parser.add_argument("--dtype", choices=DTYPES, help=help_text)
+
+
+def chosen_target(options: argparse.Namespace, dtype: str | None) -> Target:
+    """Load the target that the options name, in one type of numbers."""
+    return load_target(
+        options.model,
+        tokenizer=options.tokenizer,
+        dtype=dtype,
+        device=options.device,
+        data=options.data,
+    )
 
 
 def load_target(
