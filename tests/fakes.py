@@ -18,6 +18,7 @@ class ScriptedVerifier:
 
     def __init__(self, next_token, max_rows=64, cost_seconds=lambda rows: 1.0):
         self.next_token, self.max_rows, self.cost_seconds = next_token, max_rows, cost_seconds
+        self.chains_only = False
         self.cached, self.tree, self.largest_tree, self.closed = [], None, 0, False
 
     def prefill(self, request):

@@ -63,6 +63,11 @@ class Verifier(Protocol):
         """The most nodes one verify pass takes: root, guesses and probes."""
         ...
 
+    @property
+    def chains_only(self) -> bool:
+        """Whether trees must not branch."""
+        ...
+
     def prefill(self, request: Request) -> None:
         """Cache the prompt but for its last token, which is the root of the first tree.
 

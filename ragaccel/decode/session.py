@@ -10,7 +10,7 @@ from ragaccel.decode.budget import Returns, worth_verifying
 from ragaccel.decode.context import Context
 from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decode.stopping import ending
-from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree, no_deeper
+from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree, likeliest_chain, no_deeper
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Session:
         self._mark = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
+        if verifier.chains_only and self._rows_per_node > 1:
+            raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
         if self._rows_per_node > verifier.max_rows:
             raise ConfigurationError(
                 f"{len(drafter.probe_ids)} probes and a root exceed the {verifier.max_rows} rows "
@@ -150,6 +152,8 @@ class Session:
             name = type(self.drafter).__name__
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
         tree = no_deeper(tree, self._room())
+        if self.verifier.chains_only:
+            tree = likeliest_chain(tree)
         if self.token_budget is None:
             tree = worth_verifying(tree, self.verifier.cost_seconds, self._rows_per_node)
             self._returns.take(tree.num_drafts, budget)
@@ -174,12 +178,14 @@ class Session:
         return attach_probes(tree, probes, nodes)
 
     def _doubt(self, acceptance: Acceptance) -> Acceptance:
-        """Hold back a bonus token that was a near tie: the next pass asks again, at plain width."""
+        """Hold back what follows the first near tie: the next pass asks again, at plain width."""
         uncertain = acceptance.choices.uncertain
-        self._recheck = bool(
-            uncertain and uncertain[acceptance.path[-1]] and len(acceptance.tree) > 1
-        )
-        return acceptance.cut(len(acceptance.path) - 1) if self._recheck else acceptance
+        self._recheck = False
+        if not uncertain or len(acceptance.tree) == 1:
+            return acceptance
+        sure = next((i for i, node in enumerate(acceptance.path) if uncertain[node]), None)
+        self._recheck = sure is not None
+        return acceptance if sure is None else acceptance.cut(sure)
 
     def _end(self, acceptance: Acceptance) -> Acceptance:
         start = len(self.token_ids)

@@ -156,6 +156,17 @@ def likeliest(tree: DraftTree, budget: int) -> DraftTree:
     return _only(tree, [0, *sorted(guesses[: max(0, budget)])])
 
 
+def likeliest_chain(tree: DraftTree) -> DraftTree:
+    """Keep the branch that is likely to go furthest: that of the greatest sum of path_probs."""
+    if tree.is_chain or tree.num_probes:
+        return tree
+    sums = list(tree.path_probs)
+    for node in range(1, len(tree)):
+        sums[node] += sums[tree.parents[node]]
+    end = max(range(len(tree)), key=sums.__getitem__)
+    return _only(tree, tree.path(end))
+
+
 def _first(tree: DraftTree, count: int) -> DraftTree:
     """Keep so many nodes, the first ones."""
     return DraftTree(

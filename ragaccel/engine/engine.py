@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ragaccel.decode.interfaces import Choices
+from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.kept_costs import KeptCosts, way_of_choosing
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Rows, impossible_tokens_replaced, run_rows, tree_rows
-from ragaccel.engine.select import Chooser
+from ragaccel.engine.layout import (
+    Rows,
+    impossible_tokens_replaced,
+    run_rows,
+    together,
+    tree_rows,
+)
+from ragaccel.engine.prefixes import PrefixPool
+from ragaccel.engine.select import read_choices, to_host
+from ragaccel.engine.verifier import EngineVerifier
 from ragaccel.errors import CapacityError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,21 +31,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.request import Request
-    from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.cost import PassCost
+    from ragaccel.engine.prefixes import Holding
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
-_IDLE_CACHES = 2
+_KEPT_SHARE = 0.05  # of the device's memory
+_KEPT_BYTES = 1 << 30  # where that cannot be told
+_FORESEEN = 1024  # tokens of an answer that room is made for beforehand
+
+EXACT_ROWS = 16
+"""Rows of every pass in exact mode."""
 
 
 class TargetModel(Protocol):
     """A causal language model whose output must be reproduced exactly.
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
-    ``vocab_size`` how many different tokens it can read.
+    ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
+    take the rows of several.
     """
 
     @property
@@ -53,10 +70,15 @@ class TargetModel(Protocol):
         """One more than the largest token id the model reads."""
         ...
 
-    def forward(self, rows: Rows, cache: KVCache, keep: int) -> Tensor:
-        """Write the rows' states to the cache; return the logits of the last ``keep``: [keep, V].
+    @property
+    def joins_sequences(self) -> bool:
+        """Whether one pass can take the rows of several sequences."""
+        ...
 
-        The engine has called ``cache.begin`` for these rows.
+    def forward(self, rows: Rows, keep: int) -> Tensor:
+        """Write the rows' states to their caches; return the logits of the last ``keep``.
+
+        [keep, V]. The pass has been begun on every cache.
         """
         ...
 
@@ -72,6 +94,13 @@ class Engine:
         max_rows: most nodes one verify pass takes.
         prefill_chunk: rows of one prefill pass.
         cost_file: where it is kept what passes cost; ``None`` keeps nothing.
+        exact: give, to the last bit, what plain decoding in this mode gives: every pass has
+            ``EXACT_ROWS`` rows of one sequence, drafts do not branch, attention is reduced in a
+            fixed order and kept prefixes end where a prefill chunk does.
+        near_ties: say of choices that rounding might decide otherwise that they are uncertain:
+            they are made again in a pass of their own.
+        kept_prefixes: most caches kept for prompts that begin alike.
+        kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
 
     Raises:
         ConfigurationError: a capacity beyond what the model can read, or a size below 1.
@@ -85,6 +114,10 @@ class Engine:
         max_rows: int = 64,
         prefill_chunk: int = 512,
         cost_file: Path | None = None,
+        exact: bool = False,
+        near_ties: bool = False,
+        kept_prefixes: int = 8,
+        kept_bytes: int | None = None,
     ) -> None:
         limit = model.max_positions
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
@@ -94,15 +127,20 @@ class Engine:
                 f"capacity={capacity:,} exceeds the {limit:,} tokens this model can read"
             )
         self.model = model
-        self.max_rows = max_rows
+        self.exact, self.near_ties = exact, near_ties
+        self.max_rows = min(max_rows, EXACT_ROWS) if exact else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.costs = KeptCosts(share, cost_file)
         self._fixed = capacity is not None
         self._pass_lock = RLock()
-        self._pool_lock = RLock()  # a request that is dropped may be closed anywhere, here too
-        self._idle: list[KVCache] = []
+        self.pool = PrefixPool(
+            self._new_cache,
+            max_kept=kept_prefixes,
+            max_bytes=_kept_bytes(model.device) if kept_bytes is None else kept_bytes,
+        )
+        self.prefilled_rows = 0
 
     def open(self, request: Request) -> EngineVerifier:
         """Return a verifier for one request; its cache is given back by ``close``.
@@ -111,7 +149,7 @@ class Engine:
             CapacityError: if the prompt and the longest answer do not fit.
         """
         self.check_fits(request)
-        return EngineVerifier(self, request, self._take_cache())
+        return EngineVerifier(self, request)
 
     def check_fits(self, request: Request) -> None:
         """Raise CapacityError if a request could outgrow what the model reads."""
@@ -130,15 +168,119 @@ class Engine:
             f"{self.max_tokens:,} tokens: {advice}"
         )
 
-    def verify_many(
-        self, batch: Sequence[tuple[EngineVerifier, DraftTree]], num_runner_ups: int = 0
-    ) -> list[Choices]:
-        """Verify one tree of each of several requests, in order."""
-        return [verifier.verify(tree, num_runner_ups) for verifier, tree in batch]
+    def take_cache(self, request: Request) -> Holding:
+        """Hand out a cache for a request, with what is known of its prompt; given back to the pool.
 
-    def run(self, rows: Rows, cache: KVCache, keep: int) -> Tensor:
-        """Run one forward pass; the caller holds ``exclusive`` and inference mode."""
-        return self.model.forward(rows, cache, keep)
+        The caller computes nothing meanwhile.
+        """
+        prompt = request.prompt_ids[:-1]
+        whole = len(prompt) // self.prefill_chunk * self.prefill_chunk
+        known = prompt[:whole] if self.exact else prompt
+        holding = self.pool.take(known, request.namespace, settled=self.exact)
+        answer = min(request.max_new_tokens, _FORESEEN)
+        holding.cache.reserve(len(request.prompt_ids) + answer + self.max_rows)
+        return holding
+
+    def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
+        """Compute the next chunk of a prompt; the first call finds out what is known of it.
+
+        The lock is let go between chunks, so that a long prompt delays others by one only.
+        """
+        with self._pass_lock, torch.inference_mode():
+            holding = verifier.begin()
+            prompt, start = verifier.request.prompt_ids[:-1], len(holding.token_ids)
+            chunk = prompt[start : start + self.prefill_chunk]
+            if not chunk:
+                return
+            cache = holding.cache
+            rows = run_rows(chunk, cache, self.model.device)
+            self._run(replace(rows, exact=self.exact), 1)
+            cache.keep(range(len(chunk)))
+            if holding.num_settled == start and len(chunk) == self.prefill_chunk:
+                holding.num_settled += len(chunk)
+            holding.token_ids += chunk
+            self.prefilled_rows += len(chunk)
+
+    def verify_many(
+        self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
+    ) -> list[Choices]:
+        """Verify one tree of each of several requests, in order; the last item counts runner-ups.
+
+        One pass for all where the model can join sequences; in exact mode, one for each.
+
+        Raises:
+            ValueError: a tree of more rows than a pass takes.
+        """
+        for _, tree, _ in batch:
+            if len(tree) > self.max_rows:
+                raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
+        alone = self.exact or not self.model.joins_sequences
+        with self._pass_lock, torch.inference_mode():
+            groups = [[each] for each in batch] if alone else [list(batch)]
+            return [choices for group in groups for choices in self._verify(group)]
+
+    def _verify(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> list[Choices]:
+        started = perf_counter()
+        rows = together([self._rows(verifier, tree) for verifier, tree, _ in batch])
+        logits = self._run(rows, rows.num_rows)
+        parts = []
+        for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
+            own = logits[span.first : span.first + len(tree)]
+            parts.append(verifier.chooser.choose(own, tree, span.start, num_runner_ups))
+        chosen = to_host(parts)
+        seconds = perf_counter() - started
+        for verifier, tree, _ in batch:
+            verifier.tree = tree
+        batch[0][0].cost.observe(rows.num_rows, seconds)
+        return [
+            read_choices(ids, num_runner_ups, near_ties=self.near_ties)
+            for ids, (_, _, num_runner_ups) in zip(chosen, batch, strict=True)
+        ]
+
+    def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
+        model, cache = self.model, verifier.cache
+        readable = impossible_tokens_replaced(tree, model.vocab_size)
+        if self.exact:
+            if not tree.is_chain or tree.num_probes:
+                raise ValueError("exact mode verifies chains of guesses only")
+            filling = readable.token_ids[:1] * (self.max_rows - len(tree))
+            readable = DraftTree.chain((*readable.token_ids, *filling))
+        rows = tree_rows(readable, cache, model.device, model.max_positions)
+        return replace(rows, exact=True) if self.exact else rows
+
+    def _run(self, rows: Rows, keep: int) -> Tensor:
+        """Run one pass; if the device has no memory left, once more without what is kept.
+
+        Raises:
+            CapacityError: it does not fit even so.
+        """
+        try:
+            return self.model.forward(rows, keep)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        self.free_memory()
+        try:
+            return self.model.forward(rows, keep)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            self.free_memory()
+            raise CapacityError(
+                f"no memory left on {self.model.device} for a pass of {rows.num_rows} rows over "
+                f"{rows.attended:,} tokens: shorten the prompt, answer fewer requests at once, or "
+                "load with a smaller prefill_chunk"
+            ) from error
+
+    def free_memory(self) -> None:
+        """Drop what is kept of earlier requests."""
+        self.pool.clear()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def padded(self, rows: int) -> int:
+        """How many rows a pass over so many nodes computes."""
+        return self.max_rows if self.exact else rows
 
     def cost_of(self, request: Request) -> PassCost:
         """What passes cost for the way this request chooses its tokens."""
@@ -149,113 +291,22 @@ class Engine:
         """The lock under which passes run."""
         return self._pass_lock
 
-    def give_back(self, cache: KVCache) -> None:
-        """Keep a closed request's buffers for the next one; few are kept."""
-        cache.truncate(0)
-        with self._pool_lock:
-            self._idle.append(cache)
-            self._idle.sort(key=lambda idle: idle.capacity)
-            del self._idle[:-_IDLE_CACHES]
-
-    def _take_cache(self) -> KVCache:
-        with self._pool_lock:
-            if self._idle:
-                return self._idle.pop()
+    def _new_cache(self) -> KVCache:
         if self.max_tokens is None:
             return KVCache()
         slots = self.max_tokens + self.max_rows  # the rows of the last pass stand past the answer
         return KVCache(slots) if self._fixed else KVCache(limit=slots)
 
 
-class EngineVerifier:
-    """The engine's side of one request: its cache, its choices and its last tree."""
+def _kept_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory * _KEPT_SHARE)
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return _KEPT_BYTES
+    return int(memory * _KEPT_SHARE)
 
-    def __init__(self, engine: Engine, request: Request, cache: KVCache) -> None:
-        self._engine, self._request = engine, request
-        self._cache: KVCache | None = cache
-        self._chooser = Chooser(request)
-        self._cost = engine.cost_of(request)
-        self._tree: DraftTree | None = None
 
-    @property
-    def max_rows(self) -> int:
-        """The most nodes one verify pass takes: root, guesses and probes."""
-        return self._engine.max_rows
-
-    @property
-    def cache(self) -> KVCache:
-        """The cache of this request.
-
-        Raises:
-            RuntimeError: after ``close``.
-        """
-        if self._cache is None:
-            raise RuntimeError("this request is closed")
-        return self._cache
-
-    def prefill(self, request: Request) -> None:
-        """Cache the prompt but for its last token, in chunks.
-
-        ``request`` must be the one the verifier was opened for, or one that fits as well.
-        """
-        if request is not self._request:
-            self._engine.check_fits(request)
-            self._request, self._chooser = request, Chooser(request)
-            self._cost = self._engine.cost_of(request)
-        engine, cache = self._engine, self.cache
-        prompt = request.prompt_ids[:-1]
-        for start in range(0, len(prompt), engine.prefill_chunk):
-            chunk = prompt[start : start + engine.prefill_chunk]
-            # The lock is let go between chunks, so that a long prompt delays others by one only.
-            with engine.exclusive, torch.inference_mode():
-                if start == 0:
-                    cache.truncate(0)
-                rows = run_rows(chunk, cache.begin(len(chunk)), engine.model.device)
-                engine.run(rows, cache, 1)
-            cache.keep(range(len(chunk)))
-        self._chooser.commit(prompt)
-
-    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
-        """Choose the next token after every node, in one forward pass.
-
-        Only the chosen ids cross from the device: one synchronization.
-        """
-        engine, cache, model = self._engine, self.cache, self._engine.model
-        n = len(tree)
-        if n > engine.max_rows:
-            raise ValueError(f"a tree of {n} rows exceeds max_rows={engine.max_rows}")
-        with engine.exclusive, torch.inference_mode():
-            started = perf_counter()
-            start = cache.begin(n)
-            readable = impossible_tokens_replaced(tree, model.vocab_size)
-            rows = tree_rows(readable, start, model.device, model.max_positions)
-            logits = engine.run(rows, cache, n)
-            ids: list[list[int]] = self._chooser.choose(
-                logits, tree, start, num_runner_ups
-            ).tolist()
-            self._cost.observe(n, perf_counter() - started)
-        self._tree = tree
-        chosen = [row[0] for row in ids]
-        if num_runner_ups == 0:
-            return Choices(chosen)
-        others = [[token for token in row[1:] if token != row[0]] for row in ids]
-        return Choices(chosen, [row[:num_runner_ups] for row in others])
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
-        if self._tree is None:
-            raise RuntimeError("commit follows verify: there is no tree to keep nodes of")
-        tree, self._tree = self._tree, None
-        self.cache.keep(path)
-        self._chooser.commit([tree.token_ids[node] for node in path])
-
-    def cost_seconds(self, rows: int) -> float:
-        """Estimate a verify pass over so many rows from the passes seen so far."""
-        return self._cost.seconds(rows)
-
-    def close(self) -> None:
-        """Give the cache back. Closing twice is harmless."""
-        cache, self._cache, self._tree = self._cache, None, None
-        if cache is not None:
-            self._engine.give_back(cache)
-            self._engine.costs.save_in_time()
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

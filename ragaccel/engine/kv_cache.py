@@ -5,6 +5,7 @@ Shapes: H KV heads, C slots (the capacity, in tokens), D head size, n rows.
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +33,7 @@ class KVCache:
         limit: the most slots it may grow to; ``None`` for no limit.
     """
 
-    __slots__ = ("_keys", "_moves", "_stop", "_values", "adapter", "capacity", "length", "limit")
+    __slots__ = ("_keys", "_lock", "_moves", "_peak", "_stop", "_values", "adapter", "capacity", "length", "limit")
 
     def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
         if capacity is None:
@@ -43,6 +44,8 @@ class KVCache:
         self.length = 0
         self.adapter: object | None = None  # what the model layer hangs here, built once
         self._stop = 0
+        self._peak = 0  # slots ever written
+        self._lock = RLock()  # tokens may be kept while another request copies states from here
         self._moves: list[tuple[int, tuple[int, ...]]] = []
         self._keys: list[Tensor | None] = []
         self._values: list[Tensor | None] = []
@@ -65,6 +68,7 @@ class KVCache:
         self._stop = self.length + num_rows
         if self._stop > self.capacity:
             self._grow(self._stop)
+        self._peak = max(self._peak, self._stop)
         return self.length
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,11 +96,12 @@ class KVCache:
         settled = 0
         while settled < len(rows) and rows[settled] == settled:
             settled += 1
-        if settled < len(rows):
-            sources = tuple(self.length + row for row in rows[settled:])
-            self._moves.append((self.length + settled, sources))
-        self.length += len(rows)
-        self._stop = self.length
+        with self._lock:
+            if settled < len(rows):
+                sources = tuple(self.length + row for row in rows[settled:])
+                self._moves.append((self.length + settled, sources))
+            self.length += len(rows)
+            self._stop = self.length
 
     def truncate(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""
@@ -114,15 +119,45 @@ class KVCache:
             if buffer is not None
         )
 
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the slots that were ever written, in bytes."""
+        return self.num_bytes * self._peak // max(1, self.capacity)
+
+    @torch.inference_mode()
+    def copy_from(self, other: KVCache, length: int) -> None:
+        """Hold the first ``length`` tokens of another cache and nothing else."""
+        other._apply_moves()
+        self.truncate(0)
+        self.reserve(length)
+        self._peak = max(self._peak, length)
+        for own, given in ((self._keys, other._keys), (self._values, other._values)):
+            own += [None] * (len(given) - len(own))
+            for layer, states in enumerate(given):
+                if states is not None:
+                    buffer = own[layer]
+                    if buffer is None:
+                        buffer = own[layer] = _buffer(states, self.capacity)
+                    buffer[:, :, :length] = states[:, :, :length]
+        self.length = self._stop = length
+
+    @torch.inference_mode()
+    def reserve(self, num_slots: int) -> None:
+        """Have room for so many tokens without growing later; less where the limit is lower."""
+        if num_slots > self.capacity:
+            self._resize(num_slots if self.limit is None else min(num_slots, self.limit))
+
     @torch.inference_mode()
     def _apply_moves(self) -> None:
-        for target, sources in self._moves:
-            index = torch.tensor(sources)
-            for buffer in (*self._keys, *self._values):
-                if buffer is not None:
-                    index = index.to(buffer.device)
-                    buffer[:, :, target : target + len(sources)] = buffer.index_select(2, index)
-        self._moves.clear()
+        with self._lock:
+            for target, sources in self._moves:
+                index = torch.tensor(sources)
+                for buffer in (*self._keys, *self._values):
+                    if buffer is not None:
+                        index = index.to(buffer.device)
+                        moved = buffer.index_select(2, index)
+                        buffer[:, :, target : target + len(sources)] = moved
+            self._moves.clear()
 
     def _grow(self, needed: int) -> None:
         if self.limit is not None and needed > self.limit:
@@ -133,7 +168,10 @@ class KVCache:
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
-        self.capacity = capacity if self.limit is None else min(capacity, self.limit)
+        self._resize(capacity if self.limit is None else min(capacity, self.limit))
+
+    def _resize(self, capacity: int) -> None:
+        self.capacity = capacity
         for buffers in (self._keys, self._values):
             for i, old in enumerate(buffers):
                 if old is not None:
@@ -143,4 +181,5 @@ class KVCache:
 
 def _buffer(like: Tensor, capacity: int) -> Tensor:
     _, heads, _, size = like.shape
-    return torch.zeros(1, heads, capacity, size, dtype=like.dtype, device=like.device)
+    # Slots are read only once they are written: on a CPU those never used take no memory.
+    return torch.empty(1, heads, capacity, size, dtype=like.dtype, device=like.device)

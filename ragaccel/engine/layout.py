@@ -1,6 +1,6 @@
-"""From a draft tree to the tensors of one verify pass: ids, positions and attention masks.
+"""From draft trees to the tensors of one pass: ids, positions, spans and attention masks.
 
-Shapes: n rows, P cached tokens before them.
+Shapes: n rows of one sequence, P cached tokens before them, N rows of all sequences of a pass.
 """
 
 from __future__ import annotations
@@ -17,59 +17,128 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ragaccel.decode.tree import DraftTree
+    from ragaccel.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one sequence in a pass: n of them from row ``first`` on.
+
+    ``sees`` tells which of them each attends to besides the cached tokens, itself included;
+    ``None`` means all before it: a plain run of tokens. ``depth`` is the deepest row's distance
+    from the first.
+    """
+
+    cache: KVCache
+    first: int
+    num_rows: int
+    start: int
+    depth: int
+    sees: Tensor | None = None  # [n, n] bool
+
+    @property
+    def rows(self) -> slice:
+        """Where its rows stand in the pass."""
+        return slice(self.first, self.first + self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Inputs of a forward pass over n rows that follow ``start`` cached tokens.
+    """Inputs of a forward pass over the N rows of one or more sequences, one after another.
 
-    ``sees`` tells which rows each row attends to besides the cached tokens, itself included;
-    ``None`` means all before it: a plain run of tokens.
+    Linear layers see them as one long sequence; attention goes span by span, each over a cache of
+    its own.
     """
 
-    token_ids: Tensor  # [1, n] int64
-    positions: Tensor  # [1, n] int64
-    start: int
-    depth: int  # the deepest row's distance from the first
-    sees: Tensor | None = None  # [n, n] bool
-    is_probe: Tensor | None = None  # [n] bool, True where a row is a mask token
+    token_ids: Tensor  # [1, N] int64
+    positions: Tensor  # [1, N] int64
+    spans: tuple[Span, ...]
+    is_probe: Tensor | None = None  # [N] bool, True where a row is a mask token
+    exact: bool = False  # attend so that rows do not depend on one another
 
     @property
     def num_rows(self) -> int:
         """How many rows the pass computes."""
         return self.token_ids.shape[1]
 
+    @property
+    def attended(self) -> int:
+        """How many cached tokens and rows its longest sequence has."""
+        return max(span.start + span.num_rows for span in self.spans)
 
-def run_rows(token_ids: Sequence[int], start: int, device: torch.device) -> Rows:
-    """Lay out a plain run of tokens after ``start`` cached ones, each seeing all before it."""
-    n = len(token_ids)
+    def sees(self) -> Tensor:
+        """Tell which rows each row attends to, itself included. [N, N] bool."""
+        n = self.num_rows
+        whole = torch.zeros(n, n, dtype=torch.bool, device=self.token_ids.device)
+        for span in self.spans:
+            block = whole[span.rows, span.rows]
+            block.copy_(torch.ones_like(block).tril_() if span.sees is None else span.sees)
+        return whole
+
+
+def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device) -> Rows:
+    """Lay out a plain run of tokens behind a cache's, each seeing all before it.
+
+    Begins the pass on the cache.
+
+    Raises:
+        CapacityError: they do not fit.
+    """
+    n, start = len(token_ids), cache.begin(len(token_ids))
     inputs = torch.tensor([list(token_ids), list(range(start, start + n))], device=device)
-    return Rows(inputs[:1], inputs[1:], start, n - 1)
+    return Rows(inputs[:1], inputs[1:], (Span(cache, 0, n, start, n - 1),))
 
 
 def tree_rows(
-    tree: DraftTree, start: int, device: torch.device, max_positions: int | None = None
+    tree: DraftTree, cache: KVCache, device: torch.device, max_positions: int | None = None
 ) -> Rows:
-    """Lay out a draft tree after ``start`` cached tokens; row i is node i.
+    """Lay out a draft tree behind a cache's tokens; row i is node i. Begins the pass.
 
     Nodes that a model without that many positions could never emit are given its last one: a
     request is checked to end before them, so what they compute is never read.
+
+    Raises:
+        CapacityError: they do not fit.
     """
+    n = len(tree)
     if tree.is_chain and tree.num_probes == 0:
-        rows = run_rows(tree.token_ids, start, device)
-        if max_positions is None or start + len(tree) <= max_positions:
+        rows = run_rows(tree.token_ids, cache, device)
+        if max_positions is None or cache.stop <= max_positions:
             return rows
-        return Rows(rows.token_ids, rows.positions.clamp(max=max_positions - 1), start, rows.depth)
-    depths = tree.depths()
+        return replace(rows, positions=rows.positions.clamp(max=max_positions - 1))
+    start, depths = cache.begin(n), tree.depths()
     positions = [start + depth for depth in depths]
     if max_positions is not None:
         positions = [min(position, max_positions - 1) for position in positions]
     inputs = torch.tensor([list(tree.token_ids), positions], device=device)
     is_probe = None
     if tree.num_probes:
-        is_probe = torch.arange(len(tree), device=device) >= len(tree) - tree.num_probes
+        is_probe = torch.arange(n, device=device) >= n - tree.num_probes
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
-    return Rows(inputs[:1], inputs[1:], start, max(depths), sees, is_probe)
+    spans = (Span(cache, 0, n, start, max(depths), sees),)
+    return Rows(inputs[:1], inputs[1:], spans, is_probe)
+
+
+def together(parts: Sequence[Rows]) -> Rows:
+    """Join the rows of several sequences to one pass, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    spans, first = [], 0
+    for part in parts:
+        spans += [replace(span, first=first + span.first) for span in part.spans]
+        first += part.num_rows
+    is_probe = None
+    if any(part.is_probe is not None for part in parts):
+        is_probe = torch.cat([_probes(part) for part in parts])
+    ids = torch.cat([part.token_ids for part in parts], dim=1)
+    positions = torch.cat([part.positions for part in parts], dim=1)
+    return Rows(ids, positions, tuple(spans), is_probe, parts[0].exact)
+
+
+def _probes(part: Rows) -> Tensor:
+    if part.is_probe is not None:
+        return part.is_probe
+    return torch.zeros(part.num_rows, dtype=torch.bool, device=part.token_ids.device)
 
 
 def impossible_tokens_replaced(tree: DraftTree, vocab_size: int) -> DraftTree:
@@ -102,24 +171,25 @@ class Masks:
         self.dtype, self.device = dtype, device
         self._triangle = torch.zeros(0, 0)
 
-    def make(self, rows: Rows, window: int | None = None) -> Tensor:
-        """Build the mask of one pass: 0 where a row may look, -inf elsewhere. [1, 1, n, P + n].
+    def make(self, rows: Rows, span: Span, window: int | None = None) -> Tensor:
+        """Build the mask of a sequence: 0 where a row may look, -inf elsewhere. [n, P + n].
 
         Args:
             rows: what the pass computes.
+            span: the sequence's rows.
             window: positions a row looks back over, itself included; ``None`` for all.
         """
-        n, start = rows.num_rows, rows.start
+        n, start = span.num_rows, span.start
         mask = torch.zeros(n, start + n, dtype=self.dtype, device=self.device)
-        if rows.sees is None:
+        if span.sees is None:
             mask[:, start:] = self._causal(n)
         else:
-            mask[:, start:].masked_fill_(~rows.sees, float("-inf"))
-        if window is not None and reaches_past(rows, window):
-            cached = torch.arange(start, device=self.device)
-            seen = torch.cat((cached, rows.positions[0]))
-            mask.masked_fill_(rows.positions[0, :, None] - seen >= window, float("-inf"))
-        return mask[None, None]
+            mask[:, start:].masked_fill_(~span.sees, float("-inf"))
+        if window is not None and reaches_past(span, window):
+            positions = rows.positions[0, span.rows]
+            seen = torch.cat((torch.arange(start, device=self.device), positions))
+            mask.masked_fill_(positions[:, None] - seen >= window, float("-inf"))
+        return mask
 
     def _causal(self, n: int) -> Tensor:
         if self._triangle.shape[0] < n:
@@ -128,16 +198,16 @@ class Masks:
         return self._triangle[:n, :n]
 
 
-def reaches_past(rows: Rows, window: int | None) -> bool:
+def reaches_past(span: Span, window: int | None) -> bool:
     """Tell whether some row has tokens before it that lie outside its window."""
-    return window is not None and rows.start + rows.depth >= window
+    return window is not None and span.start + span.depth >= window
 
 
-def is_plain(rows: Rows, window: int | None = None) -> bool:
+def is_plain(span: Span, window: int | None = None) -> bool:
     """Tell whether plain causal attention gives the right answer without any mask.
 
     True for one row, which sees all that is cached, and for a run with nothing before it.
     """
-    if reaches_past(rows, window):
+    if reaches_past(span, window):
         return False
-    return rows.num_rows == 1 or (rows.start == 0 and rows.sees is None)
+    return span.num_rows == 1 or (span.start == 0 and span.sees is None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ragaccel.decode.interfaces import Choices
 from ragaccel.engine.noise import TokenNoise
 from ragaccel.engine.processing import ScoreProcessing
 from ragaccel.engine.warp import warp
@@ -22,17 +23,26 @@ if TYPE_CHECKING:
     from ragaccel.decode.tree import DraftTree
 
 
+_NEAR = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float64: 1e-12}
+_NEAR_OTHERWISE = 1e-5
+
+
 class Chooser:
     """Chooses one request's tokens, so that a choice depends on its own prefix and the seed alone.
 
     Sampling is x_t = argmax(log p_t + Gumbel(seed, position, token)): every token is a true
     sample, and whether it was reached alone or inside a tree changes nothing.
+
+    Args:
+        request: how to choose.
+        near_ties: tell of each choice whether rounding might decide it otherwise.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, near_ties: bool = False) -> None:
         self._sampling = request.sampling
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
+        self._near_ties = near_ties
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add tokens that are now in the cache, in order."""
@@ -44,22 +54,23 @@ class Chooser:
         """Choose after each node of a tree that follows ``start`` committed tokens.
 
         Returns:
-            [n, 1 + num_runner_ups + 1] on the logits' device: the choice, then, if any were
-            asked for, the likeliest tokens, one more than asked, as the choice may be among them.
+            int64 [n, k] on the logits' device, for ``read_choices``: the choice, then, if any were
+            asked for, the likeliest tokens, one more than asked, as the choice may be among them,
+            then, if asked for, 1 where the choice is a near tie.
         """
-        scores = self.process(logits, tree)
+        scores = judged = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
             positions = [start + depth + 1 for depth in tree.depths()]
             if self._noise is None:
                 self._noise = TokenNoise(logits.shape[-1], logits.device)
-            noise = self._noise.gumbel(self._sampling.seed, positions)
-            chosen = noise.add_(scores).argmax(dim=-1, keepdim=True)
-        else:
-            chosen = scores.argmax(dim=-1, keepdim=True)
-        if num_runner_ups == 0:
-            return chosen
-        count = min(num_runner_ups + 1, scores.shape[-1])
-        return torch.cat((chosen, scores.topk(count, dim=-1).indices), dim=1)
+            judged = self._noise.gumbel(self._sampling.seed, positions).add_(scores)
+        parts = [_best(judged)]
+        if num_runner_ups:
+            count = min(num_runner_ups + 1, scores.shape[-1])
+            parts.append(scores.topk(count, dim=-1).indices)
+        if self._near_ties:
+            parts.append(_is_near_tie(judged, logits.dtype))
+        return torch.cat(parts, dim=1)
 
     def process(self, logits: Tensor, tree: DraftTree) -> Tensor:
         """Return what the choice is made from: processed and warped scores, [n, V].
@@ -81,3 +92,47 @@ def token_paths(tree: DraftTree) -> list[list[int]]:
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         paths.append([*(paths[parent] if parent >= 0 else ()), token])
     return paths
+
+
+def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
+    """Bring what several requests chose to the host, in one synchronization."""
+    if len(parts) == 1:
+        return [parts[0].tolist()]
+    numbers = torch.cat([part.reshape(-1) for part in parts]).tolist()
+    found, at = [], 0
+    for part in parts:
+        rows, width = part.shape
+        found.append([numbers[at + row * width : at + (row + 1) * width] for row in range(rows)])
+        at += rows * width
+    return found
+
+
+def read_choices(
+    rows: Sequence[Sequence[int]], num_runner_ups: int, *, near_ties: bool = False
+) -> Choices:
+    """Read what ``Chooser.choose`` returned, as lists."""
+    chosen = [row[0] for row in rows]
+    uncertain = [bool(row[-1]) for row in rows] if near_ties else ()
+    if num_runner_ups == 0:
+        return Choices(chosen, uncertain=uncertain)
+    end = -1 if near_ties else None
+    others = [[token for token in row[1:end] if token != row[0]] for row in rows]
+    return Choices(chosen, [row[:num_runner_ups] for row in others], uncertain)
+
+
+def _best(scores: Tensor) -> Tensor:
+    """The first of the highest scores of each row. [n, 1]."""
+    # On a CPU argmax takes five times as long as max in half precision; both take the first.
+    if scores.element_size() < 4 and scores.device.type == "cpu":
+        return scores.max(dim=-1, keepdim=True).indices
+    return scores.argmax(dim=-1, keepdim=True)
+
+
+def _is_near_tie(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tell where two scores are as near as rounding of ``dtype`` may bring them. [n, 1] int64."""
+    if scores.shape[-1] < 2:
+        return torch.zeros(len(scores), 1, dtype=torch.int64, device=scores.device)
+    two = scores.topk(2, dim=-1).values.double()
+    share = _NEAR.get(dtype, _NEAR_OTHERWISE)
+    near = (two[:, :1] - two[:, 1:]) <= share * two[:, :1].abs().clamp(min=1.0)
+    return near.to(torch.int64)

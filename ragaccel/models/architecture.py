@@ -25,14 +25,21 @@ class Architecture:
 
     ``window`` is the sliding window of its sliding layers, in positions; ``is_mixed`` tells that
     it has sliding and full layers, which are given a mask each; ``skips_plain_masks`` that its
-    attention is causal without a mask.
+    attention is causal without a mask. ``windows`` has the window of each layer, ``None`` for
+    full ones; ``exchanges_attention`` tells that its attention may be exchanged for ours.
     """
 
-    num_layers: int
     max_positions: int | None
     window: int | None
     is_mixed: bool
     skips_plain_masks: bool
+    windows: tuple[int | None, ...]
+    exchanges_attention: bool
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the model has."""
+        return len(self.windows)
 
 
 def read_architecture(model: PreTrainedModel) -> Architecture:
@@ -50,16 +57,19 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     config: Any = model.config.get_text_config(decoder=True)
     attention = getattr(config, "_attn_implementation", None) or "eager"
     _refuse_by_attention(attention, name)
-    kinds = _layer_kinds(config, name)
+    layer_types = _layer_types(config, name)
+    kinds = set(layer_types)
     window = getattr(config, "sliding_window", None) if _SLIDING in kinds else None
     if _SLIDING in kinds and not window:
         raise ModelRefusedError(f"{name} has sliding layers but its config names no window")
+    softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # beyond SDPA
     return Architecture(
-        num_layers=config.num_hidden_layers,
         max_positions=_max_positions(config),
         window=window,
         is_mixed=len(kinds) > 1,
         skips_plain_masks=attention == "sdpa",
+        windows=tuple(window if kind == _SLIDING else None for kind in layer_types),
+        exchanges_attention=attention == "sdpa" or softcaps,
     )
 
 
@@ -75,7 +85,7 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
     text_config = config.get_text_config(decoder=True)
     if not getattr(text_config, "is_causal", True):
         raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
-    _layer_kinds(text_config, name)
+    _layer_types(text_config, name)
     for quantization in (
         getattr(config, "quantization_config", None),
         model_kwargs.get("quantization_config"),
@@ -122,7 +132,7 @@ def _refuse_by_attention(attention: str, name: str) -> None:
         )
 
 
-def _layer_kinds(config: Any, name: str) -> set[str]:
+def _layer_types(config: Any, name: str) -> list[str]:
     shared = getattr(config, "num_kv_shared_layers", 0) or getattr(config, "kv_sharing_modes", None)
     if shared:
         raise ModelRefusedError(f"{name} shares keys and values between layers: not supported")
@@ -132,13 +142,14 @@ def _layer_kinds(config: Any, name: str) -> set[str]:
             kinds = ["chunked_attention"]
         else:
             kinds = [_SLIDING if getattr(config, "sliding_window", None) else _FULL]
+        kinds = kinds * config.num_hidden_layers
     others = sorted(set(kinds) - {_FULL, _SLIDING})
     if others:
         raise ModelRefusedError(
             f"{name} has {', '.join(others)} layers: only full and sliding attention can be "
             "rolled back to an accepted token"
         )
-    return set(kinds)
+    return list(kinds)
 
 
 def _max_positions(config: Any) -> int | None:

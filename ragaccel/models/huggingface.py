@@ -1,7 +1,8 @@
-"""Hugging Face models as targets: stock forward passes over our own KV cache.
+"""Hugging Face models as targets: stock modeling code over our own KV caches.
 
-Nothing is patched: a ``transformers`` cache object hands our buffers to the model, full-length
-for every layer, and a sliding window is put into the mask, so that any layer can roll back.
+No modeling file is patched. Models whose attention can be exchanged run with ours; to others a
+``transformers`` cache object hands our buffers, full-length for every layer, with the sliding
+window put into the mask, so that any layer can roll back.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragaccel.engine.layout import Masks, Rows, is_plain
+from ragaccel.engine.attention import PassAttention
+from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.models.architecture import Architecture, read_architecture
-from ragaccel.models.self_check import check_model
+from ragaccel.models.attention import attending, enter_layer
+from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes
+from ragaccel.models.self_check import check_model, expected_passes, passes_check
+from ragaccel.models.twin import make_twin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +33,31 @@ if TYPE_CHECKING:
 class HuggingFaceModel:
     """A causal language model of transformers as a target model.
 
-    Puts the model into evaluation mode. Unless ``self_check`` is off, a small tree and its
-    compaction are first verified against transformers' own passes.
+    Puts the model into evaluation mode and otherwise leaves it as it is: passes run through a twin
+    of its modules over the same weights, with attention that goes over our caches and, on a CPU,
+    with packed weights. Where there can be no twin they run through the model itself. Unless
+    ``self_check`` is off, a small tree and its compaction are first verified against
+    transformers' own passes.
+
+    Args:
+        model: a causal language model; changed weights are followed, changed modules are not.
+        self_check: verify a small tree first.
+        pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
+            half of the free memory holds them.
+        owned: nobody else uses the model: packed weights take the place of stored ones.
 
     Raises:
         ModelRefusedError: if the model cannot be decoded exactly; the message names the cause.
     """
 
-    def __init__(self, model: PreTrainedModel, *, self_check: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        self_check: bool = True,
+        pack: bool | None = None,
+        owned: bool = False,
+    ) -> None:
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
         self.model.eval()
@@ -45,8 +67,14 @@ class HuggingFaceModel:
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = Masks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
-        if self_check:
-            check_model(self)
+        self.cost_key: str = _cost_key(self.model, self.device)
+        self.network: Any = self.model
+        """The modules that passes run through."""
+        self._attends = False
+        self._packed: list[PackedLinear] = []
+        self._choose_network(self_check=self_check)
+        if self._attends and pack is not False:
+            self._pack(forced=bool(pack), owned=owned)
 
     @property
     def max_positions(self) -> int | None:
@@ -59,47 +87,119 @@ class HuggingFaceModel:
         return self._masks.dtype
 
     @property
-    def cost_key(self) -> str:
-        """Tells this model on this device from others whose passes cost differently."""
-        place = self.device.type
-        if place == "cuda":
-            place = torch.cuda.get_device_name(self.device)
-        elif place == "cpu":
-            place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
-        weights = sum(weight.numel() for weight in self.model.parameters())
-        kinds = sorted({str(weight.dtype) for weight in self.model.parameters()})
-        name = f"{type(self.model).__name__} {weights} {' '.join(kinds)} {place}"
-        return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
+    def joins_sequences(self) -> bool:
+        """Whether one pass can take the rows of several sequences."""
+        return self._attends
 
-    def forward(self, rows: Rows, cache: KVCache, keep: int) -> Tensor:
-        """Run the rows; return the logits of the last ``keep`` of them, [keep, V]."""
+    def _choose_network(self, *, self_check: bool) -> None:
+        """Take a twin with our attention where that works, else the model itself."""
+        expected = expected_passes(self) if self_check else None
+        twin = make_twin(self.model) if self.architecture.exchanges_attention else None
+        if twin is not None:
+            self.network, self._attends = twin, True
+            if expected is None or passes_check(self, expected):
+                return
+            self.network, self._attends = self.model, False
+        if expected is not None:
+            check_model(self, expected)
+
+    def refresh(self) -> None:
+        """Follow weights that were changed in place since they were packed."""
+        for layer in self._packed:
+            layer.refresh()
+
+    def forward(self, rows: Rows, keep: int) -> Tensor:
+        """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
+
+        Raises:
+            ValueError: rows of several sequences, where ``joins_sequences`` is false.
+        """
+        if self._attends:
+            attention = PassAttention(rows, self._masks)
+            with attending(attention, self.architecture.windows):
+                # Which rows see which: the attention needs no mask, but whoever looks may.
+                return self._run(rows, rows.sees()[None, None], _PassCache(rows), keep)
+        if len(rows.spans) > 1:
+            raise ValueError("this model takes the rows of one sequence a pass")
+        cache = rows.spans[0].cache
         if not isinstance(cache.adapter, _CacheAdapter):
             cache.adapter = _CacheAdapter(cache, self.architecture.num_layers)
-        output = self.model(
+        return self._run(rows, self._attention_mask(rows), cache.adapter, keep)
+
+    def _run(self, rows: Rows, mask: Any, cache: Cache, keep: int) -> Tensor:
+        output = self.network(
             input_ids=rows.token_ids,
-            attention_mask=self._attention_mask(rows),
+            attention_mask=mask,
             position_ids=rows.positions,
-            past_key_values=cache.adapter,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
         )
         logits: Tensor = output.logits[0]
         return logits
 
+    def _pack(self, *, forced: bool, owned: bool) -> None:
+        needed = packed_bytes(self.network)
+        if forced or owned or (needed and 2 * needed <= free_bytes()):
+            if owned:
+                self.model = self.network
+            self._packed = pack_linears(self.network, keep=not owned)
+
     def _attention_mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
-        architecture = self.architecture
+        architecture, span = self.architecture, rows.spans[0]
         window = architecture.window
         if not architecture.is_mixed:
-            if architecture.skips_plain_masks and is_plain(rows, window):
+            if architecture.skips_plain_masks and is_plain(span, window):
                 return None
-            return self._masks.make(rows, window)
+            return self._masks.make(rows, span, window)[None, None]
         full = None
-        if not (architecture.skips_plain_masks and is_plain(rows)):
-            full = self._masks.make(rows)
+        if not (architecture.skips_plain_masks and is_plain(span)):
+            full = self._masks.make(rows, span)[None, None]
         near = full
-        if window is not None and rows.start + rows.depth >= window:
-            near = self._masks.make(rows, window)
+        if reaches_past(span, window):
+            near = self._masks.make(rows, span, window)[None, None]
         return {"full_attention": full, "sliding_attention": near}
+
+
+def _cost_key(model: Any, device: torch.device) -> str:
+    """Tell a model on a device from others whose passes cost differently."""
+    place = device.type
+    if place == "cuda":
+        place = torch.cuda.get_device_name(device)
+    elif place == "cpu":
+        place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
+    weights = sum(weight.numel() for weight in model.parameters())
+    kinds = sorted({str(weight.dtype) for weight in model.parameters()})
+    name = f"{type(model).__name__} {weights} {' '.join(kinds)} {place}"
+    return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
+
+
+class _PassCache(Cache):
+    """The cache as models see it during a pass whose attention does the storing itself."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(layers=[])
+        self._length = rows.attended - rows.num_rows
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Note the layer; the attention is given the rows' own states and stores them."""
+        enter_layer(layer_idx)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return how many tokens are cached."""
+        return max(0, self._length)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+        """Return how many states an update returns, and the first one's position."""
+        return query_length, 0
 
 
 class _CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

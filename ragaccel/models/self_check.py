@@ -6,6 +6,9 @@ refuses the model before anything is decoded wrongly.
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +19,13 @@ from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
     from ragaccel.models.huggingface import HuggingFaceModel
+
+logger = logging.getLogger("ragaccel")
 
 _PREFIX, _CHUNK = 12, 7
 # Eight nodes, three leaves; the branch that is kept (0, 2, 4, 7) needs its rows moved.
@@ -33,35 +38,73 @@ _TIMES_NOISE = 4.0
 _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
-def check_model(target: HuggingFaceModel) -> None:
-    """Verify a tree, keep one branch, go on from it, and compare with plain passes.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model's own passes give, and how far ours may be from that."""
+
+    ids: list[int]
+    logits: tuple[Tensor, Tensor]
+    allowed: float
+
+
+def expected_passes(target: HuggingFaceModel) -> Expected:
+    """Compute a tree's branches and what follows one of them by transformers' own passes.
 
     The allowed deviation is a few times that of the model from itself: transformers' pass over a
     whole sequence against its own cached passes, one token at a time.
 
     Raises:
-        ModelRefusedError: naming the step that deviates and by how much.
+        ModelRefusedError: the model reads too little, or is no causal one.
     """
     vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
     limit = target.max_positions
     if limit is not None and limit < _PREFIX + len(_PARENTS) + 1:
         raise ModelRefusedError(f"{_name(target)} reads {limit} tokens: too few to be of use")
     ids = _some_ids(vocab_size, _PREFIX + len(_PARENTS) + 2)
-    prefix, tokens, after = ids[:_PREFIX], ids[_PREFIX:-2], ids[-2:]
-    with torch.inference_mode():
-        try:
-            found = _ours(target, prefix, tokens, after)
-            wanted = _theirs(target, prefix, tokens, after)
-        except ModelRefusedError:
-            raise
-        except Exception as error:
-            raise ModelRefusedError(
-                f"{_name(target)} cannot verify a tree of guesses over our cache: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        allowed = _allowed(target, [*prefix, *(tokens[node] for node in _KEPT)], wanted[0])
-    for step, ours, theirs in zip(_STEPS, found, wanted, strict=True):
-        _compare(target, step, ours, theirs, allowed)
+    prefix, tokens, after = _parts(ids)
+    with torch.inference_mode(), _explained(target):
+        wanted = _theirs(target, prefix, tokens, after)
+        kept = [*prefix, *(tokens[node] for node in _KEPT)]
+        return Expected(ids, wanted, _allowed(target, kept, wanted[0]))
+
+
+def check_model(target: HuggingFaceModel, expected: Expected) -> None:
+    """Verify a tree, keep one branch, go on from it, and compare with plain passes.
+
+    Raises:
+        ModelRefusedError: naming the step that deviates and by how much.
+    """
+    with torch.inference_mode(), _explained(target):
+        found = _ours(target, *_parts(expected.ids))
+    for step, ours, theirs in zip(_STEPS, found, expected.logits, strict=True):
+        _compare(target, step, ours, theirs, expected.allowed)
+
+
+def passes_check(target: HuggingFaceModel, expected: Expected) -> bool:
+    """Whether ``check_model`` finds nothing wrong."""
+    try:
+        check_model(target, expected)
+    except ModelRefusedError as refusal:
+        logger.debug("decoding with the model's own attention: %s", refusal)
+        return False
+    return True
+
+
+def _parts(ids: list[int]) -> tuple[list[int], list[int], list[int]]:
+    return ids[:_PREFIX], ids[_PREFIX:-2], ids[-2:]
+
+
+@contextmanager
+def _explained(target: HuggingFaceModel) -> Iterator[None]:
+    try:
+        yield
+    except ModelRefusedError:
+        raise
+    except Exception as error:
+        raise ModelRefusedError(
+            f"{_name(target)} cannot verify a tree of guesses over our cache: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 _STEPS = (
@@ -76,15 +119,14 @@ def _ours(
     cache = KVCache(limit=64)
     for start in range(0, len(prefix), _CHUNK):
         chunk = prefix[start : start + _CHUNK]
-        target.forward(run_rows(chunk, cache.begin(len(chunk)), target.device), cache, 1)
+        target.forward(run_rows(chunk, cache, target.device), 1)
         cache.keep(range(len(chunk)))
     n = len(tokens)
     tree = DraftTree(tuple(tokens), _PARENTS, (1.0,) * n, ((),) * n)
-    rows = tree_rows(tree, cache.begin(n), target.device)
-    verified = target.forward(rows, cache, n)
+    verified = target.forward(tree_rows(tree, cache, target.device), n)
     cache.keep(_KEPT)
-    rows = run_rows(after, cache.begin(len(after)), target.device)
-    return _exact(verified), _exact(target.forward(rows, cache, len(after)))
+    rows = run_rows(after, cache, target.device)
+    return _exact(verified), _exact(target.forward(rows, len(after)))
 
 
 def _theirs(

@@ -3,9 +3,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragaccel.decode.tree import DraftTree, attach_probes
-from ragaccel.engine.layout import Masks, ancestor_matrix, is_plain, run_rows, tree_rows
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.layout import (
+    Masks,
+    ancestor_matrix,
+    is_plain,
+    run_rows,
+    together,
+    tree_rows,
+)
 
 CPU = torch.device("cpu")
+
+
+def filled(length):
+    """A cache with so many tokens, as far as the layout can see."""
+    cache = KVCache()
+    cache.begin(length)
+    cache.keep(range(length))
+    return cache
+
+
+def mask_of(rows, window=None):
+    return Masks(torch.float32, CPU).make(rows, rows.spans[0], window)
 
 
 def tree_of(parents):
@@ -30,8 +50,8 @@ def test_a_node_sees_exactly_its_path(parents):
 @given(any_parents(), st.integers(0, 30), st.one_of(st.none(), st.integers(1, 40)))
 def test_masks_hide_other_branches_and_what_lies_outside_the_window(parents, start, window):
     tree = tree_of(parents)
-    rows = tree_rows(tree, start, CPU)
-    mask = Masks(torch.float32, CPU).make(rows, window)[0, 0]
+    rows = tree_rows(tree, filled(start), CPU)
+    mask = mask_of(rows, window)
     depths = tree.depths()
     assert rows.positions[0].tolist() == [start + depth for depth in depths]
     for node in range(len(tree)):
@@ -45,33 +65,57 @@ def test_masks_hide_other_branches_and_what_lies_outside_the_window(parents, sta
 
 
 def test_a_run_is_causal():
-    mask = Masks(torch.float32, CPU).make(run_rows([1, 2, 3], 2, CPU))[0, 0]
+    mask = mask_of(run_rows([1, 2, 3], filled(2), CPU))
     assert (mask == 0).tolist() == [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
 
 
 def test_a_chain_needs_no_ancestor_matrix():
-    rows = tree_rows(DraftTree.chain([1, 2, 3]), 5, CPU)
-    assert rows.sees is None
+    rows = tree_rows(DraftTree.chain([1, 2, 3]), filled(5), CPU)
+    assert rows.spans[0].sees is None
     assert rows.is_probe is None
     assert rows.positions.tolist() == [[5, 6, 7]]
 
 
 def test_plain_attention_is_used_only_where_it_is_right():
-    one, run, first = run_rows([1], 7, CPU), run_rows([1, 2], 7, CPU), run_rows([1, 2], 0, CPU)
+    one, run, first = (
+        run_rows(tokens, filled(start), CPU).spans[0]
+        for tokens, start in (([1], 7), ([1, 2], 7), ([1, 2], 0))
+    )
     assert is_plain(one)
     assert is_plain(first)
     assert not is_plain(run)
     assert is_plain(one, window=8)
     assert not is_plain(one, window=7)
-    assert not is_plain(tree_rows(tree_of([-1, 0, 0]), 0, CPU))
+    assert not is_plain(tree_rows(tree_of([-1, 0, 0]), filled(0), CPU).spans[0])
 
 
 def test_probes_are_marked():
     tree = attach_probes(DraftTree.chain([1, 2]), [90, 91], [0, 1])
-    rows = tree_rows(tree, 3, CPU)
+    rows = tree_rows(tree, filled(3), CPU)
     assert rows.is_probe.tolist() == [False] * 2 + [True] * 4
 
 
 def test_positions_never_pass_what_the_model_has():
-    assert tree_rows(DraftTree.chain([1] * 5), 6, CPU, 8).positions.tolist() == [[6, 7, 7, 7, 7]]
-    assert tree_rows(tree_of([-1, 0, 0, 1]), 6, CPU, 8).positions.tolist() == [[6, 7, 7, 7]]
+    chain, tree = DraftTree.chain([1] * 5), tree_of([-1, 0, 0, 1])
+    assert tree_rows(chain, filled(6), CPU, 8).positions.tolist() == [[6, 7, 7, 7, 7]]
+    assert tree_rows(tree, filled(6), CPU, 8).positions.tolist() == [[6, 7, 7, 7]]
+
+
+def test_sequences_joined_see_none_of_one_another():
+    first, second = filled(3), filled(0)
+    tree = attach_probes(tree_of([-1, 0, 0]), [90], [1])
+    parts = [tree_rows(tree, first, CPU), run_rows([5, 6], second, CPU)]
+    rows = together(parts)
+    assert rows.token_ids.tolist() == [[10, 11, 12, 90, 5, 6]]
+    assert rows.positions.tolist() == [[3, 4, 4, 5, 0, 1]]
+    assert [(span.cache, span.first, span.num_rows, span.start) for span in rows.spans] == [
+        (first, 0, 4, 3),
+        (second, 4, 2, 0),
+    ]
+    assert rows.is_probe.tolist() == [False] * 3 + [True] + [False] * 2
+    sees = rows.sees()
+    assert not sees[:4, 4:].any()
+    assert not sees[4:, :4].any()
+    assert sees[4:, 4:].tolist() == [[True, False], [True, True]]
+    assert torch.equal(sees[:4, :4], rows.spans[0].sees)
+    assert rows.attended == 7

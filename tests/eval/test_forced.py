@@ -79,12 +79,9 @@ def _verify(target, job, start, tree, follow):
     cache, device = KVCache(), target.model.device
 
     def verify():
-        rows = run_rows(start, cache.begin(len(start)), device)
-        target.ours.forward(rows, cache, 1)
+        target.ours.forward(run_rows(start, cache, device), 1)
         cache.keep(range(len(start)))
-        return target.ours.forward(
-            tree_rows(tree, cache.begin(len(tree)), device), cache, len(tree)
-        )
+        return target.ours.forward(tree_rows(tree, cache, device), len(tree))
 
     if not follow:
         return verify()

@@ -1,0 +1,177 @@
+"""Attention of a pass: span by span over the sequences' caches, grouped heads never repeated.
+
+Shapes: H query heads, K heads of keys and values, G = H / K, D head size, N rows of a pass, n rows
+of one sequence, P cached tokens before them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from ragaccel.engine.layout import Masks, is_plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ragaccel.engine.layout import Rows, Span
+
+CHUNK = 256
+"""Tokens that exact attention reduces at a time."""
+_LONG = 64  # rows from which on query heads are no longer packed, as the mask would be copied
+_FEW = 4  # rows up to which the fused kernel is faster than matrix products in half precision
+
+
+class PassAttention:
+    """Writes and reads the caches of one pass, layer by layer; made anew for each pass.
+
+    Exact rows are reduced over chunks of fixed size in fixed order, so that what one computes
+    depends neither on the attended length nor on the other rows, as far as they are as many.
+
+    Args:
+        rows: the pass.
+        masks: makers of masks in the model's dtype, on its device.
+    """
+
+    def __init__(self, rows: Rows, masks: Masks) -> None:
+        self._rows, self._masks, self._exact = rows, masks, rows.exact
+        self._made: dict[tuple[int, int | None, int, torch.device], Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        states: tuple[Tensor, Tensor, Tensor],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Store the rows' keys and values; return what each row attends to. [1, N, H, D].
+
+        Args:
+            layer: the layer's index.
+            states: queries [1, H, N, D], keys and values [1, K, N, D].
+            scaling: factor of the scores.
+            window: positions a row looks back over, itself included; ``None`` for all.
+            softcap: bound of the scores, softly kept by a tanh; ``None`` for none.
+        """
+        queries, keys, values = states
+        parts = []
+        for span in self._rows.spans:
+            own = span.rows
+            all_keys, all_values = span.cache.write(layer, keys[:, :, own], values[:, :, own])
+            asked = queries[:, :, own] if len(self._rows.spans) > 1 else queries
+            parts.append(
+                self._attend(span, (asked, all_keys, all_values), scaling, window, softcap)
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _attend(
+        self,
+        span: Span,
+        states: tuple[Tensor, Tensor, Tensor],
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        queries, keys, values = states
+        _, num_heads, n, size = queries.shape
+        groups = num_heads // keys.shape[1]
+        if n > _LONG and softcap is None and not self._exact:
+            mask = None if is_plain(span, window) else self._mask(span, window, 1, queries.device)
+            found = scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=None if mask is None else mask[:, None],
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=groups > 1,
+            )
+            return found.transpose(1, 2).contiguous()
+        # A group's query heads read the same keys: packed, they are more rows of one head.
+        packed = queries.reshape(-1, groups * n, size)
+        is_alone = n == 1 and not self._exact and is_plain(span, window)
+        mask = None if is_alone else self._mask(span, window, groups, queries.device)
+        if self._exact:
+            found = _in_chunks(packed, keys[0], values[0], mask, scaling, softcap)
+        elif softcap is not None or (n > _FEW and queries.element_size() < 4):
+            found = _by_products(packed, keys[0], values[0], mask, scaling, softcap)
+        else:
+            bias = None if mask is None else mask[:, None]
+            found = scaled_dot_product_attention(
+                packed[None], keys, values, attn_mask=bias, scale=scaling
+            )
+        return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
+
+    def _mask(self, span: Span, window: int | None, groups: int, device: torch.device) -> Tensor:
+        """Make, once a pass, the mask of a span's packed rows. [1, G * n, P + n]."""
+        key = (span.first, window, groups, device)
+        if key not in self._made:
+            mask = self._masks.make(self._rows, span, window).to(device)
+            self._made[key] = mask.expand(groups, *mask.shape).reshape(1, -1, mask.shape[-1])
+        return self._made[key]
+
+
+def _by_products(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attend by two matrix products. [K, G * n, D]."""
+    scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scaling)
+    scores = scores if softcap is None else _capped(scores, softcap)
+    scores = scores if mask is None else scores.add_(mask)
+    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return torch.bmm(scores.softmax(-1, dtype=wide).to(values.dtype), values)
+
+
+def _in_chunks(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attend over one chunk of the tokens after another, with running maxima. [K, G * n, D].
+
+    After Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). A chunk of
+    which a row sees nothing leaves its sums as they are, to the last bit.
+    """
+    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    heads, rows, _ = queries.shape
+    best = queries.new_full((heads, rows, 1), float("-inf"), dtype=wide)
+    total = queries.new_zeros((heads, rows, 1), dtype=wide)
+    found = queries.new_zeros((heads, rows, values.shape[-1]), dtype=wide)
+    for start in range(0, keys.shape[1], CHUNK):
+        own_keys, own_values = (_whole(part[:, start : start + CHUNK]) for part in (keys, values))
+        scores = torch.bmm(queries, own_keys.transpose(1, 2)).to(wide).mul_(scaling)
+        scores = scores if softcap is None else _capped(scores, softcap)
+        own_mask = mask[:, :, start : start + CHUNK].to(wide)
+        missing = CHUNK - own_mask.shape[-1]
+        scores.add_(pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
+        higher = torch.maximum(best, scores.amax(-1, keepdim=True))
+        # A row that has seen nothing yet has a maximum of -inf, which must not meet itself.
+        floor = higher.masked_fill(higher == float("-inf"), 0.0)
+        weights = scores.sub_(floor).exp_()
+        fading = (best - floor).exp_()
+        total = total * fading + weights.sum(-1, keepdim=True)
+        found = found * fading + torch.bmm(weights, own_values.to(wide))
+        best = higher
+    return (found / total).to(queries.dtype)
+
+
+def _whole(chunk: Tensor) -> Tensor:
+    """Fill a chunk up with zeros: its products must not depend on how full it is."""
+    missing = CHUNK - chunk.shape[1]
+    return pad(chunk, (0, 0, 0, missing)) if missing else chunk
+
+
+def _capped(scores: Tensor, softcap: float) -> Tensor:
+    return scores.div_(softcap).tanh_().mul_(softcap)

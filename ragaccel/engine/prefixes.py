@@ -1,0 +1,146 @@
+"""Kept prefixes: caches of earlier requests, and the longest beginning they share with a new one.
+
+A prompt that begins like one computed before (the same instructions, passages or earlier turns) is
+not computed again up to where they part. The states of one namespace never serve another: how
+quickly an answer comes would tell what others have asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from ragaccel.engine.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SHORTEST = 8  # tokens below which copying states is more trouble than computing them
+_ticks = count()
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """A cache, the tokens it holds, and for whom.
+
+    ``num_settled`` of them were computed in whole prefill chunks from the first token on: the
+    same ones, to the last bit, in whatever prompt they stand first.
+    """
+
+    cache: KVCache
+    namespace: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    num_settled: int = 0
+    used: int = 0
+
+
+class PrefixPool:
+    """The caches of one engine: those of open requests, and idle ones that are kept.
+
+    Args:
+        new_cache: makes an empty cache.
+        max_kept: most idle caches.
+        max_bytes: most bytes of states in idle caches.
+    """
+
+    def __init__(
+        self, new_cache: Callable[[], KVCache], *, max_kept: int, max_bytes: int
+    ) -> None:
+        self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
+        self._idle: list[Holding] = []
+        self._open: list[Holding] = []
+        self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of states in idle caches."""
+        with self._lock:
+            return sum(holding.cache.used_bytes for holding in self._idle)
+
+    def take(self, prompt: Sequence[int], namespace: str, *, settled: bool = False) -> Holding:
+        """Hand out a cache that holds as much of the beginning of a prompt as is known.
+
+        It belongs to the caller until ``give_back``. Nothing may compute meanwhile: states are
+        copied from caches of open requests as well.
+
+        Args:
+            prompt: the tokens that are to be cached.
+            namespace: whose states may serve.
+            settled: take only what whole prefill chunks computed.
+        """
+        with self._lock:
+            shared, best = self._longest(prompt, namespace, settled)
+            if best is None or shared < _SHORTEST:
+                holding = Holding(self._spare(), namespace)
+            elif best in self._idle and 2 * shared >= len(best.token_ids):
+                self._idle.remove(best)
+                holding = best
+                holding.cache.truncate(shared)
+            else:
+                holding = Holding(self._spare(keeping=best), namespace)
+                holding.cache.copy_from(best.cache, shared)
+                best.used = next(_ticks)
+            holding.token_ids = list(prompt[:shared]) if holding.cache.length else []
+            holding.num_settled = min(shared, best.num_settled) if best is not None else 0
+            holding.num_settled = min(holding.num_settled, len(holding.token_ids))
+            self._open.append(holding)
+            return holding
+
+    def give_back(self, holding: Holding) -> None:
+        """Keep a closed request's states for later prompts, within bounds."""
+        with self._lock:
+            self._open.remove(holding)
+            holding.cache.truncate(len(holding.token_ids))
+            holding.used = next(_ticks)
+            if self.max_kept > 0:
+                self._idle.append(holding)
+            self._idle.sort(key=lambda kept: kept.used)
+            while self._idle and (len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes):
+                self._idle.pop(0)
+
+    def drop(self, holding: Holding) -> None:
+        """Forget a cache whose states may be incomplete."""
+        with self._lock:
+            self._open.remove(holding)
+
+    def clear(self) -> None:
+        """Free all idle caches."""
+        with self._lock:
+            self._idle.clear()
+
+    def _longest(
+        self, prompt: Sequence[int], namespace: str, settled: bool
+    ) -> tuple[int, Holding | None]:
+        best: tuple[int, Holding | None] = (0, None)
+        for holding in (*self._open, *self._idle):
+            if holding.namespace != namespace:
+                continue
+            limit = holding.num_settled if settled else len(holding.token_ids)
+            length = _common_prefix(prompt, holding.token_ids, limit)
+            if length > best[0] or (length == best[0] and best[1] in self._open):
+                best = (length, holding)
+        return best
+
+    def _spare(self, keeping: Holding | None = None) -> KVCache:
+        """An empty cache: the least recently used idle one's, when as many are kept as may be."""
+        candidates = [holding for holding in self._idle if holding is not keeping]
+        if candidates and len(self._idle) >= self.max_kept:
+            oldest = min(candidates, key=lambda holding: holding.used)
+            self._idle.remove(oldest)
+            oldest.cache.truncate(0)
+            return oldest.cache
+        return self._new_cache()
+
+
+def _common_prefix(prompt: Sequence[int], held: Sequence[int], limit: int) -> int:
+    """Count the tokens with which both begin, ``limit`` at most; by halving, as lists compare."""
+    low, high = 0, min(len(prompt), len(held), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tuple(prompt[low:middle]) == tuple(held[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,123 @@
+"""The engine's side of one request: its cache, its choices and its last tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragaccel.engine.select import Chooser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.decode.interfaces import Choices
+    from ragaccel.decode.request import Request
+    from ragaccel.decode.tree import DraftTree
+    from ragaccel.engine.engine import Engine
+    from ragaccel.engine.kv_cache import KVCache
+    from ragaccel.engine.prefixes import Holding
+
+
+class EngineVerifier:
+    """Verifies one request's trees; what it needs of the model is computed by its engine."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine, self.request = engine, request
+        self.chooser = Chooser(request, near_ties=engine.near_ties)
+        self.cost = engine.cost_of(request)
+        self.tree: DraftTree | None = None
+        self._holding: Holding | None = None
+        self._is_closed = False
+
+    @property
+    def max_rows(self) -> int:
+        """The most nodes one verify pass takes: root, guesses and probes."""
+        return self._engine.max_rows
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether trees must not branch: so in exact mode."""
+        return self._engine.exact
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache of this request.
+
+        Raises:
+            RuntimeError: before the prompt was begun, or after ``close``.
+        """
+        return self._held().cache
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the prompt, but for its last token, is in the cache."""
+        wanted = len(self.request.prompt_ids) - 1
+        return self._holding is not None and len(self._holding.token_ids) >= wanted
+
+    def prefill(self, request: Request) -> None:
+        """Cache the prompt but for its last token, in chunks.
+
+        ``request`` must be the one the verifier was opened for, or one that fits as well.
+        """
+        if request is not self.request:
+            self._engine.check_fits(request)
+            self.request = request
+            self.chooser = Chooser(request, near_ties=self._engine.near_ties)
+            self.cost = self._engine.cost_of(request)
+        if self._holding is not None:  # used for a second time
+            self._holding.token_ids.clear()
+            self._give_back()
+        while not self.is_prefilled:
+            self._engine.prefill_chunk_of(self)
+
+    def begin(self) -> Holding:
+        """Take a cache, with what of the prompt is known already; the engine calls it.
+
+        Raises:
+            RuntimeError: the request is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("this request is closed")
+        if self._holding is None:
+            prompt = self.request.prompt_ids[:-1]
+            self._holding = self._engine.take_cache(self.request)
+            self.chooser.commit(prompt)
+        return self._holding
+
+    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+        """Choose the next token after every node, in one forward pass.
+
+        Only the chosen ids cross from the device: one synchronization.
+        """
+        return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
+        if self.tree is None:
+            raise RuntimeError("commit follows verify: there is no tree to keep nodes of")
+        tree, self.tree = self.tree, None
+        tokens = [tree.token_ids[node] for node in path]
+        holding = self._held()
+        holding.cache.keep(path)
+        holding.token_ids += tokens
+        self.chooser.commit(tokens)
+
+    def cost_seconds(self, rows: int) -> float:
+        """Estimate a verify pass over so many rows from the passes seen so far."""
+        return self.cost.seconds(self._engine.padded(rows))
+
+    def close(self) -> None:
+        """Give the cache back. Closing twice is harmless."""
+        self._is_closed, self.tree = True, None
+        if self._holding is not None:
+            self._give_back()
+            self._engine.costs.save_in_time()
+
+    def _held(self) -> Holding:
+        if self._is_closed or self._holding is None:
+            raise RuntimeError("this request is closed" if self._is_closed else "not begun yet")
+        return self._holding
+
+    def _give_back(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            self._engine.pool.give_back(holding)

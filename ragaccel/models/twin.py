@@ -1,0 +1,40 @@
+"""The twin: a module tree of our own over a model's tensors, so that the model stays as it is."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from transformers.utils import logging
+
+from ragaccel.models.attention import NAME
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def make_twin(model: Any) -> Any:
+    """Copy a model's modules and configuration, not its weights, and give the copy our attention.
+
+    Returns None for models whose attention cannot be exchanged.
+    """
+    can_exchange = getattr(model, "_can_set_attn_implementation", None)
+    if can_exchange is None or not can_exchange():
+        return None
+    try:
+        twin = deepcopy(model, _shared(model))
+        level = logging.get_verbosity()
+        logging.set_verbosity_error()  # it says much of what does not concern anyone here
+        try:
+            twin.set_attn_implementation(NAME)
+        finally:
+            logging.set_verbosity(level)
+    except Exception:  # hooks or weights that cannot be copied: the model itself is used then
+        return None
+    return twin if twin.config.get_text_config(decoder=True)._attn_implementation == NAME else None
+
+
+def _shared(model: nn.Module) -> dict[int, Any]:
+    """What a copy has in common with its original, as ``deepcopy`` wants to be told."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return {id(tensor): tensor for tensor in tensors}
