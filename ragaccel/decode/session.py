@@ -10,7 +10,14 @@ from ragaccel.decode.budget import Returns, worth_verifying
 from ragaccel.decode.context import Context
 from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decode.stopping import ending
-from ragaccel.decode.tree import DraftTree, MalformedTreeError, attach_probes, check_tree, likeliest_chain, no_deeper
+from ragaccel.decode.tree import (
+    DraftTree,
+    MalformedTreeError,
+    attach_probes,
+    check_tree,
+    likeliest_chain,
+    no_deeper,
+)
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:

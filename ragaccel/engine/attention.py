@@ -93,16 +93,18 @@ class PassAttention:
             return found.transpose(1, 2).contiguous()
         # A group's query heads read the same keys: packed, they are more rows of one head.
         packed = queries.reshape(-1, groups * n, size)
-        is_alone = n == 1 and not self._exact and is_plain(span, window)
-        mask = None if is_alone else self._mask(span, window, groups, queries.device)
         if self._exact:
+            mask = self._mask(span, window, groups, queries.device)
             found = _in_chunks(packed, keys[0], values[0], mask, scaling, softcap)
-        elif softcap is not None or (n > _FEW and queries.element_size() < 4):
-            found = _by_products(packed, keys[0], values[0], mask, scaling, softcap)
+            return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
+        is_alone = n == 1 and is_plain(span, window)
+        bias = None if is_alone else self._mask(span, window, groups, queries.device)
+        if softcap is not None or (n > _FEW and queries.element_size() < 4):
+            found = _by_products(packed, keys[0], values[0], bias, scaling, softcap)
         else:
-            bias = None if mask is None else mask[:, None]
+            added = None if bias is None else bias[:, None]
             found = scaled_dot_product_attention(
-                packed[None], keys, values, attn_mask=bias, scale=scaling
+                packed[None], keys, values, attn_mask=added, scale=scaling
             )
         return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
 

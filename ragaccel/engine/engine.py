@@ -201,9 +201,7 @@ class Engine:
             holding.token_ids += chunk
             self.prefilled_rows += len(chunk)
 
-    def verify_many(
-        self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices]:
+    def verify_many(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> list[Choices]:
         """Verify one tree of each of several requests, in order; the last item counts runner-ups.
 
         One pass for all where the model can join sequences; in exact mode, one for each.

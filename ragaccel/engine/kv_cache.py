@@ -33,7 +33,18 @@ class KVCache:
         limit: the most slots it may grow to; ``None`` for no limit.
     """
 
-    __slots__ = ("_keys", "_lock", "_moves", "_peak", "_stop", "_values", "adapter", "capacity", "length", "limit")
+    __slots__ = (
+        "_keys",
+        "_lock",
+        "_moves",
+        "_peak",
+        "_stop",
+        "_values",
+        "adapter",
+        "capacity",
+        "length",
+        "limit",
+    )
 
     def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
         if capacity is None:

@@ -45,9 +45,7 @@ class PrefixPool:
         max_bytes: most bytes of states in idle caches.
     """
 
-    def __init__(
-        self, new_cache: Callable[[], KVCache], *, max_kept: int, max_bytes: int
-    ) -> None:
+    def __init__(self, new_cache: Callable[[], KVCache], *, max_kept: int, max_bytes: int) -> None:
         self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
         self._idle: list[Holding] = []
         self._open: list[Holding] = []
@@ -97,7 +95,9 @@ class PrefixPool:
             if self.max_kept > 0:
                 self._idle.append(holding)
             self._idle.sort(key=lambda kept: kept.used)
-            while self._idle and (len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes):
+            while self._idle and (
+                len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
+            ):
                 self._idle.pop(0)
 
     def drop(self, holding: Holding) -> None:

@@ -35,6 +35,7 @@ def load_model(
     device: str | torch.device | None = None,
     device_map: Any = None,
     self_check: bool = True,
+    owned: bool = True,
     **model_kwargs: Any,
 ) -> tuple[HuggingFaceModel, Tokenizer]:
     """Load a causal language model and its tokenizer.
@@ -46,6 +47,8 @@ def load_model(
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread it, as transformers takes it.
         self_check: verify a small tree against transformers' own passes first.
+        owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
+            keeping both; the model then computes with them in ``generate`` as well.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
 
@@ -75,7 +78,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
     if place is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
-    target = HuggingFaceModel(model, self_check=self_check)
+    target = HuggingFaceModel(model, self_check=self_check, owned=owned)
     return target, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
 
 

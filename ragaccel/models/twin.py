@@ -5,8 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from transformers.utils import logging
-
 from ragaccel.models.attention import NAME
 
 if TYPE_CHECKING:
@@ -23,12 +21,7 @@ def make_twin(model: Any) -> Any:
         return None
     try:
         twin = deepcopy(model, _shared(model))
-        level = logging.get_verbosity()
-        logging.set_verbosity_error()  # it says much of what does not concern anyone here
-        try:
-            twin.set_attn_implementation(NAME)
-        finally:
-            logging.set_verbosity(level)
+        twin.set_attn_implementation(NAME)
     except Exception:  # hooks or weights that cannot be copied: the model itself is used then
         return None
     return twin if twin.config.get_text_config(decoder=True)._attn_implementation == NAME else None
