@@ -4,50 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.decode.request import Request, Sampling
+from ragaccel.awaiting import answered, in_thread, pieces_of
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
-from ragaccel.inputs import as_texts, is_batch, read_prompt, references_of_each
-from ragaccel.models.caller_rules import criterion_rules, logits_processors
-from ragaccel.models.detokenizer import IncrementalDecoder
+from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.load import bundled_reader_path, end_tokens, load_model
-from ragaccel.models.stop_strings import TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.references import predicted_answers
+from ragaccel.planning import make_plan
 from ragaccel.rehearsal import REHEARSAL
-from ragaccel.settings import SAMPLING, Settings, check_names, remembers
+from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from typing_extensions import Unpack
 
-    from ragaccel.decode.interfaces import Drafter, Verifier
-    from ragaccel.decode.session import Session
+    from ragaccel.decode.interfaces import Drafter
     from ragaccel.inputs import AnyReference, Batch, OnePrompt
     from ragaccel.memory.namespaces import Memory
-    from ragaccel.passage import Passage
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One checked request, and what its answer will be made of."""
-
-    request: Request
-    drafter: Drafter | None
-    remember: bool
-    stop: TextStopRule
-    passages: tuple[Passage, ...]
-    dropped: tuple[Passage, ...]
+    from ragaccel.planning import Plan
+    from ragaccel.settings import Settings
 
 
 class LLM:
@@ -70,6 +55,12 @@ class LLM:
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
         keep_costs: keep what passes cost on this device for the next run, a small file in the
             user's data folder (``RAGACCEL_HOME``); nothing of any text is in it.
+        exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
+            passes of a fixed width, drafts that do not branch, one request a pass. Slower.
+        near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
+            guesses are verified with it. Lowers the number of answers that low precision makes
+            differ; no proof, which ``exact`` is.
+        max_batch: most requests in one pass.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
@@ -85,15 +76,22 @@ class LLM:
         capacity: int | None = None,
         token_budget: int | None = None,
         keep_costs: bool = True,
+        exact: bool = False,
+        near_ties: bool = False,
+        max_batch: int = 16,
     ) -> None:
         self.model = model if isinstance(model, HuggingFaceModel) else HuggingFaceModel(model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
         kept = cost_file(self.model.cost_key) if keep_costs else None
-        self.engine = Engine(self.model, capacity=capacity, cost_file=kept)
+        self.engine = Engine(
+            self.model, capacity=capacity, cost_file=kept, exact=exact, near_ties=near_ties
+        )
         self.token_budget = token_budget
         self._guessing = Guessing(drafter, memory, tokenizer, self.model.vocab_size)
+        scheduler = Scheduler(self.engine, max_batch=max_batch)
+        self._writer = Writer(scheduler, self._guessing, tokenizer, token_budget)
 
     @classmethod
     def load(
@@ -108,6 +106,9 @@ class LLM:
         capacity: int | None = None,
         token_budget: int | None = None,
         keep_costs: bool = True,
+        exact: bool = False,
+        near_ties: bool = False,
+        max_batch: int = 16,
         **model_kwargs: Any,
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
@@ -138,6 +139,9 @@ class LLM:
             capacity=capacity,
             token_budget=token_budget,
             keep_costs=keep_costs,
+            exact=exact,
+            near_ties=near_ties,
+            max_batch=max_batch,
         )
 
     @property
@@ -184,8 +188,9 @@ class LLM:
 
         A ``str`` is completed as it is; a list of messages (``{"role": ..., "content": ...}``)
         goes through the chat template; a list of ints is token ids; a ``Prompt`` is what
-        ``build_prompt`` made. A list of those is a batch, answered one by one, with the same
-        references for all or a list of references for each.
+        ``build_prompt`` made. A list of those is a batch, answered together, with the same
+        references for all or a list of references for each. Calls from several threads at one
+        time share their passes as well.
 
         ``references`` are texts the answer is likely to repeat: strings, passages, or token ids
         as ``Reference``. They need not be in the prompt and never change the answer. Texts among
@@ -199,7 +204,7 @@ class LLM:
             return self._stream(self._plan(prompt, references, settings)).finish()
         each = references_of_each(references, len(prompt))
         plans = [self._plan(one, own, settings) for one, own in zip(prompt, each, strict=True)]
-        return [self._stream(plan).finish() for plan in plans]
+        return self._writer.all(plans)
 
     def stream(
         self,
@@ -217,54 +222,33 @@ class LLM:
             raise ConfigurationError("a stream takes one prompt: call stream for each of a batch")
         return self._stream(self._plan(prompt, references, settings))
 
-    def _stream(self, plan: _Plan) -> Stream:
-        return Stream(self._pieces(plan), plan.passages)
+    async def agenerate(
+        self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
+    ) -> Any:
+        """Complete a prompt as ``generate`` does, for asyncio; calls at one time share passes.
 
-    def _pieces(self, plan: _Plan) -> Generator[str, None, Answer]:
-        request = plan.request
-        pieces: list[str] = []
-        opened = closing(self.engine.open(request))
-        with opened as verifier, self._session(verifier, plan) as session:
-            decoder, text = IncrementalDecoder(self.tokenizer), plan.stop.hold_back()
-            for step in session:
-                ended = session.finish_reason == "stop" and step.token_ids[-1] in request.eos_ids
-                pieces.append(text.push(decoder.push(step.token_ids[: -1 if ended else None])))
-                if pieces[-1]:
-                    yield pieces[-1]
-        pieces.append(text.push(decoder.finish()) + text.finish())
-        if pieces[-1]:
-            yield pieces[-1]
-        return Answer.of("".join(pieces), session.result(), plan.passages, plan.dropped)
+        If the caller is cancelled, so is the answer, with the pass it is in.
+        """
+        if is_batch(prompt):
+            return await in_thread(
+                partial(self.generate, prompt, references=references, **settings)
+            )
+        return await answered(self.stream(prompt, references=references, **settings))
 
-    def _session(self, verifier: Verifier, plan: _Plan) -> AbstractContextManager[Session]:
-        return self._guessing.session(
-            verifier,
-            plan.request,
-            drafter=plan.drafter,
-            remember=plan.remember,
-            token_budget=self.token_budget,
-        )
+    def astream(
+        self,
+        prompt: OnePrompt,
+        *,
+        references: Sequence[AnyReference] = (),
+        **settings: Unpack[Settings],
+    ) -> AsyncIterator[str]:
+        """Complete one prompt piece by piece, for asyncio; leaving the loop over it ends it."""
+        return pieces_of(self.stream(prompt, references=references, **settings))
 
-    def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> _Plan:
-        given: dict[str, Any] = {n: value for n, value in settings.items() if value is not None}
-        check_names(given)
-        stop = TextStopRule(as_texts("stop", given.pop("stop", ())), self.tokenizer)
-        criteria = given.pop("stopping_criteria", ())
-        processors = given.pop("logits_processors", ())
-        drafter, remember = given.pop("drafter", None), remembers(settings)
-        given.pop("remember", None)
-        predictions = as_texts("prediction", given.pop("prediction", ()))
-        sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
-        built = read_prompt(prompt, references, self.tokenizer, self.model.vocab_size)
-        predicted = predicted_answers(predictions, self.tokenizer, built.token_ids)
-        request = Request(
-            prompt_ids=built.token_ids,
-            references=(*built.references, *predicted),
-            sampling=sampling,
-            eos_ids=frozenset(self.tokenizer.eos_ids),
-            stop_rules=(stop, *criterion_rules(criteria, built.token_ids, self.model.device)),
-            processors=logits_processors(processors),
-            **given,
-        )
-        self.engine.check_fits(request)
-        return _Plan(request, drafter, remember, stop, built.passages, built.dropped)
+    def _stream(self, plan: Plan) -> Stream:
+        return Stream(self._writer.pieces(plan), plan.passages)
+
+    def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
+        plan = make_plan(self.model, self.tokenizer, prompt, references, settings)
+        self.engine.check_fits(plan.request)
+        return plan

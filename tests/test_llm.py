@@ -343,11 +343,11 @@ def test_nothing_is_computed_before_the_first_piece_nor_after_leaving(monkeypatc
     assert 0 < after_first < 10
     stream.close()
     assert counting.passes == after_first
-    assert len(llm.engine._idle) == 1  # its cache is free again
+    assert llm.engine.pool.num_idle == 1  # its cache is free again
     for _ in llm.stream(PROMPT, max_new_tokens=64):
         break
     gc.collect()
-    assert len(llm.engine._idle) == 1
+    assert llm.engine.pool.num_idle == 1
     assert counting.passes <= 2 * after_first
 
 
@@ -356,7 +356,7 @@ def test_errors_reach_the_consumer_and_free_the_cache():
     stream = llm.stream(PROMPT, drafter=Nonsense(fail_at=3), max_new_tokens=64)
     with pytest.raises(ZeroDivisionError, match="a drafter that fails"):
         list(stream)
-    assert len(llm.engine._idle) == 1
+    assert llm.engine.pool.num_idle == 1
     with pytest.raises(ZeroDivisionError):
         llm.generate(PROMPT, drafter=Nonsense(fail_at=1))
 

@@ -35,7 +35,8 @@ class Session:
     at every step, 0 decodes plainly. A scheduler drives it by halves instead: ``prefill``, then
     ``propose`` and ``absorb`` until ``finish_reason`` is set. Whoever opened the verifier closes
     it. An error of the drafter or verifier reaches the caller between two steps: what was
-    emitted before stays right.
+    emitted before stays right. ``propose`` is ``draft`` and ``settle`` in one: between the two, a
+    scheduler may narrow the trees of several sessions together.
 
     Raises:
         ConfigurationError: a negative budget, or more probes than a verify pass has rows.
@@ -55,19 +56,20 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
-        self._rows_per_node = 1 + (len(drafter.probe_ids) if self.token_budget != 0 else 0)
+        self.rows_per_node = 1 + (len(drafter.probe_ids) if self.token_budget != 0 else 0)
         self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
         self._tree: DraftTree | None = None
         self._prefilled = self._recheck = False
         self._returns = Returns()
         self._asked = 0  # guesses asked for in the present step
+        self._price = 0.0  # what they cost, in plain passes
         self._draft_seconds = 0.0  # and what they took
         self._mark = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
-        if verifier.chains_only and self._rows_per_node > 1:
+        if verifier.chains_only and self.rows_per_node > 1:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
-        if self._rows_per_node > verifier.max_rows:
+        if self.rows_per_node > verifier.max_rows:
             raise ConfigurationError(
                 f"{len(drafter.probe_ids)} probes and a root exceed the {verifier.max_rows} rows "
                 "of a verify pass: use fewer probes or a larger max_rows"
@@ -87,11 +89,16 @@ class Session:
         self._mark = perf_counter()
         self.verifier.prefill(self.request)
         self._prefilled = True
-        self.stats.prefill_seconds = self._lap()
+        self.stats.prefill_seconds += self._lap()
+
+    def charge_prefill(self, seconds: float) -> None:
+        """Count time that a scheduler spent on this prompt."""
+        self.stats.prefill_seconds += seconds
+        self.stats.total_seconds += seconds
 
     def budget(self) -> int:
         """Count the guesses the next verify pass may take at most."""
-        rows = self.verifier.max_rows // self._rows_per_node - 1
+        rows = self.verifier.max_rows // self.rows_per_node - 1
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._recheck or self._room() <= 0 else max(0, limit)
 
@@ -102,20 +109,58 @@ class Session:
             MalformedTreeError: the drafter returned no proper tree; nothing was verified.
             RuntimeError: the session has ended.
         """
+        return self.narrow(self.draft(budget))
+
+    def narrow(self, tree: DraftTree) -> DraftTree:
+        """Settle on what of a drafted tree is worth verifying in a pass of its own."""
+        if self.chooses_width:
+            tree = worth_verifying(tree, self.verifier.cost_seconds, self.rows_per_node)
+        plain = self.verifier.cost_seconds(1)
+        more = self.verifier.cost_seconds(len(tree) * self.rows_per_node) - plain
+        return self.settle(tree, more / max(1e-9, plain), plain)
+
+    def draft(self, budget: int) -> DraftTree:
+        """Draft as many guesses as are asked for; what of them is verified, ``settle`` is told.
+
+        Raises:
+            MalformedTreeError: the drafter returned no proper tree; nothing was verified.
+            RuntimeError: the session has ended.
+        """
         if self.finish_reason is not None:
             raise RuntimeError(f"the session has ended ({self.finish_reason})")
         self.prefill()
         self._mark = perf_counter()
         budget = min(budget, self.budget())
-        if self.token_budget is None and budget:
+        if self.chooses_width and budget:
             budget = self._returns.allows(budget)
         self._asked = budget
-        self._tree = self._draft(budget) if budget else DraftTree.chain(self.context.token_ids[-1:])
-        if self._rows_per_node > 1 and not self._recheck:
-            self._tree = self._with_probes(self._tree)
+        root = DraftTree.chain(self.context.token_ids[-1:])
+        tree = self._draft(budget) if budget else root
         self._draft_seconds = self._lap()
         self.stats.draft_seconds += self._draft_seconds
-        return self._tree
+        return tree
+
+    def settle(self, tree: DraftTree, price: float, plain_seconds: float) -> DraftTree:
+        """Take what is left of the drafted tree as the one to be verified, probes added.
+
+        Args:
+            tree: the root and those guesses that are worth verifying.
+            price: what the guesses add to the pass, in plain passes of this sequence.
+            plain_seconds: what a plain pass of this sequence takes.
+        """
+        if self._asked and self.chooses_width:
+            self._returns.take(tree.num_drafts, self._asked)
+        self._price = price + self._drafting_price(plain_seconds)
+        if self.rows_per_node > 1 and not self._recheck:
+            tree = self._with_probes(tree)
+        self._tree = tree
+        self._mark = perf_counter()
+        return tree
+
+    @property
+    def chooses_width(self) -> bool:
+        """Whether as many guesses are verified as pay, rather than a given number."""
+        return self.token_budget is None
 
     def absorb(self, choices: Choices) -> Step:
         """Accept, apply the stop rules, commit, and advance the context.
@@ -132,8 +177,8 @@ class Session:
         step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
         self.token_ids += tokens
         self._count(step, acceptance)
-        if self._asked and self.token_budget is None:
-            self._returns.learn(len(tokens) - 1, self._gain(step, len(tree)))
+        if self._asked and self.chooses_width:
+            self._returns.learn(len(tokens) - 1, len(tokens) - 1 - self._price)
         return step
 
     def close(self) -> None:
@@ -161,17 +206,13 @@ class Session:
         tree = no_deeper(tree, self._room())
         if self.verifier.chains_only:
             tree = likeliest_chain(tree)
-        if self.token_budget is None:
-            tree = worth_verifying(tree, self.verifier.cost_seconds, self._rows_per_node)
-            self._returns.take(tree.num_drafts, budget)
         return tree
 
-    def _gain(self, step: Step, rows: int) -> float:
-        """What a draft gained, in plain passes: may be negative."""
-        plain = max(1e-9, self.verifier.cost_seconds(1))
-        more = self.verifier.cost_seconds(rows) - plain
-        drafting = self._draft_seconds if self.stats.verify_passes > 1 else 0.0  # sorts texts once
-        return len(step.token_ids) - 1 - (more + drafting) / plain
+    def _drafting_price(self, plain_seconds: float) -> float:
+        """What drafting took, in plain passes; the first time texts are sorted, once for all."""
+        if self.stats.verify_passes == 0:
+            return 0.0
+        return self._draft_seconds / max(1e-9, plain_seconds)
 
     def _room(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""

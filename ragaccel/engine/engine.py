@@ -209,31 +209,53 @@ class Engine:
         Raises:
             ValueError: a tree of more rows than a pass takes.
         """
+        found: list[Choices] = []
+        for choices in self.verify_each(batch):
+            if isinstance(choices, Exception):
+                raise choices
+            found.append(choices)
+        return found
+
+    def verify_each(
+        self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
+    ) -> list[Choices | Exception]:
+        """Verify as ``verify_many``; what one request's processors raise stands in its place."""
         for _, tree, _ in batch:
             if len(tree) > self.max_rows:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
-        alone = self.exact or not self.model.joins_sequences
         with self._pass_lock, torch.inference_mode():
-            groups = [[each] for each in batch] if alone else [list(batch)]
+            groups = [[each] for each in batch] if self.passes_apart else [list(batch)]
             return [choices for group in groups for choices in self._verify(group)]
 
-    def _verify(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> list[Choices]:
+    @property
+    def passes_apart(self) -> bool:
+        """Whether every request has a pass of its own."""
+        return self.exact or not self.model.joins_sequences
+
+    def _verify(
+        self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
+    ) -> list[Choices | Exception]:
         started = perf_counter()
         rows = together([self._rows(verifier, tree) for verifier, tree, _ in batch])
         logits = self._run(rows, rows.num_rows)
-        parts = []
+        parts: list[Tensor | Exception] = []
         for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
             own = logits[span.first : span.first + len(tree)]
-            parts.append(verifier.chooser.choose(own, tree, span.start, num_runner_ups))
-        chosen = to_host(parts)
-        seconds = perf_counter() - started
-        for verifier, tree, _ in batch:
+            try:
+                parts.append(verifier.chooser.choose(own, tree, span.start, num_runner_ups))
+            except Exception as error:
+                parts.append(error)
+        chosen = iter(to_host([part for part in parts if not isinstance(part, Exception)]))
+        batch[0][0].cost.observe(rows.num_rows, perf_counter() - started)
+        found: list[Choices | Exception] = []
+        for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
-        batch[0][0].cost.observe(rows.num_rows, seconds)
-        return [
-            read_choices(ids, num_runner_ups, near_ties=self.near_ties)
-            for ids, (_, _, num_runner_ups) in zip(chosen, batch, strict=True)
-        ]
+            found.append(
+                part
+                if isinstance(part, Exception)
+                else read_choices(next(chosen), num_runner_ups, near_ties=self.near_ties)
+            )
+        return found
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache

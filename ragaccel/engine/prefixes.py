@@ -52,6 +52,11 @@ class PrefixPool:
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
 
     @property
+    def num_idle(self) -> int:
+        """How many caches are kept for later prompts."""
+        return len(self._idle)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of states in idle caches."""
         with self._lock:
@@ -92,13 +97,18 @@ class PrefixPool:
             self._open.remove(holding)
             holding.cache.truncate(len(holding.token_ids))
             holding.used = next(_ticks)
-            if self.max_kept > 0:
+            self._idle = [kept for kept in self._idle if not _extends(holding, kept)]
+            longer = next((kept for kept in self._idle if _extends(kept, holding)), None)
+            if longer is not None:
+                longer.used = holding.used
+            else:
                 self._idle.append(holding)
             self._idle.sort(key=lambda kept: kept.used)
-            while self._idle and (
-                len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
-            ):
+            while self._idle and self._is_too_much():
                 self._idle.pop(0)
+
+    def _is_too_much(self) -> bool:
+        return len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
 
     def drop(self, holding: Holding) -> None:
         """Forget a cache whose states may be incomplete."""
@@ -132,6 +142,16 @@ class PrefixPool:
             oldest.cache.truncate(0)
             return oldest.cache
         return self._new_cache()
+
+
+def _extends(longer: Holding, shorter: Holding) -> bool:
+    """Whether all that one cache holds begins what another holds."""
+    length = len(shorter.token_ids)
+    return (
+        longer.namespace == shorter.namespace
+        and longer.num_settled >= shorter.num_settled
+        and longer.token_ids[:length] == shorter.token_ids
+    )
 
 
 def _common_prefix(prompt: Sequence[int], held: Sequence[int], limit: int) -> int:

@@ -96,8 +96,8 @@ def token_paths(tree: DraftTree) -> list[list[int]]:
 
 def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
     """Bring what several requests chose to the host, in one synchronization."""
-    if len(parts) == 1:
-        return [parts[0].tolist()]
+    if len(parts) < 2:
+        return [part.tolist() for part in parts]
     numbers = torch.cat([part.reshape(-1) for part in parts]).tolist()
     found, at = [], 0
     for part in parts:

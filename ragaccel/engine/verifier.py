@@ -54,7 +54,7 @@ class EngineVerifier:
         return self._holding is not None and len(self._holding.token_ids) >= wanted
 
     def prefill(self, request: Request) -> None:
-        """Cache the prompt but for its last token, in chunks.
+        """Cache what is missing of the prompt but for its last token, in chunks.
 
         ``request`` must be the one the verifier was opened for, or one that fits as well.
         """
@@ -63,8 +63,6 @@ class EngineVerifier:
             self.request = request
             self.chooser = Chooser(request, near_ties=self._engine.near_ties)
             self.cost = self._engine.cost_of(request)
-        if self._holding is not None:  # used for a second time
-            self._holding.token_ids.clear()
             self._give_back()
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)

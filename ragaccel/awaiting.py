@@ -1,0 +1,41 @@
+"""Awaiting: answers for asyncio callers, computed in threads that end in the same scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ragaccel.answer import Answer, Stream
+
+_MOST = 64  # callers waiting at one time; the others queue
+_THREADS = ThreadPoolExecutor(_MOST, thread_name_prefix="ragaccel-async")  # started when needed
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run blocking work beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+
+
+async def answered(stream: Stream) -> Answer:
+    """Await the answer of a stream; if the caller is cancelled, so is the answer."""
+    try:
+        return await in_thread(stream.finish)
+    finally:
+        stream.close()
+
+
+async def pieces_of(stream: Stream) -> AsyncIterator[str]:
+    """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
+    try:
+        while (piece := await in_thread(lambda: next(stream, None))) is not None:
+            yield piece
+    finally:
+        with suppress(RuntimeError):  # the loop may be gone when this is dropped
+            stream.close()

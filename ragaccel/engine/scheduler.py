@@ -1,0 +1,238 @@
+"""The scheduler: many sessions, one forward pass.
+
+There is no thread of its own. Whoever wants a step of a session queues it, and one of those who
+wait leads: it runs one round for all that is queued, then hands over. So requests join and leave
+between any two passes (continuous batching, as in Orca, Yu et al., OSDI 2022), nothing is computed
+that nobody waits for, and a single caller pays for no hand-over.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Condition
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
+
+from ragaccel.decode.sharing import settle_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ragaccel.decode.interfaces import Choices
+    from ragaccel.decode.result import Step
+    from ragaccel.decode.session import Session
+    from ragaccel.decode.tree import DraftTree
+    from ragaccel.engine.engine import Engine
+    from ragaccel.engine.verifier import EngineVerifier
+
+_PATIENCE = 0.25  # of a pass: how long it waits for the sessions of the one before
+_LONGEST_PATIENCE = 0.02  # seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A session whose owner waits for its next step."""
+
+    session: Session
+    step: Step | None = None
+    error: Exception | None = None
+    is_running: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.step is not None or self.error is not None
+
+    def draft(self) -> DraftTree | None:
+        try:
+            return self.session.draft(self.session.budget())
+        except Exception as error:
+            self.error = error
+            return None
+
+    def absorb(self, choices: Choices | Exception) -> None:
+        if isinstance(choices, Exception):
+            self.error = choices
+            return
+        try:
+            self.step = self.session.absorb(choices)
+        except Exception as error:
+            self.error = error
+
+    @property
+    def verifier(self) -> EngineVerifier:
+        return cast("EngineVerifier", self.session.verifier)
+
+
+class Scheduler:
+    """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
+
+    A round is at most one chunk of one prompt and one verify pass of each queued session, so that
+    nobody waits longer than these for a step of his own, and a pass waits at most
+    0.02 seconds, or a quarter of the last one, for sessions that took part in the last. The
+    callers' threads do the work; what one session's drafter, stop rules or processors raise
+    reaches its owner alone.
+
+    Args:
+        engine: of the sessions' verifiers.
+        max_batch: most sequences in one pass.
+        max_rows: most rows of one pass of several sequences.
+    """
+
+    def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
+        self.max_batch, self._max_rows = max(1, max_batch), max_rows
+        self.engine = engine
+        self._turns: list[_Turn] = []
+        self._changed = Condition()
+        self._is_led = False
+        self._expected: WeakSet[Session] = WeakSet()
+        self._pass_seconds = 0.0
+
+    def steps(self, session: Session) -> Iterator[Step]:
+        """Decode one session to its end, beside whatever else is queued."""
+        while session.finish_reason is None:
+            yield self.advance([session])[0][1]
+
+    def advance(self, sessions: Sequence[Session]) -> list[tuple[Session, Step]]:
+        """Wait until at least one of these sessions has made a step; return those that have.
+
+        Raises:
+            Exception: what the first of them raised that raised anything.
+        """
+        turns = [_Turn(session) for session in sessions]
+        with self._queued(turns):
+            while not any(turn.is_done for turn in turns):
+                if self._takes_lead(turns):
+                    try:
+                        self._round()
+                    finally:
+                        self._hand_over()
+        for turn in turns:
+            if turn.error is not None:
+                raise turn.error
+        return [(turn.session, turn.step) for turn in turns if turn.step is not None]
+
+    @contextmanager
+    def _queued(self, turns: list[_Turn]) -> Iterator[None]:
+        """Queue turns; whatever happens, none of them is queued or running afterwards."""
+        with self._changed:
+            self._turns += turns
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                while any(turn.is_running for turn in turns):
+                    self._changed.wait()
+                mine = set(map(id, turns))
+                self._turns = [turn for turn in self._turns if id(turn) not in mine]
+
+    def _takes_lead(self, turns: list[_Turn]) -> bool:
+        """Wait until nobody leads or a turn is done; lead in the first case."""
+        with self._changed:
+            while self._is_led and not any(turn.is_done for turn in turns):
+                self._changed.wait()
+            if any(turn.is_done for turn in turns):
+                return False
+            self._is_led = True
+            return True
+
+    def _hand_over(self) -> None:
+        with self._changed:
+            self._is_led = False
+            for turn in self._turns:
+                turn.is_running = False
+            self._turns = [turn for turn in self._turns if not turn.is_done]
+            self._changed.notify_all()
+
+    def _round(self) -> None:
+        turns = self._gather()
+        waiting = next((turn for turn in turns if not turn.verifier.is_prefilled), None)
+        if waiting is not None:
+            self._prefill(waiting)
+        ready = [turn for turn in turns if turn.verifier.is_prefilled and not turn.is_done]
+        for start in range(0, len(ready), self.max_batch):
+            self._pass(ready[start : start + self.max_batch])
+
+    def _gather(self) -> list[_Turn]:
+        """Take what is queued, after a short wait for the sessions of the last pass."""
+        until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
+        with self._changed:
+            while True:
+                queued = {turn.session for turn in self._turns}
+                missing = [
+                    session
+                    for session in self._expected
+                    if session not in queued and session.finish_reason is None
+                ]
+                left = until - perf_counter()
+                if not missing or left <= 0.0:
+                    break
+                self._changed.wait(left)
+            self._expected = WeakSet(queued)
+            turns = [turn for turn in self._turns if not turn.is_done]
+            for turn in turns:
+                turn.is_running = True
+            return turns
+
+    def _prefill(self, turn: _Turn) -> None:
+        started = perf_counter()
+        try:
+            self.engine.prefill_chunk_of(turn.verifier)
+        except Exception as error:
+            turn.error = error
+        turn.session.charge_prefill(perf_counter() - started)
+
+    def _pass(self, turns: Sequence[_Turn]) -> None:
+        """Draft for each session, verify together, accept."""
+        drafted = [(turn, tree) for turn in turns if (tree := turn.draft()) is not None]
+        for group in self._fitting(drafted):
+            started = perf_counter()
+            verified = self._verify(group)
+            self._pass_seconds = perf_counter() - started
+            for (turn, _), choices in zip(group, verified, strict=True):
+                turn.absorb(choices)
+
+    def _verify(self, group: Sequence[tuple[_Turn, DraftTree]]) -> list[Choices | Exception]:
+        batch = [(turn.verifier, tree, turn.session.num_runner_ups) for turn, tree in group]
+        try:
+            return self.engine.verify_each(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+        # It may have been too much at once: what is wrong with one must not end the others.
+        return [found for each in zip(group) for found in self._verify(each)]
+
+    def _fitting(
+        self, drafted: Sequence[tuple[_Turn, DraftTree]]
+    ) -> Iterator[list[tuple[_Turn, DraftTree]]]:
+        """Settle the trees of a pass; in several passes where they would be too many rows."""
+        group: list[tuple[_Turn, DraftTree]] = []
+        rows = 0
+        for turn, tree in self._settled(drafted):
+            if group and rows + len(tree) > self._max_rows:
+                yield group
+                group, rows = [], 0
+            group.append((turn, tree))
+            rows += len(tree)
+        if group:
+            yield group
+
+    def _settled(
+        self, drafted: Sequence[tuple[_Turn, DraftTree]]
+    ) -> Iterator[tuple[_Turn, DraftTree]]:
+        """Narrow the trees to what is worth verifying in one pass of all."""
+        if len(drafted) < 2 or self.engine.passes_apart:
+            for turn, tree in drafted:
+                yield turn, turn.session.narrow(tree)
+            return
+        sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
+        settled = settle_together(sessions, trees, _dearest(drafted))
+        yield from zip((turn for turn, _ in drafted), settled, strict=True)
+
+
+def _dearest(drafted: Sequence[tuple[_Turn, DraftTree]]) -> Callable[[int], float]:
+    """What passes cost, for the way of choosing that makes them dearest."""
+    costs = [turn.verifier.cost_seconds for turn, _ in drafted]
+    return max(costs, key=lambda seconds: seconds(1))

@@ -1,0 +1,270 @@
+import threading
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from fakes import RandomDrafter
+from tiny_models import VOCAB, generate, random_prompt, tiny_model
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.session import Session
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.scheduler import Scheduler
+from ragaccel.errors import CapacityError
+from ragaccel.models.huggingface import HuggingFaceModel
+
+LENGTHS = (3, 40, 11, 1, 25, 64, 17)
+
+
+def make_engine(family="llama", **settings):
+    return Engine(HuggingFaceModel(tiny_model(family)), prefill_chunk=16, **settings)
+
+
+def open_session(engine, request, drafter, stack, token_budget=None):
+    verifier = stack.enter_context(closing(engine.open(request)))
+    return Session(verifier, drafter, request, token_budget=token_budget)
+
+
+def run_together(engine, requests, drafters, token_budget=None, **settings):
+    scheduler = Scheduler(engine, **settings)
+    with ExitStack() as stack:
+        sessions = [
+            open_session(engine, request, drafter, stack, token_budget)
+            for request, drafter in zip(requests, drafters, strict=True)
+        ]
+        running = list(sessions)
+        while running:
+            scheduler.advance(running)
+            running = [session for session in running if session.finish_reason is None]
+        return [list(session.result().token_ids) for session in sessions]
+
+
+def count_passes(engine):
+    """Count the rows and sequences of every pass from now on."""
+    seen, forward = [], engine.model.forward
+
+    def watched(rows, keep):
+        seen.append((rows.num_rows, len(rows.spans)))
+        return forward(rows, keep)
+
+    engine.model.forward = watched
+    return seen
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3", "gemma2"])
+@pytest.mark.parametrize("token_budget", [None, 0, 13])
+def test_together_as_one_by_one(family, token_budget):
+    prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
+    expected = [generate(tiny_model(family), prompt, 20 + i) for i, prompt in enumerate(prompts)]
+    requests = [Request(prompt, max_new_tokens=20 + i) for i, prompt in enumerate(prompts)]
+    drafters = [
+        RandomDrafter(i, VOCAB) if i % 3 else Cheat(prompt, answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, expected, strict=True))
+    ]
+    engine = make_engine(family)
+    seen = count_passes(engine)
+    assert run_together(engine, requests, drafters, token_budget) == expected
+    assert max(sequences for _, sequences in seen) >= 4
+
+
+def test_models_that_take_one_sequence_a_pass_are_scheduled_too():
+    engine = make_engine("opt")
+    engine.model._attends = False
+    engine.model.network = engine.model.model
+    prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
+    requests = [Request(prompt, max_new_tokens=12) for prompt in prompts]
+    seen = count_passes(engine)
+    drafters = [RandomDrafter(i, VOCAB) for i in range(len(prompts))]
+    found = run_together(engine, requests, drafters)
+    assert found == [generate(tiny_model("opt"), prompt, 12) for prompt in prompts]
+    assert {sequences for _, sequences in seen} == {1}
+
+
+def test_settings_of_requests_in_one_pass_stay_their_own():
+    prompt = random_prompt(20)
+    requests = [
+        Request(prompt, max_new_tokens=15),
+        Request(prompt, max_new_tokens=15, sampling=Sampling(1.0, seed=1)),
+        Request(prompt, max_new_tokens=15, sampling=Sampling(1.0, seed=2, top_k=5)),
+        Request(prompt, max_new_tokens=15, repetition_penalty=1.7),
+        Request(prompt, max_new_tokens=15, no_repeat_ngram_size=2),
+    ]
+    alone = [decode(make_engine(), request, NoDrafter()) for request in requests]
+    drafters = [RandomDrafter(i, VOCAB) for i in range(len(requests))]
+    assert run_together(make_engine(), requests, drafters) == alone
+    assert len(set(map(tuple, alone))) == len(alone)
+
+
+def test_few_rows_a_pass_make_several_passes():
+    engine = make_engine()
+    prompts = [random_prompt(10, i) for i in range(6)]
+    seen = count_passes(engine)
+    drafters = [RandomDrafter(i, VOCAB) for i in range(6)]
+    requests = [Request(prompt, max_new_tokens=10) for prompt in prompts]
+    found = run_together(engine, requests, drafters, 9, max_rows=20, max_batch=4)
+    assert found == [generate(tiny_model("llama"), prompt, 10) for prompt in prompts]
+    assert max(rows for rows, _ in seen) <= 20
+    assert max(sequences for _, sequences in seen) <= 4
+
+
+def test_threads_share_their_passes():
+    engine = make_engine()
+    scheduler = Scheduler(engine)
+    prompts = [random_prompt(9 + 7 * i, i) for i in range(6)]
+    expected = [generate(tiny_model("llama"), prompt, 40) for prompt in prompts]
+    found, seen = [None] * 6, count_passes(engine)
+    start = threading.Barrier(6)
+
+    def work(i):
+        request = Request(prompts[i], max_new_tokens=40)
+        with ExitStack() as stack:
+            session = open_session(engine, request, RandomDrafter(i, VOCAB), stack)
+            start.wait()
+            found[i] = [token for step in scheduler.steps(session) for token in step.token_ids]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == expected
+    assert max(sequences for _, sequences in seen) >= 4
+
+
+def test_a_request_that_fails_or_leaves_changes_no_other():
+    prompts = [random_prompt(12 + i, i) for i in range(4)]
+    expected = [generate(tiny_model("llama"), prompt, 25) for prompt in prompts]
+
+    class Broken(RandomDrafter):
+        def draft(self, context, budget):
+            if len(context.token_ids) > 20:
+                raise ZeroDivisionError("a drafter's own")
+            return super().draft(context, budget)
+
+    def refuses(ids, scores):
+        if ids.shape[1] > 22:
+            raise KeyError("a processor's own")
+        return scores
+
+    engine = make_engine()
+    scheduler = Scheduler(engine)
+    requests = [Request(prompt, max_new_tokens=25) for prompt in prompts]
+    requests[1] = Request(prompts[1], max_new_tokens=25, processors=(refuses,))
+    drafters = [RandomDrafter(0, VOCAB), NoDrafter(), Broken(2, VOCAB), RandomDrafter(3, VOCAB)]
+    with ExitStack() as stack:
+        sessions = [
+            open_session(engine, request, drafter, stack)
+            for request, drafter in zip(requests, drafters, strict=True)
+        ]
+        running, raised = list(sessions), []
+        while running:
+            try:
+                scheduler.advance(running)
+            except (ZeroDivisionError, KeyError) as error:
+                raised.append(type(error))
+                running.remove(sessions[2 if isinstance(error, ZeroDivisionError) else 1])
+            running = [session for session in running if session.finish_reason is None]
+        assert sorted(raised, key=str) == [KeyError, ZeroDivisionError]
+        assert [sessions[i].token_ids for i in (0, 3)] == [expected[0], expected[3]]
+        for i in (1, 2):
+            assert sessions[i].token_ids == expected[i][: len(sessions[i].token_ids)]
+
+
+def test_a_pass_waits_for_a_slow_caller_only_once_and_briefly():
+    engine = make_engine()
+    scheduler = Scheduler(engine)
+    with ExitStack() as stack:
+        first, second = (
+            open_session(
+                engine, Request(random_prompt(9, i), max_new_tokens=30), NoDrafter(), stack
+            )
+            for i in range(2)
+        )
+        for _ in range(2):
+            scheduler.advance([first, second])
+        scheduler._pass_seconds = 60.0
+        started = time.perf_counter()
+        scheduler.advance([first])  # the second does not come
+        assert 0.01 < time.perf_counter() - started < 1.0
+        started = time.perf_counter()
+        scheduler._pass_seconds = 60.0
+        scheduler.advance([first])
+        assert set(scheduler._expected) == {first}
+        assert time.perf_counter() - started < 0.5
+
+
+def test_one_thread_may_read_two_streams_in_turn():
+    engine = make_engine()
+    scheduler = Scheduler(engine, max_batch=1)
+    prompts = [random_prompt(9, i) for i in range(3)]
+    with ExitStack() as stack:
+        sessions = [
+            open_session(engine, Request(prompt, max_new_tokens=8), RandomDrafter(1, VOCAB), stack)
+            for prompt in prompts
+        ]
+        for steps in map(scheduler.steps, sessions):
+            next(steps)
+        for session in reversed(sessions):
+            list(scheduler.steps(session))
+        found = [session.token_ids for session in sessions]
+    assert found == [generate(tiny_model("llama"), prompt, 8) for prompt in prompts]
+
+
+def test_what_is_too_much_at_once_is_done_one_by_one():
+    engine = make_engine()
+    forward = engine.model.forward
+
+    def small(rows, keep):
+        if len(rows.spans) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(rows, keep)
+
+    engine.model.forward = small
+    prompts = [random_prompt(9, i) for i in range(3)]
+    requests = [Request(prompt, max_new_tokens=8) for prompt in prompts]
+    found = run_together(engine, requests, [RandomDrafter(i, VOCAB) for i in range(3)])
+    assert found == [generate(tiny_model("llama"), prompt, 8) for prompt in prompts]
+
+    def none(rows, keep):
+        raise torch.OutOfMemoryError("out of memory")
+
+    engine.model.forward = none
+    with pytest.raises(CapacityError, match="no memory left on cpu for a pass of"):
+        run_together(engine, requests[:1], [NoDrafter()])
+    engine.model.forward = forward
+    assert run_together(engine, requests[:1], [NoDrafter()]) == found[:1]
+
+
+def test_an_interrupted_leader_leaves_the_others_to_go_on():
+    engine = make_engine()
+    scheduler = Scheduler(engine)
+    prompts = [random_prompt(9, i) for i in range(2)]
+    expected = [generate(tiny_model("llama"), prompt, 30) for prompt in prompts]
+
+    class Interrupted(RandomDrafter):
+        def draft(self, context, budget):
+            if len(context.token_ids) > 15:
+                raise KeyboardInterrupt
+            return super().draft(context, budget)
+
+    found = []
+
+    def other():
+        request = Request(prompts[0], max_new_tokens=30)
+        with ExitStack() as stack:
+            session = open_session(engine, request, RandomDrafter(0, VOCAB), stack)
+            found.extend(token for step in scheduler.steps(session) for token in step.token_ids)
+
+    with ExitStack() as stack:
+        request = Request(prompts[1], max_new_tokens=30)
+        session = open_session(engine, request, Interrupted(1, VOCAB), stack)
+        with pytest.raises(KeyboardInterrupt):
+            list(scheduler.steps(session))
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(30)
+    assert found == expected[0]
+    assert not scheduler._turns
