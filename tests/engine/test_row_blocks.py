@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragaccel.engine.layout import ancestor_matrix
+from ragaccel.engine.row_blocks import (
+    RowBlocks,
+    Segment,
+    block_table,
+    num_splits,
+    pack_bits,
+    rows_per_block,
+)
+
+
+def used(blocks):
+    columns = (blocks.first, blocks.count, blocks.base, blocks.start, blocks.segment, blocks.causal)
+    return [entry for entry in torch.stack(columns, dim=1).tolist() if entry[1]]
+
+
+def bits(words):
+    return [j for j in range(64 * len(words)) if int(words[j // 64]) >> j % 64 & 1]
+
+
+def test_rows_are_cut_into_blocks_of_one_sequence_each():
+    segments = [Segment(0, 5, 100, 7), Segment(6, 2, 40, 0)]
+    blocks = block_table(segments, num_rows=10, num_blocks=6, block_rows=4)
+    assert used(blocks) == [[0, 4, 100, 7, 0, 1], [4, 1, 100, 7, 0, 1], [6, 2, 40, 0, 6, 1]]
+    assert blocks.positions.tolist() == [7, 8, 9, 10, 11, 0, 0, 1, 0, 0]
+    assert blocks.stops.tolist() == [8, 9, 10, 11, 12, 0, 1, 2, 0, 0]
+    assert blocks.block_rows == 4
+
+
+@given(st.data())
+def test_bits_tell_what_a_row_of_a_tree_sees(data):
+    n = data.draw(st.integers(1, 70))
+    matrix = ancestor_matrix([-1, *(data.draw(st.integers(0, row - 1)) for row in range(1, n))])
+    blocks = block_table([Segment(3, n, 0, 20, matrix)], num_rows=80, num_blocks=5, num_words=2)
+    for row in range(n):
+        assert bits(blocks.sees[3 + row]) == matrix[row].nonzero()[0].tolist()
+    depths = matrix.sum(axis=1) - 1
+    assert blocks.positions[3 : 3 + n].tolist() == (20 + depths).tolist()
+    assert not blocks.causal.any()
+
+
+def test_positions_may_be_given():
+    segment = Segment(0, 3, 0, 5, ancestor_matrix([-1, 0, 1]), positions=[5, 6, 6])
+    assert block_table([segment], num_rows=3, num_blocks=1).positions.tolist() == [5, 6, 6]
+
+
+def test_words_are_64_bits_with_the_first_row_lowest():
+    words = pack_bits(np.eye(66, dtype=np.bool_), 2).tolist()
+    assert words[0] == [1, 0]
+    assert words[63:] == [[-(2**63), 0], [0, 1], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("segment", "match"),
+    [
+        (Segment(0, 0, 0, 0), "rows 0 to 0"),
+        (Segment(7, 2, 0, 0), "rows 7 to 9"),
+        (Segment(0, 8, 0, 0), "need 4 blocks"),
+    ],
+)
+def test_what_does_not_fit_is_refused(segment, match):
+    with pytest.raises(ValueError, match=match):
+        block_table([segment], num_rows=8, num_blocks=3, block_rows=2)
+
+
+def test_bits_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="hold 64 rows, not 65"):
+        pack_bits(np.tri(65, dtype=np.bool_), 1)
+
+
+def test_one_copy_fills_tables_made_once():
+    static = RowBlocks.empty(7, 3, 2)
+    assert not used(static)
+    tree = Segment(1, 4, 9, 30, ancestor_matrix([-1, 0, 0, 1]))
+    made = block_table([tree], num_rows=7, num_blocks=3, num_words=2)
+    where = static.table.data_ptr()
+    static.copy_(made)
+    assert static.table.data_ptr() == where
+    for name in ("table", "positions", "stops", "sees"):
+        assert torch.equal(getattr(static, name), getattr(made, name))
+
+
+@pytest.mark.parametrize(
+    "other", [RowBlocks.empty(8, 3), RowBlocks.empty(7, 4), RowBlocks.empty(7, 3, block_rows=8)]
+)
+def test_tables_of_other_sizes_are_not_copied(other):
+    with pytest.raises(ValueError, match=r"tables of other sizes|blocks of 8 rows"):
+        RowBlocks.empty(7, 3).copy_(other)
+
+
+def test_blocks_are_smaller_where_more_heads_share_one():
+    assert [rows_per_block(group) for group in (1, 4, 5, 8, 12, 64, 71)] == [16, 16, 8, 8, 4, 1, 1]
+
+
+def test_splits_cover_a_sequence():
+    assert [num_splits(length, 64) for length in (1, 64, 65, 640)] == [1, 1, 2, 10]
