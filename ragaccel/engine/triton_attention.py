@@ -1,0 +1,292 @@
+"""Attention of a verify pass over an arena of KV caches, as two Triton kernels.
+
+Shapes: N rows of a pass with its padding, H query heads, K KV heads, G = H / K heads that share
+one, D head size, S slots of the arena, T row blocks.
+
+As in Flash-Decoding, a sequence is attended to in splits that run side by side and are combined
+afterwards. Splits and key blocks are counted from a sequence's first token and have fixed sizes,
+and what a row does not see adds exact zeros: a row's result depends, to the last bit, on neither
+the other rows nor where its sequence lies nor how many splits a pass was laid out for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ragaccel.engine.row_blocks import COLUMNS, SPLIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ragaccel.engine.row_blocks import RowBlocks
+
+MAX_LANES = 128  # rows of a block times heads of a group
+CHUNK = 8  # splits combined at a time
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+class Scratch:
+    """What the splits of a pass leave for their combination; one for all layers, made once.
+
+    Args:
+        max_rows: most rows of a pass, padding included.
+        heads: query heads.
+        head_size: elements of a head.
+        max_splits: most splits of a sequence.
+        device: where attention runs.
+    """
+
+    __slots__ = ("max_rows", "max_splits", "partials", "stats")
+
+    def __init__(
+        self, max_rows: int, heads: int, head_size: int, max_splits: int, device: torch.device | str
+    ) -> None:
+        self.max_rows, self.max_splits = max_rows, max_splits
+        shape = (max_splits, max_rows, heads)
+        self.stats = torch.empty(*shape, 2, dtype=torch.float32, device=device)
+        self.partials = torch.empty(*shape, head_size, dtype=torch.float32, device=device)
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: RowBlocks,
+    *,
+    scaling: float,
+    num_splits: int,
+    scratch: Scratch,
+    window: int | None = None,
+    softcap: float | None = None,
+    split: int = SPLIT,
+) -> Tensor:
+    """Attend with the rows of a pass to the tokens they see; never waits for the device.
+
+    Args:
+        q: queries [N, H, D].
+        keys: one layer of the arena, [K, S, D], those of the rows written already.
+        values: likewise.
+        blocks: which rows see which tokens, on the same device.
+        scaling: factor of the scores.
+        num_splits: at least the splits of the longest sequence, its rows included.
+        scratch: of at least as many rows and splits.
+        window: positions a row looks back over, itself included; ``None`` for all.
+        softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
+        split: tokens of a split, a multiple of the keys of a block.
+
+    Returns:
+        What each row gathers, [N, H, D]; zeros for padding.
+
+    Raises:
+        ValueError: if sizes do not fit each other.
+    """
+    _check(q, keys, values, blocks)
+    _check_scratch(scratch, q, num_splits)
+    (heads, head_size), group = q.shape[1:], q.shape[1] // keys.shape[0]
+    lanes, block_d = (_power(size) for size in (blocks.block_rows * group, head_size))
+    block_keys, warps, stages = _tile(block_d, q.element_size())
+    if split % block_keys:
+        raise ValueError(f"a split of {split} tokens is no multiple of {block_keys}")
+    _attend_split[(len(blocks.table), keys.shape[0], num_splits)](
+        *(q, keys, values, blocks.table, blocks.positions, blocks.sees),
+        *(scratch.stats, scratch.partials, scratch.max_rows, *q.stride()[:2]),
+        *(*keys.stride()[:2], *values.stride()[:2], blocks.sees.shape[1], scaling),
+        window=window, softcap=softcap, split=split, columns=COLUMNS, group=group, lanes=lanes,
+        head_size=head_size, block_d=block_d, block_keys=block_keys,
+        num_warps=warps, num_stages=stages, enable_fp_fusion=False,
+    )  # fmt: skip
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _combine[(len(q), heads)](
+        *(out, scratch.stats, scratch.partials, blocks.positions, blocks.stops, scratch.max_rows),
+        window=window, split=split, head_size=head_size, block_d=block_d, chunk=CHUNK,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _check(q: Tensor, keys: Tensor, values: Tensor, blocks: RowBlocks) -> None:
+    num_rows, heads, head_size = q.shape
+    if heads % keys.shape[0]:
+        raise ValueError(f"{heads} query heads do not share {keys.shape[0]} KV heads evenly")
+    if keys.shape != values.shape or keys.shape[2] != head_size or head_size > 256:
+        raise ValueError("keys and values must be alike, of the queries' head size, at most 256")
+    if not q.stride(2) == keys.stride(2) == values.stride(2) == 1:
+        raise ValueError("the elements of a head must lie next to each other")
+    if not q.dtype == keys.dtype == values.dtype:
+        raise ValueError(f"queries, keys and values of {q.dtype}, {keys.dtype}, {values.dtype}")
+    if blocks.block_rows * heads // keys.shape[0] > MAX_LANES:
+        raise ValueError(f"blocks of {blocks.block_rows} rows are too large: use rows_per_block")
+    if len(blocks.positions) != num_rows:
+        raise ValueError(f"tables of {len(blocks.positions)} rows for queries of {num_rows}")
+
+
+def _check_scratch(scratch: Scratch, q: Tensor, num_splits: int) -> None:
+    if scratch.partials.shape[2:] != q.shape[1:]:
+        raise ValueError(f"scratch for heads of another size than {tuple(q.shape[1:])}")
+    if len(q) > scratch.max_rows or not 1 <= num_splits <= scratch.max_splits:
+        raise ValueError(f"{len(q)} rows in {num_splits} splits do not fit the scratch")
+
+
+def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
+    """Choose keys of a block, warps and stages: never by what a pass holds, for they shape bits.
+
+    Compiled for tiles of 64 rows these take 30 to 100 KB of shared memory and spill few registers.
+    """
+    if element_size == 4:
+        return (16, 8, 2) if block_d <= 128 else (16, 16, 1)
+    if block_d <= 128:
+        return 64, 4, 3 if block_d <= 64 else 2
+    return 32, 8, 2
+
+
+def _power(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())  # no matrix unit takes less
+
+
+def _kernel(function: Callable[..., object]) -> Any:
+    return triton.jit(function)
+
+
+@_kernel
+def _attend_split(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, table: tl.tensor, positions: tl.tensor,
+    sees: tl.tensor, stats: tl.tensor, partials: tl.tensor, max_rows: tl.tensor,
+    q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_slot: tl.tensor, v_head: tl.tensor,
+    v_slot: tl.tensor, words: tl.tensor, scaling: tl.tensor,
+    window: tl.constexpr, softcap: tl.constexpr, split: tl.constexpr, columns: tl.constexpr,
+    group: tl.constexpr, lanes: tl.constexpr, head_size: tl.constexpr, block_d: tl.constexpr,
+    block_keys: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend with the rows of a block, in all query heads of one KV head, to one split."""
+    entry = table + tl.program_id(0) * columns
+    first, count, base = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    start, segment, causal = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
+    kv_head, piece = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    lane, key, size = tl.arange(0, lanes), tl.arange(0, block_keys), tl.arange(0, block_d)
+    row, head, real = first + lane // group, kv_head * group + lane % group, lane < count * group
+    by_bits = lane < count * group * (1 - causal)  # else all before a row is seen
+    position = tl.load(positions + row, real, 2**30)
+    begin = piece * split
+    if window is not None:  # a token's position is at most its place in the sequence
+        begin = tl.maximum(begin, (tl.min(position, 0) - window + 1) // block_keys * block_keys)
+    stop = tl.minimum((piece + 1) * split, start + first - segment + count)
+    if begin >= stop:
+        return
+    wide = (size < head_size)[None, :]
+    q_at = q + row[:, None] * q_row + head[:, None] * q_head + size[None, :]
+    queries = tl.load(q_at, real[:, None] & wide, 0.0)
+    k_at = keys + kv_head * k_head + (base.to(tl.int64) + key)[:, None] * k_slot + size[None, :]
+    v_at = values + kv_head * v_head + (base.to(tl.int64) + key)[:, None] * v_slot + size[None, :]
+    peak, total = tl.full([lanes], float("-inf"), tl.float32), tl.full([lanes], 0.0, tl.float32)
+    mixed = tl.full([lanes, block_d], 0.0, tl.float32)
+    own = tl.minimum(start // block_keys * block_keys, stop)  # before it, all tokens are cached
+    for at in range(begin, own, block_keys):
+        skip = tl.cast(at, tl.int64)
+        scores = _score(queries, tl.load(k_at + skip * k_slot, wide, 0.0), scaling, softcap)
+        if window is not None:
+            near = position[:, None] - (at + key)[None, :] < window
+            scores = tl.where(near, scores, float("-inf"))
+        v = tl.load(v_at + skip * v_slot, wide, 0.0)
+        peak, total, mixed = _absorb(peak, total, mixed, scores, v)
+    for at in range(tl.maximum(begin, own), stop, block_keys):
+        skip = tl.cast(at, tl.int64)
+        there = (at + key < stop)[:, None] & wide
+        scores = _score(queries, tl.load(k_at + skip * k_slot, there, 0.0), scaling, softcap)
+        shown = _shown(at - start, key, row - segment, sees + row * words, by_bits)
+        if window is not None:
+            places = _places(at + key, start, stop, positions + segment)
+            shown &= position[:, None] - places[None, :] < window
+        v = tl.load(v_at + skip * v_slot, there, 0.0)
+        scores = tl.where(shown, scores, float("-inf"))
+        peak, total, mixed = _absorb(peak, total, mixed, scores, v)
+    place = (piece.to(tl.int64) * max_rows + row) * (tl.num_programs(1) * group) + head
+    tl.store(stats + place * 2, peak, real)
+    tl.store(stats + place * 2 + 1, total, real)
+    tl.store(partials + place[:, None] * head_size + size[None, :], mixed, real[:, None] & wide)
+
+
+@_kernel
+def _score(
+    queries: tl.tensor, k: tl.tensor, scaling: tl.tensor, softcap: tl.constexpr
+) -> tl.tensor:
+    """Score keys, as powers of two."""
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scaling
+    if softcap is not None:  # tanh, from what every backend has
+        scores = softcap - 2.0 * softcap / (tl.exp(scores * (2.0 / softcap)) + 1.0)
+    return scores * LOG2_E
+
+
+@_kernel
+def _shown(
+    begin: tl.tensor, key: tl.tensor, index: tl.tensor, words: tl.tensor, by_bits: tl.tensor
+) -> tl.tensor:
+    """Tell which rows see the keys of a block that begins at rank ``begin`` among their rows."""
+    rank, word = begin + key, tl.maximum(begin, 0) // 64  # a block needs two words of bits at most
+    low = tl.load(words + word, by_bits & (index >= word * 64), -1)
+    high = tl.load(words + word + 1, by_bits & (index >= word * 64 + 64), -1)
+    bits = tl.where((rank < word * 64 + 64)[None, :], low[:, None], high[:, None])
+    own = (rank[None, :] >= 0) & (rank[None, :] <= index[:, None])
+    return (rank[None, :] < 0) | (own & ((bits >> (rank & 63)[None, :]) & 1 == 1))
+
+
+@_kernel
+def _places(token: tl.tensor, start: tl.tensor, stop: tl.tensor, own: tl.tensor) -> tl.tensor:
+    """Look up the positions of tokens, of which those from ``start`` on are rows of the pass."""
+    place = tl.load(own + token - start, (token >= start) & (token < stop), 0)
+    return tl.where(token < start, token, place)
+
+
+@_kernel
+def _absorb(
+    peak: tl.tensor, total: tl.tensor, mixed: tl.tensor, scores: tl.tensor, v: tl.tensor
+) -> tl.tensor:
+    """Add a block of keys to a running softmax; a row that sees none of them stays as it is."""
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # else what sees nothing turns NaN
+    weights = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(peak - level)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total * shrink + tl.sum(weights, 1), mixed
+
+
+@_kernel
+def _combine(
+    out: tl.tensor, stats: tl.tensor, partials: tl.tensor,
+    positions: tl.tensor, stops: tl.tensor, max_rows: tl.tensor,
+    window: tl.constexpr, split: tl.constexpr, head_size: tl.constexpr, block_d: tl.constexpr,
+    chunk: tl.constexpr,
+) -> None:  # fmt: skip
+    """Combine the splits of one row and query head, some at a time, in ascending order."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    size = tl.arange(0, block_d)
+    wide = size < head_size
+    begin, end = 0, (tl.load(stops + row) + split - 1) // split
+    if window is not None:
+        begin = tl.maximum(tl.load(positions + row) - window + 1, 0) // split
+    peaks = tl.full([chunk], float("-inf"), tl.float32)
+    for at in range(begin, end, chunk):
+        piece = at + tl.arange(0, chunk)
+        place = (piece.to(tl.int64) * max_rows + row) * heads + head
+        peaks = tl.maximum(peaks, tl.load(stats + place * 2, piece < end, float("-inf")))
+    peak = tl.max(peaks, 0)
+    level = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.full([chunk], 0.0, tl.float32)
+    mixed = tl.full([block_d], 0.0, tl.float32)
+    for at in range(begin, end, chunk):
+        piece = at + tl.arange(0, chunk)
+        place = (piece.to(tl.int64) * max_rows + row) * heads + head
+        there = piece < end
+        scale = tl.exp2(tl.load(stats + place * 2, there, float("-inf")) - level)
+        total += scale * tl.load(stats + place * 2 + 1, there, 0.0)
+        part_at = partials + place[:, None] * head_size + size[None, :]
+        part = tl.load(part_at, there[:, None] & wide[None, :], 0.0)
+        mixed += tl.sum(scale[:, None] * part, 0)
+    whole = tl.sum(total, 0)
+    mixed = mixed / tl.where(whole == 0.0, 1.0, whole)
+    tl.store(out + (row * heads + head) * head_size + size, mixed.to(out.dtype.element_ty), wide)

@@ -1,0 +1,286 @@
+"""The kernels against float64: on a CUDA device, or where there is none, interpreted."""
+
+import importlib.util
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from ragaccel.engine.layout import ancestor_matrix
+from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
+
+triton = pytest.importorskip("triton")
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+SPLIT = 64
+TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows are a chain
+
+
+@pytest.fixture(scope="module")
+def attention():
+    """The module under test: a copy of its own, its kernels interpreted where no device is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not CUDA:
+            interpret(patch)
+        spec = importlib.util.find_spec("ragaccel.engine.triton_attention")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def interpret(patch):
+    """Interpret Triton's own kernels too, though it may be imported already, to be compiled."""
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+    patch.setenv("TRITON_INTERPRET", "1")
+    patch.setattr(InterpreterBuilder, "create_dot", dot)
+    for module in (triton.language, triton.language.standard):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, triton.JITFunction):
+                patch.setattr(module, name, InterpretedFunction(value.fn))
+
+
+def dot(builder, a, b, acc, *_):
+    """Multiply as a device does: the interpreter reads bfloat16 as integers, and BLAS rounds a row
+    by where it lies in its matrix."""
+    left, right = (
+        (part.data.astype(np.uint32) << 16).view(np.float32)
+        if part.dtype.scalar == triton.language.bfloat16
+        else part.data.astype(np.float32)
+        for part in (a, b)
+    )
+    product = (left[:, :, None] * right[None]).sum(axis=1)
+    return type(acc)(product + acc.data, acc.dtype.scalar)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One layer of an arena that holds NaN wherever no sequence lies, and queries."""
+
+    q: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    segments: tuple
+
+
+def make_pass(segments, heads=2, kv_heads=1, head_size=16, dtype=torch.float32, slots=None):
+    generator = torch.Generator().manual_seed(7)
+    ends = [segment.base + segment.start + segment.num_rows for segment in segments]
+    arena = torch.full((slots or max(ends), kv_heads, 2, head_size), float("nan"))
+    for segment, end in zip(segments, ends, strict=True):
+        shape = arena[segment.base : end].shape
+        arena[segment.base : end] = torch.randn(shape, generator=generator)
+    num_rows = 1 + max(segment.first + segment.num_rows for segment in segments)
+    q = 2 * torch.randn(heads, num_rows, head_size, generator=generator)
+    keys, values = arena.to(DEVICE, dtype).transpose(0, 1).unbind(2)
+    return Pass(q.to(DEVICE, dtype).transpose(0, 1), keys, values, tuple(segments))
+
+
+def run(attention, case, splits=None, block_rows=None, spare=1, **options):
+    """Attend, with scratch that holds NaN; return the result and the scratch."""
+    num_rows, heads, head_size = case.q.shape
+    block_rows = block_rows or rows_per_block(heads // len(case.keys))
+    num_blocks = spare + sum(-(-segment.num_rows // block_rows) for segment in case.segments)
+    host = block_table(
+        case.segments, num_rows=num_rows, num_blocks=num_blocks, num_words=2, block_rows=block_rows
+    )
+    blocks = RowBlocks.empty(num_rows, num_blocks, 2, block_rows=block_rows, device=DEVICE)
+    blocks.copy_(host)
+    splits = splits or num_splits(int(host.stops.max()), SPLIT)
+    scratch = attention.Scratch(num_rows + 2, heads, head_size, splits + 1, DEVICE)
+    scratch.stats.fill_(float("nan"))
+    scratch.partials.fill_(float("nan"))
+    options = {"scaling": 0.3, "split": SPLIT, **options}
+    arrays = (case.q, case.keys, case.values, blocks)
+    return attention.attend(*arrays, num_splits=splits, scratch=scratch, **options), scratch
+
+
+def expected(case, scaling=0.3, window=None, softcap=None):
+    """The same in float64, a row at a time; zeros for padding."""
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    q, keys, values = (part.cpu().double() for part in (case.q, case.keys, case.values))
+    for segment in case.segments:
+        n, start = segment.num_rows, segment.start
+        sees = np.tri(n, dtype=np.bool_) if segment.sees is None else segment.sees
+        positions = np.concatenate((np.arange(start), start + sees.sum(axis=1) - 1))
+        for row in range(n):
+            seen = np.concatenate((np.ones(start, dtype=np.bool_), sees[row]))
+            seen &= positions[start + row] - positions < (window or 10**6)
+            slots = segment.base + seen.nonzero()[0]
+            k, v = keys[:, slots], values[:, slots]
+            grouped = q[segment.first + row].view(len(k), -1, q.shape[2])
+            scores = grouped @ k.transpose(1, 2) * scaling
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[segment.first + row] = (scores.softmax(2) @ v).view(q.shape[1:])
+    return out
+
+
+def check(attention, case, **options):
+    out = run(attention, case, **options)[0].cpu().double()
+    options.pop("block_rows", None)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[case.q.dtype]
+    torch.testing.assert_close(out, expected(case, **options), atol=tolerance, rtol=tolerance)
+
+
+RAGGED = (
+    Segment(0, 1, 0, 80),
+    Segment(1, 10, 90, 59, TREE),
+    Segment(11, 3, 170, 0),
+    Segment(14, 18, 180, 3),
+)
+PASSES = {
+    "one row": [Segment(0, 1, 3, 20)],
+    "first row of all": [Segment(0, 1, 3, 0)],
+    "chain": [Segment(1, 5, 0, 30)],
+    "tree": [Segment(0, 10, 9, 140, TREE)],
+    "ragged": RAGGED,
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_equals_float64(attention, name):
+    check(attention, make_pass(PASSES[name]))
+
+
+@pytest.mark.parametrize("head_size", [16, 64, 80, 128])
+def test_every_head_size(attention, head_size):
+    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)], head_size=head_size), scaling=0.1)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (7, 1)])
+def test_query_heads_share_kv_heads(attention, heads, kv_heads):
+    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)], heads, kv_heads))
+
+
+def test_a_prompt_needs_no_bits(attention):
+    check(attention, make_pass([Segment(0, 70, 1, 0)], heads=1))
+
+
+def test_a_tree_of_more_rows_than_a_word_holds(attention):
+    parents = [-1, *(row // 2 for row in range(69))]
+    check(attention, make_pass([Segment(0, 70, 0, 5, ancestor_matrix(parents))], heads=1))
+
+
+@pytest.mark.parametrize("window", [1, 4, 20, 70])
+def test_a_window_hides_what_lies_far_back(attention, window):
+    check(
+        attention, make_pass([Segment(0, 10, 5, 140, TREE), Segment(10, 2, 160, 3)]), window=window
+    )
+
+
+def test_scores_are_capped(attention):
+    check(attention, make_pass(RAGGED[:2]), softcap=1.5, scaling=0.8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(attention, dtype):
+    case = make_pass(RAGGED[:2], 6, 2, 64, dtype)
+    check(attention, case, scaling=0.1)
+    check(attention, case, scaling=0.1, window=30, softcap=2.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 2.0}], ids=str)
+def test_bits_do_not_depend_on_the_other_rows(attention, options):
+    """A token's row in a tree, in a chain and alone, and beside other sequences."""
+    tree = make_pass([Segment(0, 10, 4, 125, TREE)], heads=3)
+    wanted = run(attention, tree, **options)[0][4]
+    chain = replace(tree, segments=(Segment(0, 5, 4, 125),))
+    alone = replace(tree, segments=(Segment(4, 1, 4, 129),))
+    beside = replace(tree, segments=(Segment(0, 2, 4, 9), Segment(2, 3, 4, 127)))
+    for other in (chain, alone, beside):
+        assert torch.equal(run(attention, other, **options)[0][4], wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9}], ids=str)
+def test_bits_do_not_depend_on_the_sizes_a_pass_is_padded_to(attention, options):
+    case = make_pass(RAGGED[:2])
+    wanted = run(attention, case, **options)[0]
+    assert torch.equal(run(attention, case, splits=11, spare=4, **options)[0], wanted)
+    more = replace(case, q=torch.cat((case.q, case.q)))
+    out = run(attention, more, **options)[0]
+    assert torch.equal(out[: len(wanted)], wanted)
+    assert not out[len(wanted) :].any()
+
+
+def test_bits_do_not_depend_on_where_a_sequence_lies(attention):
+    low, high = ([Segment(0, 10, base, 60, TREE)] for base in (0, 37))
+    here, there = make_pass(low, slots=150), make_pass(high)
+    assert torch.equal(here.keys[:, :70], there.keys[:, 37:])
+    assert torch.equal(run(attention, here)[0], run(attention, there)[0])
+
+
+def test_many_splits_are_combined_in_chunks(attention):
+    case = make_pass([Segment(0, 2, 0, 10 * SPLIT)], heads=1)
+    check(attention, case)
+    check(attention, case, window=2 * SPLIT)
+
+
+def test_splits_that_nothing_reads_are_not_computed(attention):
+    case = make_pass([Segment(0, 3, 0, 200)])
+    _, scratch = run(attention, case, splits=6, window=20)
+    computed = ~torch.isnan(scratch.stats[:, 0, 0, 0])
+    assert computed.tolist() == [False, False, True, True, False, False, False]
+
+
+def test_other_blocks_of_rows(attention):
+    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)]), block_rows=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"split": 40}, "no multiple"), ({"block_rows": 256}, "use rows_per_block")],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused(attention, options, match):
+    with pytest.raises(ValueError, match=match):
+        run(attention, make_pass([Segment(0, 1, 0, 3)]), **options)
+
+
+@pytest.mark.parametrize(
+    ("q", "match"),
+    [
+        (torch.zeros(2, 3, 16, device=DEVICE), "3 query heads do not share 2 KV heads"),
+        (torch.zeros(2, 2, 8, device=DEVICE), "of the queries' head size"),
+        (torch.zeros(2, 2, 32, device=DEVICE)[:, :, ::2], "next to each other"),
+        (torch.zeros(2, 2, 16, device=DEVICE, dtype=torch.float16), "queries, keys and values of"),
+    ],
+    ids=["heads", "head size", "strides", "dtype"],
+)
+def test_queries_that_do_not_fit_are_refused(attention, q, match):
+    case = make_pass([Segment(0, 1, 0, 3)], heads=2, kv_heads=2)
+    with pytest.raises(ValueError, match=match):
+        run(attention, replace(case, q=q))
+
+
+def test_a_pass_that_outgrows_its_scratch_is_refused(attention):
+    case = make_pass([Segment(0, 4, 0, 3)])
+    blocks = block_table(case.segments, num_rows=5, num_blocks=1)
+    for sizes in ((4, 2, 16, 1), (5, 2, 16, 0), (5, 3, 16, 1), (5, 2, 32, 1)):
+        options = {"scaling": 1.0, "num_splits": 1, "scratch": attention.Scratch(*sizes, DEVICE)}
+        with pytest.raises(ValueError, match="scratch"):
+            attention.attend(case.q, case.keys, case.values, blocks, **options)
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_a_graph_follows_its_tables(attention):
+    case = make_pass(RAGGED[:2], 6, 2, 64, torch.bfloat16)
+    sizes = {"num_rows": len(case.q), "num_blocks": 4, "num_words": 1}
+    static = RowBlocks.empty(*sizes.values(), device=DEVICE)
+    scratch = attention.Scratch(len(case.q), 6, 64, 4, DEVICE)
+    options = {"scaling": 0.1, "num_splits": 4, "scratch": scratch, "split": SPLIT}
+
+    def attend():
+        return attention.attend(case.q, case.keys, case.values, static, **options)
+
+    attend()  # compiles, which cannot be done while a graph is recorded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend()
+    for segments in (RAGGED[:2], RAGGED[:1], (Segment(2, 7, 90, 40),)):
+        static.copy_(block_table(segments, **sizes))
+        graph.replay()
+        wanted = run(attention, replace(case, segments=segments), scaling=0.1)[0]
+        assert torch.equal(out, wanted)
