@@ -26,7 +26,7 @@ check: lint types test
 
 gpu:  ## every CUDA-marked test, in the environment at hand; needs neither faiss nor a framework
 	$(PYTHON) -m pytest -q -m cuda -p no:cacheprovider \
-		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py
+		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py tests/engine/test_triton_attention.py
 
 eval: $(VENV)/.dev  ## speed of the bundled reader on this machine
 	$(BIN)/python -m eval.speed --task demo --model reader

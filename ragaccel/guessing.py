@@ -59,6 +59,11 @@ class Guessing:
                 self._memory = self._opened()
             return self._memory
 
+    def warm_up(self) -> None:
+        """Wait until drafting goes at full speed."""
+        if self.drafter is None:
+            REHEARSAL.wait()
+
     @contextmanager
     def session(
         self,

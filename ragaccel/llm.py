@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ragaccel.answer import Answer, Stream
 from ragaccel.awaiting import answered, in_thread, pieces_of
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.measuring import measure_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
@@ -143,6 +144,22 @@ class LLM:
             near_ties=near_ties,
             max_batch=max_batch,
         )
+
+    def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
+        """Do now what the first answers would wait for: on a GPU, capture passes of all widths.
+
+        Args:
+            compile: have torch compile them first, about a minute; passes are faster afterwards.
+                A model that does not compile runs as it is. Does nothing on a CPU, where
+                compiling was measured not to pay.
+            context: tokens that the passes attend to.
+        """
+        if compile:
+            self.model.compile()
+        limit = self.context_length
+        room = context if limit is None else min(context, limit - 2)
+        measure_passes(self.engine, context=room, repeats=1)
+        self._guessing.warm_up()
 
     @property
     def drafter(self) -> Drafter | None:

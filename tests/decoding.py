@@ -1,10 +1,13 @@
 """Decoding in one call, and a drafter that knows the answer."""
 
+from contextlib import ExitStack, closing
+
 from fakes import RandomDrafter
 from tiny_models import VOCAB
 
 from ragaccel.decode.session import Session
 from ragaccel.decode.tree import DraftTree, merge
+from ragaccel.engine.scheduler import Scheduler
 
 
 def decode(engine, request, drafter=None, token_budget=20):
@@ -18,6 +21,25 @@ def decode(engine, request, drafter=None, token_budget=20):
         return list(session.result().token_ids)
     finally:
         verifier.close()
+
+
+def open_session(engine, request, drafter, stack, token_budget=None):
+    verifier = stack.enter_context(closing(engine.open(request)))
+    return Session(verifier, drafter, request, token_budget=token_budget)
+
+
+def run_together(engine, requests, drafters, token_budget=None, **settings):
+    scheduler = Scheduler(engine, **settings)
+    with ExitStack() as stack:
+        sessions = [
+            open_session(engine, request, drafter, stack, token_budget)
+            for request, drafter in zip(requests, drafters, strict=True)
+        ]
+        running = list(sessions)
+        while running:
+            scheduler.advance(running)
+            running = [session for session in running if session.finish_reason is None]
+        return [list(session.result().token_ids) for session in sessions]
 
 
 class Cheat:

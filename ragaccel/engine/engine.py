@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ragaccel.decode.tree import DraftTree
-from ragaccel.engine.kept_costs import KeptCosts, way_of_choosing
+from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import (
     Rows,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.request import Request
+    from ragaccel.engine.arena import Arena
     from ragaccel.engine.cost import PassCost
     from ragaccel.engine.prefixes import Holding
 
@@ -52,12 +53,12 @@ class TargetModel(Protocol):
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
     ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
-    take the rows of several.
+    take the rows of several; ``arena`` where caches must lie to be read fastest, if anywhere.
     """
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go in and logits come out."""
+        """Where logits come out."""
         ...
 
     @property
@@ -75,10 +76,16 @@ class TargetModel(Protocol):
         """Whether one pass can take the rows of several sequences."""
         ...
 
+    @property
+    def arena(self) -> Arena | None:
+        """Where its caches' states must lie for the fastest passes."""
+        ...
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' states to their caches; return the logits of the last ``keep``.
 
-        [keep, V]. The pass has been begun on every cache.
+        [keep, V], valid until the next pass. The rows are in host memory; the pass has been begun
+        on every cache.
         """
         ...
 
@@ -173,6 +180,13 @@ class Engine:
 
         The caller computes nothing meanwhile.
         """
+        try:
+            return self._take_cache(request)
+        except torch.OutOfMemoryError:
+            self.free_memory()
+        return self._take_cache(request)
+
+    def _take_cache(self, request: Request) -> Holding:
         prompt = request.prompt_ids[:-1]
         whole = len(prompt) // self.prefill_chunk * self.prefill_chunk
         known = prompt[:whole] if self.exact else prompt
@@ -193,7 +207,7 @@ class Engine:
             if not chunk:
                 return
             cache = holding.cache
-            rows = run_rows(chunk, cache, self.model.device)
+            rows = run_rows(chunk, cache)
             self._run(replace(rows, exact=self.exact), 1)
             cache.keep(range(len(chunk)))
             if holding.num_settled == start and len(chunk) == self.prefill_chunk:
@@ -246,7 +260,8 @@ class Engine:
             except Exception as error:
                 parts.append(error)
         chosen = iter(to_host([part for part in parts if not isinstance(part, Exception)]))
-        batch[0][0].cost.observe(rows.num_rows, perf_counter() - started)
+        cost = self.cost_of([verifier for verifier, _, _ in batch])
+        cost.observe(rows.num_rows, perf_counter() - started)
         found: list[Choices | Exception] = []
         for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
@@ -265,7 +280,7 @@ class Engine:
                 raise ValueError("exact mode verifies chains of guesses only")
             filling = readable.token_ids[:1] * (self.max_rows - len(tree))
             readable = DraftTree.chain((*readable.token_ids, *filling))
-        rows = tree_rows(readable, cache, model.device, model.max_positions)
+        rows = tree_rows(readable, cache, max_positions=model.max_positions)
         return replace(rows, exact=True) if self.exact else rows
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
@@ -302,9 +317,17 @@ class Engine:
         """How many rows a pass over so many nodes computes."""
         return self.max_rows if self.exact else rows
 
-    def cost_of(self, request: Request) -> PassCost:
-        """What passes cost for the way this request chooses its tokens."""
-        return self.costs.of(way_of_choosing(request))
+    def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
+        """What passes of these requests cost now: of as many, as long, chosen the dearest way."""
+        attended = max(verifier.num_cached for verifier in verifiers)
+        ways = dict.fromkeys(verifier.way for verifier in verifiers)
+        costs = [self.costs.of(way, attended, len(verifiers)) for way in ways]
+        return costs[0] if len(costs) == 1 else max(costs, key=lambda cost: cost.seconds(1))
+
+    def cost_alone(self, verifier: EngineVerifier) -> tuple[PassCost, int]:
+        """What passes of a request by itself cost, and up to how many cached tokens that holds."""
+        kind = PassKind.of(verifier.way, verifier.num_cached)
+        return self.costs.of(kind.way, kind.attended), kind.attended
 
     @property
     def exclusive(self) -> RLock:
@@ -312,10 +335,11 @@ class Engine:
         return self._pass_lock
 
     def _new_cache(self) -> KVCache:
+        make = KVCache if self.model.arena is None else self.model.arena.new_cache
         if self.max_tokens is None:
-            return KVCache()
+            return make()
         slots = self.max_tokens + self.max_rows  # the rows of the last pass stand past the answer
-        return KVCache(slots) if self._fixed else KVCache(limit=slots)
+        return make(slots) if self._fixed else make(limit=slots)
 
 
 def _kept_bytes(device: torch.device) -> int:

@@ -1,10 +1,11 @@
-"""Kept costs: what passes cost, by the way tokens are chosen, kept on disk from run to run."""
+"""Kept costs: what passes cost, by what makes them differ, kept on disk from run to run."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ragaccel.engine.cost import PassCost
 from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ragaccel.decode.request import Request
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _FORMAT = "ragaccel pass costs 1"
 _SAVE_AFTER = 256  # passes
 _GREEDY = "greedy"
+_SHORT = 1024  # tokens; below, the weights make out what a pass costs
 _MOST_ROWS = 4096
 
 logger = logging.getLogger("ragaccel")
@@ -37,8 +40,44 @@ def way_of_choosing(request: Request) -> str:
     return way
 
 
+@dataclass(frozen=True, slots=True)
+class PassKind:
+    """What makes passes of as many rows cost differently, rounded up to powers of two.
+
+    ``attended`` counts the tokens of the longest sequence, 1,024 and less being one kind.
+    """
+
+    way: str = _GREEDY
+    attended: int = _SHORT
+    sequences: int = 1
+
+    @classmethod
+    def of(cls, way: str, attended: int, sequences: int = 1) -> PassKind:
+        """Round up."""
+        return cls(way, max(_SHORT, _power(attended)), _power(sequences))
+
+    @property
+    def name(self) -> str:
+        """What it is called in a file."""
+        length = f", {self.attended} tokens" if self.attended > _SHORT else ""
+        return f"{self.way}{length}" + (f", x{self.sequences}" if self.sequences > 1 else "")
+
+    def nearest(self) -> Iterator[str]:
+        """Name the kinds whose costs tell most about it, the most telling first."""
+        for way in dict.fromkeys((self.way, _GREEDY)):
+            for sequences in dict.fromkeys((self.sequences, 1)):
+                attended = self.attended
+                while attended >= _SHORT:
+                    yield PassKind(way, attended, sequences).name
+                    attended //= 2
+
+
+def _power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
 class KeptCosts:
-    """A ``PassCost`` for each way of choosing; a file of them is a prior for the next run.
+    """A ``PassCost`` for each kind of pass; a file of them is a prior for the next run.
 
     A file that is no such file, or cannot be written, does no harm: costs are learned anew. It is
     written after every few hundred passes, atomically. Shared by threads.
@@ -56,22 +95,29 @@ class KeptCosts:
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
         self._num_saved = 0
 
-    def of(self, way: str) -> PassCost:
-        """Return the costs of one way of choosing; what greedy passes cost is a new one's prior."""
+    def of(self, way: str, attended: int = 0, sequences: int = 1) -> PassCost:
+        """Return the costs of one kind of pass; the nearest known are a new one's prior."""
+        kind = PassKind.of(way, attended, sequences)
         with self._lock:
-            if way not in self._costs:
-                known = self._known.get(way) or self._known.get(_GREEDY)
-                self._costs[way] = PassCost(self._row_share, known)
-            return self._costs[way]
+            found = self._costs.get(kind.name)
+            if found is None:
+                known = next(filter(None, map(self._seconds, kind.nearest())), None)
+                found = self._costs[kind.name] = PassCost(self._row_share, known)
+            return found
 
-    def replace(self, way: str, seconds: dict[int, float]) -> None:
-        """Take measured seconds by rows in place of what was known of one way."""
+    def replace(self, way: str, seconds: dict[int, float], attended: int = 0) -> None:
+        """Take measured seconds by rows in place of what was known of one kind of pass."""
+        name = PassKind.of(way, attended).name
         with self._lock:
-            self._known[way] = dict(seconds)
-            self._costs[way] = PassCost(self._row_share, seconds)
+            self._known[name] = dict(seconds)
+            self._costs[name] = PassCost(self._row_share, seconds)
+
+    def _seconds(self, name: str) -> Mapping[int, float] | None:
+        seen = self._costs.get(name)
+        return seen.by_rows() if seen is not None and seen.num_passes else self._known.get(name)
 
     def by_way(self) -> dict[str, dict[int, float]]:
-        """Seconds by rows of each way that was seen or known."""
+        """Seconds by rows of each kind of pass that was seen or known."""
         with self._lock:
             seen = {way: cost.by_rows() for way, cost in self._costs.items() if cost.num_passes}
         return {**self._known, **seen}

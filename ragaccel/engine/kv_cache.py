@@ -76,6 +76,12 @@ class KVCache:
             CapacityError: if the rows do not fit and the cache may not grow further.
         """
         self._apply_moves()
+        return self._make_room(num_rows)
+
+    def settle(self) -> None:
+        """Do the recorded moves now; here ``begin`` has done them."""
+
+    def _make_room(self, num_rows: int) -> int:
         self._stop = self.length + num_rows
         if self._stop > self.capacity:
             self._grow(self._stop)
@@ -120,6 +126,11 @@ class KVCache:
             self._moves.clear()
         self._apply_moves()
         self.length = self._stop = min(self.length, length)
+
+    @property
+    def buffers(self) -> list[Tensor | None]:
+        """Keys and values of the layers in turn, [1, H, C, D] each, None before the first write."""
+        return [buffer for pair in zip(self._keys, self._values, strict=True) for buffer in pair]
 
     @property
     def num_bytes(self) -> int:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ragaccel.engine.kv_cache import KVCache
 
 
+HOST = torch.device("cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The rows of one sequence in a pass: n of them from row ``first`` on.
@@ -66,6 +69,18 @@ class Rows:
         """How many cached tokens and rows its longest sequence has."""
         return max(span.start + span.num_rows for span in self.spans)
 
+    def to(self, device: torch.device) -> Rows:
+        """Put the inputs on a device; returns itself where they are there."""
+        if self.token_ids.device == device:
+            return self
+        ids, positions = self.token_ids.to(device), self.positions.to(device)
+        probes = None if self.is_probe is None else self.is_probe.to(device)
+        spans = tuple(
+            span if span.sees is None else replace(span, sees=span.sees.to(device))
+            for span in self.spans
+        )
+        return replace(self, token_ids=ids, positions=positions, spans=spans, is_probe=probes)
+
     def sees(self) -> Tensor:
         """Tell which rows each row attends to, itself included. [N, N] bool."""
         n = self.num_rows
@@ -76,7 +91,7 @@ class Rows:
         return whole
 
 
-def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device) -> Rows:
+def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HOST) -> Rows:
     """Lay out a plain run of tokens behind a cache's, each seeing all before it.
 
     Begins the pass on the cache.
@@ -90,7 +105,10 @@ def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device) -> 
 
 
 def tree_rows(
-    tree: DraftTree, cache: KVCache, device: torch.device, max_positions: int | None = None
+    tree: DraftTree,
+    cache: KVCache,
+    device: torch.device = HOST,
+    max_positions: int | None = None,
 ) -> Rows:
     """Lay out a draft tree behind a cache's tokens; row i is node i. Begins the pass.
 

@@ -41,6 +41,7 @@ def measure_passes(
     Raises:
         CapacityError: the model does not read so many tokens.
     """
+    rows = [number for number in rows if number <= engine.max_rows]
     tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
     request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())
     seconds: dict[int, list[float]] = {number: [] for number in rows}

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from ragaccel.decode.sharing import settle_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.result import Step
@@ -228,11 +228,6 @@ class Scheduler:
                 yield turn, turn.session.narrow(tree)
             return
         sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
-        settled = settle_together(sessions, trees, _dearest(drafted))
+        cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
+        settled = settle_together(sessions, trees, cost.seconds)
         yield from zip((turn for turn, _ in drafted), settled, strict=True)
-
-
-def _dearest(drafted: Sequence[tuple[_Turn, DraftTree]]) -> Callable[[int], float]:
-    """What passes cost, for the way of choosing that makes them dearest."""
-    costs = [turn.verifier.cost_seconds for turn, _ in drafted]
-    return max(costs, key=lambda seconds: seconds(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ragaccel.engine.kept_costs import way_of_choosing
 from ragaccel.engine.select import Chooser
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ class EngineVerifier:
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self.request = engine, request
-        self.chooser = Chooser(request, near_ties=engine.near_ties)
-        self.cost = engine.cost_of(request)
         self.tree: DraftTree | None = None
         self._holding: Holding | None = None
+        self.chooser = Chooser(request, near_ties=engine.near_ties)
+        self.way = way_of_choosing(request)
+        self._cost, self._cost_until = engine.cost_alone(self)
         self._is_closed = False
 
     @property
@@ -48,6 +50,11 @@ class EngineVerifier:
         return self._held().cache
 
     @property
+    def num_cached(self) -> int:
+        """How many tokens its cache holds."""
+        return 0 if self._holding is None else len(self._holding.token_ids)
+
+    @property
     def is_prefilled(self) -> bool:
         """Whether the prompt, but for its last token, is in the cache."""
         wanted = len(self.request.prompt_ids) - 1
@@ -62,7 +69,8 @@ class EngineVerifier:
             self._engine.check_fits(request)
             self.request = request
             self.chooser = Chooser(request, near_ties=self._engine.near_ties)
-            self.cost = self._engine.cost_of(request)
+            self.way = way_of_choosing(request)
+            self._cost, self._cost_until = self._engine.cost_alone(self)
             self._give_back()
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)
@@ -101,7 +109,9 @@ class EngineVerifier:
 
     def cost_seconds(self, rows: int) -> float:
         """Estimate a verify pass over so many rows from the passes seen so far."""
-        return self.cost.seconds(self._engine.padded(rows))
+        if self.num_cached > self._cost_until:  # asked for every width of every step
+            self._cost, self._cost_until = self._engine.cost_alone(self)
+        return self._cost.seconds(self._engine.padded(rows))
 
     def close(self) -> None:
         """Give the cache back. Closing twice is harmless."""

@@ -7,6 +7,7 @@ window put into the mask, so that any layer can roll back.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from ragaccel.engine.arena import Arena
+    from ragaccel.engine.graphs import Kernel, StepGraphs
     from ragaccel.engine.kv_cache import KVCache
+    from ragaccel.models.static import StaticNetwork
+
+
+_GRAPHED = (torch.bfloat16, torch.float16, torch.float32)  # what the kernels multiply
+
+logger = logging.getLogger("ragaccel")
 
 
 class HuggingFaceModel:
@@ -72,9 +81,15 @@ class HuggingFaceModel:
         """The modules that passes run through."""
         self._attends = False
         self._packed: list[PackedLinear] = []
+        self.arena: Arena | None = None
+        """Where caches must lie for passes to be replayed as CUDA graphs."""
+        self._graphs: StepGraphs | None = None
+        self._static: StaticNetwork | None = None
         self._choose_network(self_check=self_check)
         if self._attends and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
+        if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
+            self._make_graphs()
 
     @property
     def max_positions(self) -> int | None:
@@ -114,6 +129,11 @@ class HuggingFaceModel:
         Raises:
             ValueError: rows of several sequences, where ``joins_sequences`` is false.
         """
+        if self._graphs is not None and keep == rows.num_rows and self._graphs.takes(rows):
+            return self._graphs.run(rows)
+        rows = rows.to(self.device)
+        for span in rows.spans:
+            span.cache.settle()
         if self._attends:
             attention = PassAttention(rows, self._masks)
             with attending(attention, self.architecture.windows):
@@ -144,6 +164,29 @@ class HuggingFaceModel:
             if owned:
                 self.model = self.network
             self._packed = pack_linears(self.network, keep=not owned)
+
+    def _make_graphs(self) -> None:
+        try:
+            from ragaccel.engine.kernels import TritonKernel
+        except ImportError:
+            logger.info("no triton: passes are launched operation by operation")
+            return
+        self.use_graphs(TritonKernel(), capture=True)
+
+    def use_graphs(self, kernel: Kernel, *, capture: bool) -> None:
+        """Run passes of few rows over static buffers with this attention, if the model can."""
+        from ragaccel.models.static import make_graphs
+
+        made = make_graphs(self, kernel, capture=capture)
+        if made is not None:
+            self.arena, self._graphs, self._static = made
+
+    def compile(self) -> bool:
+        """Have torch compile the passes that are replayed; say whether there are such."""
+        if self._static is None:
+            return False
+        self._static.compile()
+        return True
 
     def _attention_mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
         architecture, span = self.architecture, rows.spans[0]

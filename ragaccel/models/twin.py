@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def make_twin(model: Any) -> Any:
+def make_twin(model: Any, attention: str = NAME) -> Any:
     """Copy a model's modules and configuration, not its weights, and give the copy our attention.
 
     Returns None for models whose attention cannot be exchanged.
@@ -21,10 +21,11 @@ def make_twin(model: Any) -> Any:
         return None
     try:
         twin = deepcopy(model, _shared(model))
-        twin.set_attn_implementation(NAME)
+        twin.set_attn_implementation(attention)
     except Exception:  # hooks or weights that cannot be copied: the model itself is used then
         return None
-    return twin if twin.config.get_text_config(decoder=True)._attn_implementation == NAME else None
+    taken = twin.config.get_text_config(decoder=True)._attn_implementation
+    return twin if taken == attention else None
 
 
 def _shared(model: nn.Module) -> dict[int, Any]:

@@ -1,13 +1,17 @@
 """The same engine on a CUDA device; skips itself where there is none."""
 
+from contextlib import suppress
+
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import Cheat, decode, run_together
 from tiny_models import FAMILIES, generate, make_tiny_model, random_prompt
 
+from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.noise import TokenNoise
+from ragaccel.errors import CapacityError
 from ragaccel.models.huggingface import HuggingFaceModel
 
 pytestmark = [
@@ -64,3 +68,53 @@ def test_one_synchronization_a_step():
         verifier.verify(drafted)
     copies = [event for event in profile.events() if "Memcpy DtoH" in event.name]
     assert len(copies) <= 1
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])
+def test_replayed_graphs_give_the_same_tokens_across_buckets(family):
+    model = make_tiny_model(family, torch.float32, max_position_embeddings=4096).cuda()
+    target = HuggingFaceModel(model)
+    assert target.arena is not None
+    engine = Engine(target, prefill_chunk=256)
+    for length in (1, 30, 500, 520, 1030, 2040):
+        prompt = random_prompt(length, length)
+        expected = generate(model, prompt, 40)
+        request = Request(prompt, max_new_tokens=40)
+        assert decode(engine, request, NoDrafter()) == expected
+        assert decode(engine, request, Cheat(prompt, expected), 40) == expected
+    assert len(target._graphs._graphs) > 5
+
+
+def test_sequences_share_replayed_graphs():
+    model = make_tiny_model("llama", torch.float32).cuda()
+    prompts = [random_prompt(length, length) for length in (3, 40, 11, 1, 25, 64, 17)]
+    expected = [generate(model, prompt, 30) for prompt in prompts]
+    requests = [Request(prompt, max_new_tokens=30) for prompt in prompts]
+    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    assert run_together(Engine(HuggingFaceModel(model)), requests, drafters) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_exact_mode_is_exact(dtype):
+    model = make_tiny_model("llama", dtype, hidden_size=256, intermediate_size=512).cuda()
+    engine = Engine(HuggingFaceModel(model), exact=True, prefill_chunk=64)
+    for length in (5, 63, 64, 65, 120):
+        prompt = random_prompt(length, length)
+        request = Request(prompt, max_new_tokens=80)
+        plain = decode(engine, request, NoDrafter())
+        assert decode(engine, request, Cheat(prompt, plain)) == plain
+
+
+def test_a_full_device_ends_one_request_and_not_the_next():
+    model = make_tiny_model("llama", torch.float32).cuda()
+    engine = Engine(HuggingFaceModel(model))
+    request = Request(random_prompt(20), max_new_tokens=10)
+    expected = decode(engine, request)
+    free, _ = torch.cuda.mem_get_info()
+    hog = torch.empty(max(0, free - (1 << 20)), dtype=torch.uint8, device="cuda")
+    hungry = Request(random_prompt(200), max_new_tokens=50)
+    with suppress(CapacityError):  # what is left may suffice
+        decode(engine, hungry)
+    del hog
+    torch.cuda.empty_cache()
+    assert decode(engine, request) == expected

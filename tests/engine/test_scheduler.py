@@ -1,16 +1,15 @@
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import Cheat, decode, open_session, run_together
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import CapacityError
@@ -21,25 +20,6 @@ LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 
 def make_engine(family="llama", **settings):
     return Engine(HuggingFaceModel(tiny_model(family)), prefill_chunk=16, **settings)
-
-
-def open_session(engine, request, drafter, stack, token_budget=None):
-    verifier = stack.enter_context(closing(engine.open(request)))
-    return Session(verifier, drafter, request, token_budget=token_budget)
-
-
-def run_together(engine, requests, drafters, token_budget=None, **settings):
-    scheduler = Scheduler(engine, **settings)
-    with ExitStack() as stack:
-        sessions = [
-            open_session(engine, request, drafter, stack, token_budget)
-            for request, drafter in zip(requests, drafters, strict=True)
-        ]
-        running = list(sessions)
-        while running:
-            scheduler.advance(running)
-            running = [session for session in running if session.finish_reason is None]
-        return [list(session.result().token_ids) for session in sessions]
 
 
 def count_passes(engine):

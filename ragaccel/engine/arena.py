@@ -1,0 +1,205 @@
+"""The arena: all sequences' keys and values in one tensor of a device, each in slots of its own.
+
+A CUDA graph reads and writes fixed addresses, so caches that come and go cannot have buffers of
+their own: each has a run of slots of the arena, and a pass is told where they begin. The rows a
+pass leaves in the wrong place are moved for all layers at once.
+
+Shapes: L layers, K KV heads, S slots, D head size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import torch
+
+from ragaccel.engine.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+FIRST_SLOTS = 16_384
+TRASH = 0
+"""A slot of no sequence: where rows that only fill up a pass are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """What one token's states look like in every layer of a model."""
+
+    num_layers: int
+    num_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, cache: KVCache) -> StateLayout | None:
+        """Read it off a cache that was written; None where layers differ."""
+        kinds = {
+            (*buffer.shape[1::2], buffer.dtype, buffer.device)
+            for buffer in cache.buffers
+            if buffer is not None
+        }
+        if len(kinds) != 1 or any(buffer is None for buffer in cache.buffers):
+            return None
+        return cls(len(cache.buffers) // 2, *kinds.pop())
+
+
+class Arena:
+    """States of all sequences, [2L, K, S, D]: keys and values of the layers in turn.
+
+    Grows by doubling; ``version`` changes when the states have moved.
+    """
+
+    def __init__(self, layout: StateLayout, num_slots: int = FIRST_SLOTS) -> None:
+        self.layout, self.version = layout, 0
+        self.states = self._new(num_slots)
+        self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end
+        self._caches: weakref.WeakSet[ArenaCache] = weakref.WeakSet()
+        self._lock = RLock()  # a cache may be collected anywhere, here too
+
+    @property
+    def num_slots(self) -> int:
+        """How many tokens it holds, the trash included."""
+        return self.states.shape[2]
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence has."""
+        return sum(end - first for first, end in self._free)
+
+    def new_cache(self, capacity: int | None = None, limit: int | None = None) -> ArenaCache:
+        """Make an empty cache in this arena."""
+        cache = ArenaCache(self, capacity, limit)
+        self._caches.add(cache)
+        return cache
+
+    def allocate(self, num_slots: int) -> int:
+        """Reserve a run of slots; return the first.
+
+        Raises:
+            torch.OutOfMemoryError: the arena would have to grow, and the device is full.
+        """
+        with self._lock:
+            while (base := self._fit(num_slots)) is None:
+                self._grow(num_slots)
+            return base
+
+    def free(self, first: int, end: int) -> None:
+        """Give a run of slots back."""
+        with self._lock:
+            merged: list[tuple[int, int]] = []
+            for begin, stop in sorted([*self._free, (first, end)]):
+                if merged and merged[-1][1] == begin:
+                    merged[-1] = (merged[-1][0], stop)
+                else:
+                    merged.append((begin, stop))
+            self._free = merged
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy the states of some slots to others, in all layers."""
+        index = torch.tensor([sources, targets]).to(self.layout.device, non_blocking=True)
+        self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
+
+    def _fit(self, num_slots: int) -> int | None:
+        for i, (first, end) in enumerate(self._free):
+            if end - first >= num_slots:
+                self._free[i : i + 1] = [(first + num_slots, end)] * (end - first > num_slots)
+                return first
+        return None
+
+    def _grow(self, num_slots: int) -> None:
+        old = self.states
+        count = max(2 * old.shape[2], old.shape[2] + num_slots)
+        self.states = self._new(count)
+        self.states[:, :, : old.shape[2]] = old
+        self.version += 1
+        for cache in list(self._caches):
+            cache.bind()
+        self.free(old.shape[2], count)
+
+    def _new(self, num_slots: int) -> Tensor:
+        layout = self.layout
+        shape = (2 * layout.num_layers, layout.num_heads, num_slots, layout.head_size)
+        states = torch.empty(shape, dtype=layout.dtype, device=layout.device)
+        states[:, :, TRASH] = 0.0
+        return states
+
+
+class ArenaCache(KVCache):
+    """A sequence's run of slots in an arena. What is to be moved waits for ``settle``."""
+
+    __slots__ = ("__weakref__", "_arena", "_finalizer", "base")
+
+    def __init__(self, arena: Arena, capacity: int | None, limit: int | None) -> None:
+        super().__init__(capacity, limit)
+        self._arena = arena
+        self.base = TRASH  # slot of the first token, once there is one
+        self._finalizer: weakref.finalize[..., ArenaCache] | None = None
+
+    def begin(self, num_rows: int) -> int:
+        """Make room for a pass; recorded moves are done by the pass itself, or by ``settle``."""
+        self.reserve(0)
+        return self._make_room(num_rows)
+
+    @torch.inference_mode()
+    def reserve(self, num_slots: int) -> None:
+        """Have room for so many tokens without growing later, and some slots at all."""
+        if self._finalizer is None or num_slots > self.capacity:
+            wanted = max(num_slots, self.capacity)
+            self._resize(wanted if self.limit is None else min(wanted, self.limit))
+
+    def settle(self) -> None:
+        """Do the recorded moves now, before a pass that does not."""
+        self._apply_moves()
+
+    @property
+    def num_moves(self) -> int:
+        """How many rows are to be moved."""
+        return sum(len(slots) for _, slots in self._moves)
+
+    def take_moves(self) -> tuple[list[int], list[int]]:
+        """Hand out the recorded moves, as sources and targets among the arena's slots."""
+        with self._lock:
+            sources = [self.base + slot for _, slots in self._moves for slot in slots]
+            targets = [
+                self.base + first + i for first, slots in self._moves for i in range(len(slots))
+            ]
+            self._moves.clear()
+        return sources, targets
+
+    def bind(self) -> None:
+        """Look at the arena's states where they are now."""
+        if self._finalizer is None:
+            return
+        own = self._arena.states[:, :, self.base : self.base + self.capacity]
+        self._keys = [states[None] for states in own[0::2]]
+        self._values = [states[None] for states in own[1::2]]
+
+    @torch.inference_mode()
+    def _apply_moves(self) -> None:
+        sources, targets = self.take_moves()
+        if sources:
+            self._arena.move(sources, targets)
+
+    @torch.inference_mode()
+    def _resize(self, capacity: int) -> None:
+        base = self._arena.allocate(capacity)
+        states, old = self._arena.states, self._finalizer
+        if old is not None:
+            # Rows that are yet to be moved stand behind what is committed.
+            used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)
+            used = max(used, self.length)
+            states[:, :, base : base + used] = states[:, :, self.base : self.base + used]
+        self.base, self.capacity = base, capacity
+        self._finalizer = weakref.finalize(self, self._arena.free, base, base + capacity)
+        self._finalizer.atexit = False
+        self.bind()
+        if old is not None:
+            old()

@@ -1,0 +1,151 @@
+"""Static passes, by the operations that a CUDA graph captures, run one by one on a CPU."""
+
+import pytest
+import torch
+from decoding import Cheat, decode, run_together
+from fakes import RandomDrafter
+from tiny_models import VOCAB, generate, random_prompt, tiny_model
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine.engine import Engine
+from ragaccel.models.huggingface import HuggingFaceModel
+
+LENGTHS = (3, 40, 11, 1, 25, 64, 17)
+
+
+def plain_kernel(q, keys, values, blocks, *, scaling, num_splits, window, softcap):
+    """What the Triton kernel computes, from the same tables, row by row."""
+    found = torch.zeros_like(q)
+    group = q.shape[1] // keys.shape[0]
+    for first, count, base, start, segment, causal in blocks.table[:, :6].tolist():
+        for row in range(first, first + count):
+            own = row - segment
+            words = blocks.sees[row].tolist()
+            among = [
+                other
+                for other in range(own + 1)
+                if causal or words[other // 64] >> (other % 64) & 1
+            ]
+            slots = [*range(start), *(start + other for other in among)]
+            positions = [*range(start), *(int(blocks.positions[segment + j]) for j in among)]
+            near = int(blocks.positions[row])
+            kept = [
+                base + slot
+                for slot, position in zip(slots, positions, strict=True)
+                if window is None or near - position < window
+            ]
+            seen = keys[:, kept].repeat_interleave(group, 0)
+            scores = torch.einsum("hd,hsd->hs", q[row], seen) * scaling
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.softmax(-1)
+            found[row] = torch.einsum(
+                "hs,hsd->hd", weights, values[:, kept].repeat_interleave(group, 0)
+            )
+    return found
+
+
+def static_target(family="llama", **settings):
+    target = HuggingFaceModel(tiny_model(family))
+    target.use_graphs(plain_kernel, capture=False)
+    assert target.arena is not None
+    return target
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma2", "gemma3"])
+def test_static_passes_give_the_same_tokens(family):
+    target = static_target(family)
+    engine = Engine(target, prefill_chunk=16)
+    prompt = random_prompt(21)
+    expected = generate(tiny_model(family), prompt, 25)
+    for drafter in (NoDrafter(), RandomDrafter(1, VOCAB), Cheat(prompt, expected)):
+        found = decode(engine, Request(prompt, max_new_tokens=25), drafter)
+        assert found == expected
+    assert len(target._graphs._passes) > 2
+
+
+def test_several_sequences_share_a_static_pass():
+    prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
+    expected = [generate(tiny_model("llama"), prompt, 14) for prompt in prompts]
+    engine = Engine(static_target(), prefill_chunk=16)
+    requests = [Request(prompt, max_new_tokens=14) for prompt in prompts]
+    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    assert run_together(engine, requests, drafters) == expected
+
+
+def test_sampling_reads_the_logits_of_a_static_pass():
+    request = Request(
+        random_prompt(9), max_new_tokens=20, sampling=Sampling(1.0, seed=3), repetition_penalty=1.3
+    )
+    plain = decode(Engine(HuggingFaceModel(tiny_model("llama"))), request, NoDrafter())
+    assert decode(Engine(static_target()), request, RandomDrafter(2, VOCAB)) == plain
+
+
+def test_the_arena_grows_under_running_requests():
+    target = static_target()
+    layout = target.arena.layout
+    small = Arena(layout, 40)
+    target.arena.__dict__.update(small.__dict__)
+    engine = Engine(target, prefill_chunk=16)
+    prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
+    requests = [Request(prompt, max_new_tokens=14) for prompt in prompts]
+    found = run_together(engine, requests, [RandomDrafter(i, VOCAB) for i in range(len(prompts))])
+    assert found == [generate(tiny_model("llama"), prompt, 14) for prompt in prompts]
+    assert target.arena.version > 0
+
+
+def test_slots_are_given_back():
+    layout = StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))
+    arena = Arena(layout, 101)
+    caches = [arena.new_cache(limit=25) for _ in range(4)]
+    for cache in caches:
+        cache.begin(1)
+    assert arena.num_free == 0
+    assert sorted(cache.base for cache in caches) == [1, 26, 51, 76]
+    del caches[1], caches[1], cache
+    assert arena.num_free == 50
+    again = arena.new_cache(limit=50)
+    again.reserve(50)
+    again.begin(1)
+    assert again.base == 26
+    assert arena.version == 0
+
+
+def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch):
+    monkeypatch.setattr("ragaccel.engine.engine._FORESEEN", 0)
+    monkeypatch.setattr("ragaccel.engine.kv_cache.FIRST_CAPACITY", 8)
+    target, prompt = static_target(), random_prompt(5)
+    expected = generate(tiny_model("llama"), prompt, 180)
+    request = Request(prompt, max_new_tokens=180)
+    engine = Engine(target, max_rows=31)
+    assert decode(engine, request, Cheat(prompt, expected), 30) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_static_pass_compiles_as_a_whole():
+    target, prompt = static_target("gemma3"), random_prompt(21)
+    assert target.compile()
+    expected = generate(tiny_model("gemma3"), prompt, 25)
+    request = Request(prompt, max_new_tokens=25)
+    assert decode(Engine(target), request, Cheat(prompt, expected)) == expected
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert target._static._network is not target._static._eager
+
+
+def test_a_model_that_does_not_compile_runs_as_it_is(monkeypatch, caplog):
+    def fails(*_args, **_settings):
+        raise RuntimeError("no compiler")
+
+    target, prompt = static_target(), random_prompt(21)
+    monkeypatch.setattr(torch, "compile", lambda *_args, **_settings: fails)
+    assert target.compile()
+    found = decode(Engine(target), Request(prompt, max_new_tokens=9))
+    assert found == generate(tiny_model("llama"), prompt, 9)
+    assert [record.message for record in caplog.records] == [
+        "torch.compile does not take this model, it runs without: no compiler"
+    ]
