@@ -290,13 +290,13 @@ class Engine:
             CapacityError: it does not fit even so.
         """
         try:
-            return self.model.forward(rows, keep)
+            return self._forward(rows, keep)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
         self.free_memory()
         try:
-            return self.model.forward(rows, keep)
+            return self._forward(rows, keep)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -306,6 +306,17 @@ class Engine:
                 f"{rows.attended:,} tokens: shorten the prompt, answer fewer requests at once, or "
                 "load with a smaller prefill_chunk"
             ) from error
+
+    def _forward(self, rows: Rows, keep: int) -> Tensor:
+        """Run one pass on as many threads as were measured to be fastest, if they were."""
+        threads, usual = self.costs.threads, torch.get_num_threads()
+        if threads is None or threads == usual or self.model.device.type != "cpu":
+            return self.model.forward(rows, keep)
+        torch.set_num_threads(threads)
+        try:
+            return self.model.forward(rows, keep)
+        finally:
+            torch.set_num_threads(usual)
 
     def free_memory(self) -> None:
         """Drop what is kept of earlier requests."""

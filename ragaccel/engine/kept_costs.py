@@ -85,12 +85,15 @@ class KeptCosts:
     Args:
         row_share: prior cost of one more row, as a share of a one-row pass.
         path: the file, of one model on one device; without it nothing is kept.
+
+    ``threads`` is how many of a processor's threads were measured to be fastest, None if that
+    was not measured.
     """
 
     def __init__(self, row_share: float, path: Path | None = None) -> None:
         self.path = path
         self._row_share = row_share
-        self._known = _read(path) if path is not None else {}
+        self.threads, self._known = _read(path) if path is not None else (None, {})
         self._costs: dict[str, PassCost] = {}
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
         self._num_saved = 0
@@ -137,23 +140,29 @@ class KeptCosts:
         if self.path is None:
             return False
         kept = {way: rows for way, rows in self.by_way().items() if "processed" not in way}
+        document: dict[str, Any] = {"format": _FORMAT, "seconds": kept}
+        if self.threads is not None:
+            document["threads"] = self.threads
         try:
             with replacing(self.path) as file:
-                file.write(json.dumps({"format": _FORMAT, "seconds": kept}, indent=1).encode())
+                file.write(json.dumps(document, indent=1).encode())
         except OSError as error:
             logger.debug("pass costs are not kept: %s", error)
             return False
         return True
 
 
-def _read(path: Path) -> dict[str, dict[int, float]]:
+def _read(path: Path) -> tuple[int | None, dict[str, dict[int, float]]]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != _FORMAT:
-            return {}
-        return {way: _checked(rows) for way, rows in document["seconds"].items()}
+            return None, {}
+        threads = document.get("threads")
+        if threads is not None and not (isinstance(threads, int) and 0 < threads <= _MOST_ROWS):
+            return None, {}
+        return threads, {way: _checked(rows) for way, rows in document["seconds"].items()}
     except Exception:  # learned anew: what it holds is no one's work
-        return {}
+        return None, {}
 
 
 def _checked(rows: Any) -> dict[int, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
+
+import torch
 
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.decode.tree import DraftTree
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from ragaccel.engine.engine import Engine
 
+_MOST_NUMBERS = 5
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 WAYS = {
     "greedy": Sampling(),
@@ -31,6 +34,7 @@ def measure_passes(
     rows: Sequence[int] = ROWS,
     sampling: Sampling | None = None,
     advance: Callable[[], None] = lambda: None,
+    typical: Callable[[Sequence[float]], float] = median,
 ) -> Mapping[int, float]:
     """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
 
@@ -60,4 +64,30 @@ def measure_passes(
                 advance()
     finally:
         verifier.close()
-    return {number: median(values) for number, values in seconds.items()}
+    return {number: typical(values) for number, values in seconds.items()}
+
+
+def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:
+    """Measure passes of one and of eight rows by a processor's threads; the mean of the two.
+
+    From all that torch uses down to one, halving, at most five numbers. Leaves the engine as it
+    was; ``engine.costs.threads`` is what it uses.
+
+    Returns:
+        Seconds by threads; empty where the model is not on a CPU.
+    """
+    if engine.model.device.type != "cpu":
+        return {}
+    before, number = engine.costs.threads, torch.get_num_threads()
+    seconds: dict[int, float] = {}
+    try:
+        while number >= 1 and len(seconds) < _MOST_NUMBERS:
+            engine.costs.threads = number
+            passes = measure_passes(
+                engine, context=context, repeats=repeats, rows=(1, 8), typical=min
+            )
+            seconds[number] = fmean(passes.values())
+            number //= 2
+    finally:
+        engine.costs.threads = before
+    return seconds

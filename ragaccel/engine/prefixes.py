@@ -62,6 +62,13 @@ class PrefixPool:
         with self._lock:
             return sum(holding.cache.used_bytes for holding in self._idle)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of states that a token takes, as far as idle caches tell; else 0."""
+        with self._lock:
+            sizes = (kept.cache.num_bytes // max(1, kept.cache.capacity) for kept in self._idle)
+            return max(sizes, default=0)
+
     def take(self, prompt: Sequence[int], namespace: str, *, settled: bool = False) -> Holding:
         """Hand out a cache that holds as much of the beginning of a prompt as is known.
 

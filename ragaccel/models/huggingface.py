@@ -77,6 +77,8 @@ class HuggingFaceModel:
         self._masks = Masks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
         self.cost_key: str = _cost_key(self.model, self.device)
+        self.weight_bytes: int = _weight_bytes(self.model)
+        """How much of its weights one pass reads, in bytes."""
         self.network: Any = self.model
         """The modules that passes run through."""
         self._attends = False
@@ -202,6 +204,15 @@ class HuggingFaceModel:
         if reaches_past(span, window):
             near = self._masks.make(rows, span, window)[None, None]
         return {"full_attention": full, "sliding_attention": near}
+
+
+def _weight_bytes(model: Any) -> int:
+    """All but the input embedding, of which a pass reads a few rows, unless the head has it too."""
+    weights = {id(weight): weight for weight in model.parameters()}
+    given, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is not given.weight:
+        weights.pop(id(given.weight), None)
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
 def _cost_key(model: Any, device: torch.device) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +44,8 @@ def load_model(
 
     Args:
         name_or_path: a folder, or a name on the hub; a name in the local cache needs no network.
-        dtype: type of the weights; "auto" takes the checkpoint's, except that float16, which
-            processors compute slowly, becomes float32 on a CPU.
+        dtype: type of the weights; "auto" takes the checkpoint's, except that on a CPU float16
+            becomes float32, and so does bfloat16 if the processor multiplies it slowly.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread it, as transformers takes it.
         self_check: verify a small tree against transformers' own passes first.
@@ -123,8 +125,27 @@ def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) ->
         return _DTYPES[dtype]
     saved = getattr(config, "dtype", None)
     on_cpu = place is not None and place.type == "cpu"
-    quantized = getattr(config, "quantization_config", None) is not None
-    return torch.float32 if on_cpu and saved == torch.float16 and not quantized else "auto"
+    if not on_cpu or getattr(config, "quantization_config", None) is not None:
+        return "auto"
+    slow = saved == torch.float16 or (saved == torch.bfloat16 and not multiplies_bfloat16())
+    return torch.float32 if slow else "auto"
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 at least as fast as float32, measured once."""
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    with torch.inference_mode():
+        for _ in range(5):
+            for dtype in seconds:
+                rows, weights = (
+                    torch.ones(16, 1024, dtype=dtype),
+                    torch.ones(1024, 1024, dtype=dtype),
+                )
+                started = perf_counter()
+                torch.nn.functional.linear(rows, weights)
+                seconds[dtype] = min(seconds[dtype], perf_counter() - started)
+    return seconds[torch.bfloat16] <= 1.2 * seconds[torch.float32]
 
 
 def _is_bundled(name: str | Path) -> bool:

@@ -222,6 +222,10 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
     assert kept.stem == measured["key"]
     assert json.loads(kept.read_text())["seconds"]["greedy"] == measured["seconds"]["greedy"]
     assert set(measured["seconds"]["sampled"]) == set(measured["seconds"]["greedy"])
+    assert "weights and the states of" in ended.out + ended.err
+    assert json.loads(kept.read_text())["threads"] >= 1
+    lengths = {one["context"]: one for one in measured["by_length"]}
+    assert all(one["limit_seconds"] > 0 for one in lengths.values())
 
 
 def test_a_model_that_reads_little_is_measured_too(capsys):
@@ -231,4 +235,5 @@ def test_a_model_that_reads_little_is_measured_too(capsys):
     from ragaccel.cli.terminal import Terminal
 
     costs = _measured(Terminal(quiet=True), tiny_llm(max_positions=100))
-    assert set(costs) == {"greedy", "sampled", "filtered"}
+    assert {cost.way for cost in costs} == {"greedy", "sampled", "filtered"}
+    assert all(cost.limit_seconds > 0 and cost.context <= 98 for cost in costs)

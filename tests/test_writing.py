@@ -1,0 +1,188 @@
+"""Lists, threads and asyncio callers: one engine, shared passes, everyone's own tokens."""
+
+import asyncio
+import threading
+
+import pytest
+from tiny_llm import tiny_llm
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.tree import DraftTree
+from ragaccel.errors import CapacityError
+
+PROMPTS = [f"Question {i}: who trims the wick {'at dusk ' * i}?" for i in range(7)]
+SETTINGS = {"max_new_tokens": 24}
+
+
+class Nonsense:
+    probe_ids = ()
+
+    def draft(self, context, budget):
+        return DraftTree.chain([context.token_ids[-1], *range(5, 5 + min(budget, 4))])
+
+
+@pytest.fixture
+def llm():
+    return tiny_llm(drafter=Nonsense())
+
+
+@pytest.fixture
+def alone():
+    plain = tiny_llm(drafter=NoDrafter())
+    return [plain.generate(prompt, **SETTINGS).token_ids for prompt in PROMPTS]
+
+
+def watch(llm):
+    """Note how many sequences every pass has from now on."""
+    seen, forward = [], llm.model.forward
+
+    def watched(rows, keep):
+        seen.append(len(rows.spans))
+        return forward(rows, keep)
+
+    llm.model.forward = watched
+    return seen
+
+
+def tokens(answers):
+    return [answer.token_ids for answer in answers]
+
+
+def test_a_list_is_answered_in_shared_passes(llm, alone):
+    seen = watch(llm)
+    assert tokens(llm.generate(PROMPTS, **SETTINGS)) == alone
+    assert max(seen) >= 4
+
+
+def test_a_long_list_runs_as_many_at_a_time_as_may_be():
+    llm = tiny_llm(drafter=Nonsense(), max_batch=3)
+    seen = watch(llm)
+    texts = PROMPTS * 4
+    answers = llm.generate(texts, **SETTINGS)
+    assert max(seen) == 3
+    assert len(llm.engine.pool._open) == 0
+    expected = tiny_llm(drafter=NoDrafter())
+    assert tokens(answers) == [expected.generate(text, **SETTINGS).token_ids for text in texts]
+
+
+def test_texts_stops_and_counts_of_a_list_are_those_of_single_calls(llm):
+    stop = llm.generate(PROMPTS[1], max_new_tokens=40).text[4:6]
+    for settings in ({"stop": stop}, {"temperature": 1.0, "seed": 5}, {"repetition_penalty": 1.4}):
+        together = llm.generate(PROMPTS, max_new_tokens=40, **settings)
+        single = [llm.generate(prompt, max_new_tokens=40, **settings) for prompt in PROMPTS]
+        assert [answer.text for answer in together] == [answer.text for answer in single]
+        assert [a.finish_reason for a in together] == [a.finish_reason for a in single]
+        assert tokens(together) == tokens(single)
+
+
+def test_an_error_in_a_list_closes_all_of_it(llm):
+    def fails(ids, scores):
+        if ids.shape[1] > 60:
+            raise KeyError("a processor's own")
+        return scores
+
+    with pytest.raises(KeyError, match="a processor's own"):
+        llm.generate(PROMPTS, max_new_tokens=40, logits_processors=[fails])
+    assert not llm.engine.pool._open
+    assert llm.generate(PROMPTS[0], **SETTINGS).token_ids
+    assert not llm._writer._scheduler._turns
+
+
+def test_threads_share_passes_and_keep_their_streams_apart(llm, alone):
+    seen, found = watch(llm), {}
+    start = threading.Barrier(len(PROMPTS))
+
+    def work(i):
+        start.wait()
+        stream = llm.stream(PROMPTS[i], **SETTINGS)
+        text = "".join(stream)
+        assert text == stream.answer.text
+        found[i] = stream.answer.token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(PROMPTS))] == alone
+    assert max(seen) >= 3
+
+
+def test_asyncio_callers_share_passes(llm, alone):
+    seen = watch(llm)
+
+    async def ask():
+        return await asyncio.gather(*(llm.agenerate(prompt, **SETTINGS) for prompt in PROMPTS))
+
+    assert tokens(asyncio.run(ask())) == alone
+    assert max(seen) >= 3
+
+
+def test_asyncio_streams_and_lists(llm, alone):
+    async def read(prompt):
+        return [piece async for piece in llm.astream(prompt, **SETTINGS)]
+
+    async def both():
+        pieces = await asyncio.gather(*map(read, PROMPTS[:3]))
+        return pieces, await llm.agenerate(PROMPTS, **SETTINGS)
+
+    pieces, answers = asyncio.run(both())
+    assert tokens(answers) == alone
+    assert ["".join(each) for each in pieces] == [answer.text for answer in answers[:3]]
+    assert max(map(len, pieces)) > 3
+
+
+def test_a_cancelled_task_ends_its_answer_and_no_other(llm, alone):
+    async def ask():
+        long = asyncio.create_task(llm.agenerate(PROMPTS[0], max_new_tokens=1500))
+        others = [asyncio.create_task(llm.agenerate(text, **SETTINGS)) for text in PROMPTS[1:]]
+        await asyncio.sleep(0.05)
+        long.cancel()
+        found = await asyncio.gather(*others)
+        with pytest.raises(asyncio.CancelledError):
+            await long
+        return found
+
+    assert tokens(asyncio.run(ask())) == alone[1:]
+    assert tokens([llm.generate(PROMPTS[0], **SETTINGS)]) == alone[:1]
+    assert not llm.engine.pool._open
+
+
+def test_leaving_an_asyncio_stream_ends_it(llm):
+    async def first_pieces():
+        stream = llm.astream(PROMPTS[0], max_new_tokens=1500)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(first_pieces())
+    assert not llm.engine.pool._open
+
+
+def test_what_cannot_work_is_refused_before_anything_is_computed(llm):
+    seen = watch(llm)
+    with pytest.raises(CapacityError):
+        asyncio.run(llm.agenerate(PROMPTS[0], max_new_tokens=10**6))
+    with pytest.raises(TypeError, match="unknown setting"):
+        llm.astream(PROMPTS[0], max_tokens=3)
+    assert not seen
+
+
+def test_exact_mode_and_near_ties_are_settings_of_the_model():
+    exact = tiny_llm(drafter=Nonsense(), exact=True)
+    near = tiny_llm(drafter=Nonsense(), near_ties=True)
+    plain = tiny_llm(drafter=NoDrafter())
+    for prompt in PROMPTS:
+        expected = plain.generate(prompt, **SETTINGS).token_ids
+        assert exact.generate(prompt, **SETTINGS).token_ids == expected
+        assert near.generate(prompt, **SETTINGS).token_ids == expected
+    assert tokens(exact.generate(PROMPTS, **SETTINGS)) == tokens(
+        plain.generate(PROMPTS, **SETTINGS)
+    )
+
+
+def test_a_warm_up_computes_what_the_first_answer_would_wait_for():
+    llm = tiny_llm(drafter=NoDrafter())
+    seen = watch(llm)
+    llm.warm_up(compile=True)
+    assert len(seen) > 10
