@@ -8,12 +8,10 @@ that nobody waits for, and a single caller pays for no hand-over.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
-from weakref import WeakSet
 
 from ragaccel.decode.sharing import settle_together
 
@@ -86,7 +84,7 @@ class Scheduler:
         self._turns: list[_Turn] = []
         self._changed = Condition()
         self._is_led = False
-        self._expected: WeakSet[Session] = WeakSet()
+        self._expected: list[Session] = []
         self._pass_seconds = 0.0
 
     def steps(self, session: Session) -> Iterator[Step]:
@@ -101,32 +99,30 @@ class Scheduler:
             Exception: what the first of them raised that raised anything.
         """
         turns = [_Turn(session) for session in sessions]
-        with self._queued(turns):
+        with self._changed:
+            self._turns += turns
+            self._changed.notify_all()
+        try:
             while not any(turn.is_done for turn in turns):
                 if self._takes_lead(turns):
                     try:
                         self._round()
                     finally:
                         self._hand_over()
+        finally:
+            self._withdraw(turns)
         for turn in turns:
             if turn.error is not None:
                 raise turn.error
         return [(turn.session, turn.step) for turn in turns if turn.step is not None]
 
-    @contextmanager
-    def _queued(self, turns: list[_Turn]) -> Iterator[None]:
-        """Queue turns; whatever happens, none of them is queued or running afterwards."""
+    def _withdraw(self, turns: list[_Turn]) -> None:
+        """Whatever happened, none of these is queued or running afterwards."""
         with self._changed:
-            self._turns += turns
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                while any(turn.is_running for turn in turns):
-                    self._changed.wait()
-                mine = set(map(id, turns))
-                self._turns = [turn for turn in self._turns if id(turn) not in mine]
+            while any(turn.is_running for turn in turns):
+                self._changed.wait()
+            self._turns = [turn for turn in self._turns if turn not in turns]
+            self._expected = [one for one in self._expected if one.finish_reason is None]
 
     def _takes_lead(self, turns: list[_Turn]) -> bool:
         """Wait until nobody leads or a turn is done; lead in the first case."""
@@ -160,17 +156,15 @@ class Scheduler:
         until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
         with self._changed:
             while True:
-                queued = {turn.session for turn in self._turns}
-                missing = [
-                    session
-                    for session in self._expected
-                    if session not in queued and session.finish_reason is None
-                ]
+                queued = [turn.session for turn in self._turns]
                 left = until - perf_counter()
-                if not missing or left <= 0.0:
+                if left <= 0.0 or all(
+                    session in queued or session.finish_reason is not None
+                    for session in self._expected
+                ):
                     break
                 self._changed.wait(left)
-            self._expected = WeakSet(queued)
+            self._expected = queued
             turns = [turn for turn in self._turns if not turn.is_done]
             for turn in turns:
                 turn.is_running = True

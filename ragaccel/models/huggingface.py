@@ -90,6 +90,8 @@ class HuggingFaceModel:
         self._choose_network(self_check=self_check)
         if self._attends and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
+        if self._packed:
+            self.cost_key += "-packed"
         if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs()
 
