@@ -1,0 +1,286 @@
+"""Batch: how much sooner are many answers there when they share passes?
+
+    python -m eval.batch --model random:llama-135m --task llma --data DATA --sizes 2,4,8,16
+
+Groups of recorded answers are decoded one by one, together by our scheduler with and without
+guesses, and by ``model.generate`` on a padded batch; all follow the recordings, so that all write
+the same tokens. Interleaved group by group; prompts are read before the clock starts. The last
+line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.examples import load_task
+from eval.jobs import as_recorded, make_jobs
+from eval.machine import describe_machine, describe_run
+from eval.passes import synchronize
+from eval.ratios import paired_ratio
+from eval.targets import (
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    default_dtype,
+    shown_name,
+)
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request
+from ragaccel.decode.session import Session
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.scheduler import Scheduler
+from ragaccel.engine.select import Chooser
+from ragaccel.errors import RagaccelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from eval.jobs import Job
+    from eval.targets import Target
+    from ragaccel.decode.tree import DraftTree
+
+ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"
+CONTENDERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a contender took for one group: tokens written and seconds of decoding."""
+
+    tokens: int
+    seconds: float
+    passes: int
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class FollowingChooser(Chooser):
+    """Chooses the recorded next token wherever a row's tokens are the recording's."""
+
+    def __init__(self, request: Request, recording: Sequence[int]) -> None:
+        super().__init__(request)
+        self._recording = list(recording)
+
+    def choose(
+        self, logits: Tensor, tree: DraftTree, start: int, num_runner_ups: int = 0
+    ) -> Tensor:
+        """Choose as usual, which is paid for, then put the recording in its place."""
+        chosen = super().choose(logits, tree, start, num_runner_ups)
+        known, depths = self._recording, tree.depths()
+        on_path = [False] * len(tree)
+        rows, tokens = [], []
+        for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+            at = start + depths[node]
+            on_path[node] = (parent < 0 or on_path[parent]) and known[at : at + 1] == [token]
+            if on_path[node] and at + 1 < len(known):
+                rows.append(node)
+                tokens.append(known[at + 1])
+        if rows:
+            places = torch.tensor([rows, tokens], device=chosen.device)
+            chosen[places[0], 0] = places[1]
+        return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    try:
+        document = measure(options)
+    except (RagaccelError, FileNotFoundError, ValueError) as error:
+        sys.exit(f"eval.batch: {error}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document["sizes"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.batch", description=__doc__.split("\n")[0]
+    )
+    add_target_options(parser, "random:llama-135m")
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="llma", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--sizes", default="2,4,8,16", help="sequences of a group (default: %(default)s)")
+    add("--groups", type=int, default=2, help="groups of each size (default: %(default)s)")
+    add("--max-new-tokens", type=int, default=128)
+    add("--out", type=Path, help="result file")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    sizes = [int(size) for size in options.sizes.split(",")]
+    target = chosen_target(options, options.dtype)
+    examples = load_task(options.task, options.groups * max(sizes), options.data)
+    jobs = make_jobs(
+        examples,
+        target.tokenizer,
+        max_new_tokens=options.max_new_tokens,
+        max_tokens=target.ours.max_positions,
+    )
+    jobs = [as_recorded(job) for job in jobs if job.answer_ids]
+    if len(jobs) < max(sizes):
+        raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
+    return {
+        "kind": "batch",
+        "settings": {
+            "model": shown_name(options.model),
+            "task": options.task,
+            "dtype": options.dtype or default_dtype(options.device),
+            "max_new_tokens": options.max_new_tokens,
+            "groups": options.groups,
+        },
+        "machine": describe_machine(options.device),
+        "run": describe_run("eval.batch"),
+        "sizes": {str(size): measure_size(target, jobs, size, options.groups) for size in sizes},
+    }
+
+
+def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) -> dict[str, Any]:
+    """Decode some groups of one size by every contender, and compare their speeds in pairs."""
+    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
+    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
+    run_ours(engine, jobs[:size], together=True, drafts=True)  # warms up
+    for number in range(groups):
+        group = [jobs[(number * size + i) % len(jobs)] for i in range(size)]
+        turns = CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
+        for name in turns:
+            found[name][group[0].job_id, number] = run(name, target, engine, group)
+            print(f"{size} sequences, group {number + 1}: {name}", file=sys.stderr)
+    speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
+    return {
+        "contenders": {
+            name: {
+                "tokens_per_second": median(each.values()),
+                "tokens_per_pass": sum(one.tokens for one in found[name].values())
+                / sum(one.passes for one in found[name].values()),
+                "tokens": sum(one.tokens for one in found[name].values()),
+            }
+            for name, each in speeds.items()
+        },
+        "together_over": {
+            name: paired_ratio(speeds[TOGETHER], speeds[name]).value
+            for name in CONTENDERS
+            if name != TOGETHER
+        },
+        "plain_over_generate": paired_ratio(speeds[PLAIN], speeds[GENERATE]).value,
+    }
+
+
+def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
+    if name == GENERATE:
+        return run_generate(target, group)
+    return run_ours(engine, group, together=name != ONE_BY_ONE, drafts=name != PLAIN)
+
+
+def run_ours(engine: Engine, group: Sequence[Job], *, together: bool, drafts: bool) -> Group:
+    """Decode a group; prompts are read, and texts sorted for drafting, before the clock starts."""
+    scheduler, device = Scheduler(engine, max_batch=len(group)), engine.model.device
+    passes = 0
+    forward = engine.model.forward
+
+    def counted(rows: Any, keep: int) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return forward(rows, keep)
+
+    with ExitStack() as stack:
+        sessions = [open_session(engine, job, stack, drafts=drafts) for job in group]
+        for session in sessions:
+            session.prefill()
+        engine.model.forward = counted  # type: ignore[method-assign]
+        stack.callback(setattr, engine.model, "forward", forward)
+        synchronize(device)
+        started = perf_counter()
+        for running in [sessions] if together else [[session] for session in sessions]:
+            left = list(running)
+            while left:
+                scheduler.advance(left)
+                left = [session for session in left if session.finish_reason is None]
+        synchronize(device)
+        seconds = perf_counter() - started
+        for session, job in zip(sessions, group, strict=True):
+            if tuple(session.token_ids) != job.answer_ids:
+                raise ValueError(f"{job.job_id}: the recording was not followed")
+    return Group(sum(len(job.answer_ids) for job in group), seconds, passes)
+
+
+def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) -> Session:
+    request = Request(
+        prompt_ids=job.prompt_ids,
+        references=job.references,
+        max_new_tokens=job.max_new_tokens,
+        eos_ids=job.eos_ids,
+    )
+    verifier = stack.enter_context(closing(engine.open(request)))
+    verifier.chooser = FollowingChooser(request, (*job.prompt_ids, *job.answer_ids))
+    if drafts:
+        return Session(verifier, TrieDrafter(), request)
+    return Session(verifier, NoDrafter(), request, token_budget=0)
+
+
+class _FollowAll:
+    """A logits processor that makes every row of a padded batch follow its recording."""
+
+    def __init__(self, answers: Sequence[Sequence[int]], device: torch.device) -> None:
+        longest = max(map(len, answers))
+        # A finished row is padded by generate itself, whatever is chosen.
+        rows = [[*answer, *[answer[-1]] * (longest - len(answer))] for answer in answers]
+        self._tokens = torch.tensor(rows, device=device)
+        self._start: int | None = None
+        self.first_end = 0.0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if self._start is None:
+            synchronize(scores.device)
+            self._start, self.first_end = ids.shape[1], perf_counter()
+        wanted = self._tokens[:, ids.shape[1] - self._start, None]
+        return scores.scatter(1, wanted, scores.new_full(wanted.shape, 1e4))
+
+
+def run_generate(target: Target, group: Sequence[Job]) -> Group:
+    """Decode a group by transformers, greedily, left-padded; timed from the first logits on."""
+    model: Any = target.model
+    device = model.device
+    longest = max(len(job.prompt_ids) for job in group)
+    ids = torch.zeros(len(group), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, job in enumerate(group):
+        ids[row, longest - len(job.prompt_ids) :] = torch.tensor(job.prompt_ids)
+        mask[row, longest - len(job.prompt_ids) :] = 1
+    follow = _FollowAll([job.answer_ids for job in group], device)
+    most = max(len(job.answer_ids) for job in group)
+    with torch.inference_mode():
+        model.generate(
+            ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(group[0].eos_ids) or None,
+            pad_token_id=0,
+            logits_processor=[follow],
+        )
+    synchronize(device)
+    seconds = perf_counter() - follow.first_end
+    # The first token of each came with the prompt.
+    return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, most - 1)
+
+
+if __name__ == "__main__":
+    main()
