@@ -76,7 +76,9 @@ class Ours:
             token_budget,
             apart,
         )
-        self._model, self._engine = target.model, Engine(target.ours)
+        # No prompt is known from a run before: what a contender reads it reads each time.
+        self._engine = Engine(target.ours, kept_prefixes=0)
+        self._networks, self._device = target.networks, target.ours.device
 
     def know_costs(self, seconds: dict[int, float]) -> None:
         """Begin with what greedy passes cost by their rows, as a run before would have kept it."""
@@ -99,13 +101,13 @@ class Ours:
             verifier.close()
 
     def _timed(self, session: Session) -> Run:
-        device = self._model.device
+        device = self._device
         synchronize(device)
         start = perf_counter()
         session.prefill()
         synchronize(device)
         prefilled = perf_counter()
-        with watching(self._model) as passes:
+        with watching(self._networks) as passes:
             for _ in session:
                 pass
             synchronize(device)
@@ -134,6 +136,7 @@ class Generate:
             settings,
             cast("Any", target.model),
         )
+        self._networks = target.networks
 
     def run(self, job: Job) -> Run:
         """Generate greedily, timed."""
@@ -141,7 +144,7 @@ class Generate:
         ids = torch.tensor([job.prompt_ids], device=device)
         synchronize(device)
         start = perf_counter()
-        with watching(model) as passes:
+        with watching(self._networks) as passes:
             output = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -33,14 +33,14 @@ class Passes:
 
 
 @contextmanager
-def watching(model: PreTrainedModel) -> Iterator[Passes]:
-    """Watch a model's passes while the context is open.
+def watching(networks: Sequence[PreTrainedModel]) -> Iterator[Passes]:
+    """Watch a model's passes while the context is open; through whichever network they run.
 
     Waits for the device after the first pass alone, so that prefill can be told from decoding.
     """
     passes = Passes()
     started = 0.0
-    device = model.device
+    device = networks[0].device
 
     def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal started
@@ -59,8 +59,12 @@ def watching(model: PreTrainedModel) -> Iterator[Passes]:
             passes.first_seconds, passes.first_end = ended - started, ended
 
     handles = [
-        model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after),
+        handle
+        for network in networks
+        for handle in (
+            network.register_forward_pre_hook(before, with_kwargs=True),
+            network.register_forward_hook(after),
+        )
     ]
     try:
         yield passes

@@ -57,6 +57,7 @@ class ReplayVerifier:
     """A target model that says the recorded answer, whatever is drafted."""
 
     max_rows = 1 + 256
+    chains_only = False
 
     def __init__(self, answer_ids: Sequence[int]) -> None:
         self._answer, self._said = answer_ids, 0

@@ -174,7 +174,7 @@ def run_once(
     recorded = job.answer_ids[: job.max_new_tokens]
     force: AbstractContextManager[Forcing] = nullcontext(Forcing())
     if forced:
-        force = following(target.model, job.prompt_ids, job.answer_ids)
+        force = following(target.networks, job.prompt_ids, job.answer_ids)
     with force as forcing:
         run = contender.run(job)
     if forced and run.token_ids != recorded:

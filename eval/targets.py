@@ -29,12 +29,21 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model as transformers has it and as our engine sees it: the same weights."""
+    """A model as transformers has it and as our engine sees it: the same weights.
+
+    ``model`` is transformers' own, untouched; ``ours`` runs a twin of it, where there can be one.
+    """
 
     model: PreTrainedModel
     ours: HuggingFaceModel
     tokenizer: Tokenizer
     is_random: bool
+
+    @property
+    def networks(self) -> tuple[PreTrainedModel, ...]:
+        """The modules that passes run through: the stock model, and our twin if there is one."""
+        network: PreTrainedModel = self.ours.network
+        return (self.model,) if network is self.model else (self.model, network)
 
 
 def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -> None:
@@ -85,7 +94,8 @@ def load_target(
         # A stock architecture needs no check against itself, and at this size it costs minutes.
         return Target(model, HuggingFaceModel(model, self_check=False), words, True)
     where = bundled_reader_path() if name == "reader" else name
-    ours, words = load_model(where, dtype=kind, device=device)
+    # Not owned, so that transformers' decoders run the stock model over its own weights.
+    ours, words = load_model(where, dtype=kind, device=device, owned=False)
     if tokenizer is not None:
         words = load_tokenizer(tokenizer, data)
     return Target(ours.model, ours, words, False)
