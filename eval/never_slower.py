@@ -26,7 +26,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from eval.contenders import PLAIN, Ours, make_contender
@@ -35,7 +34,7 @@ from eval.jobs import as_recorded, make_jobs
 from eval.ledger import Ledger
 from eval.machine import current_commit, describe_machine, describe_run
 from eval.ratios import paired_ratio
-from eval.rows_cost import measure_rows
+from eval.rows_cost import known_costs, seconds_of
 from eval.speed import WARM_UP_TOKENS, as_row, note, run_once
 from eval.tables import never_slower_table
 from eval.targets import (
@@ -156,17 +155,6 @@ def describe_settings(options: argparse.Namespace, requests: dict[str, int]) -> 
     }
 
 
-def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> dict[int, float]:
-    """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
-    for row in ledger.rows:
-        if "pass_seconds" in row:
-            return {int(rows): seconds for rows, seconds in row["pass_seconds"].items()}
-    note(f"measuring passes over {context} cached tokens")
-    costs = measure_rows(target, context, repeats)
-    ledger.add({"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}})
-    return costs
-
-
 def run_set(
     target: Target,
     task: str,
@@ -201,7 +189,7 @@ def _row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]
         contender.know_costs(costs)
     run, forcing = run_once(target, contender, job, forced=True)
     row = as_row(contender, job, 0, run, forcing)
-    return {"task": task, **row, "rows_of_each": run.rows_of_each}
+    return {"task": task, **row}
 
 
 def summarize(rows: Sequence[Row], name: str, costs: dict[int, float]) -> dict[str, Any]:
@@ -233,9 +221,7 @@ def _speeds(rows: dict[str, Row]) -> dict[tuple[str, int], float]:
 
 def modelled_seconds(row: Row, costs: dict[int, float]) -> float:
     """What a run takes if each pass takes what its number of rows costs, drafting as measured."""
-    sizes = sorted(costs)
-    passes = np.interp(row["rows_of_each"], sizes, [costs[size] for size in sizes])
-    return float(passes.sum()) + float(row["stages"]["draft"])
+    return sum(seconds_of(row["rows_of_each"], costs)) + float(row["stages"]["draft"])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from eval.machine import describe_machine, describe_run
@@ -30,8 +31,9 @@ from ragaccel.engine.measuring import measure_passes
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from eval.ledger import Ledger
     from eval.targets import Target
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
@@ -80,6 +82,24 @@ def measure_rows(
     """Measure the median seconds of a pass by its rows, over ``context`` cached tokens."""
     engine = Engine(target.ours, max_rows=max(sizes))
     return dict(measure_passes(engine, context=context, repeats=repeats, rows=sizes))
+
+
+def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> dict[int, float]:
+    """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
+    for row in ledger.rows:
+        if "pass_seconds" in row:
+            return {int(rows): seconds for rows, seconds in row["pass_seconds"].items()}
+    print(f"measuring passes over {context} cached tokens", file=sys.stderr, flush=True)
+    costs = measure_rows(target, context, repeats)
+    ledger.add({"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}})
+    return costs
+
+
+def seconds_of(rows_of_each: Sequence[int], costs: Mapping[int, float]) -> list[float]:
+    """What passes of these rows take by a table of costs, linear between the sizes in it."""
+    sizes = sorted(costs)
+    seconds: list[float] = np.interp(rows_of_each, sizes, [costs[size] for size in sizes]).tolist()
+    return seconds
 
 
 if __name__ == "__main__":

@@ -16,16 +16,18 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.contenders import DEFAULT, make_contender
+from eval.contenders import DEFAULT, PLAIN, Ours, make_contender
 from eval.examples import load_task
 from eval.forced import Forcing, following
 from eval.jobs import as_recorded, make_jobs
 from eval.ledger import Ledger
 from eval.machine import current_commit, describe_machine, describe_run
+from eval.rows_cost import known_costs
 from eval.summary import summarize
 from eval.tables import speed_table
 from eval.targets import (
@@ -75,6 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, help="examples to take (default: all)")
     add("--repeats", type=int, default=1, help="rounds over all examples")
     add("--max-new-tokens", type=int, default=256)
+    add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
@@ -97,17 +100,33 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = describe_settings(options, forced, len(jobs))
     ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
     contenders = [make_contender(name, target) for name in options.contenders.split(",")]
+    costs = costs_if_asked(target, jobs, contenders, ledger, options.cost_repeats)
     run_rounds(target, jobs, contenders, ledger, repeats=options.repeats, forced=forced)
     document = {
         "kind": "speed",
         "settings": settings,
         "machine": describe_machine(options.device),
         "run": describe_run("eval.speed"),
-        "contenders": summarize(ledger.rows),
+        "milliseconds": {str(rows): 1e3 * seconds for rows, seconds in costs.items()},
+        "contenders": summarize([row for row in ledger.rows if "contender" in row], costs),
     }
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
+
+
+def costs_if_asked(
+    target: Target,
+    jobs: Sequence[Job],
+    contenders: Sequence[Contender],
+    ledger: Ledger,
+    repeats: int,
+) -> dict[int, float]:
+    """Seconds of a pass by its rows where drafts of ours are compared with plain decoding."""
+    ours = {contender.name for contender in contenders if isinstance(contender, Ours)}
+    if PLAIN not in ours or ours == {PLAIN}:
+        return {}
+    return known_costs(target, ledger, int(median(len(job.prompt_ids) for job in jobs)), repeats)
 
 
 def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
@@ -119,6 +138,7 @@ def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) 
         "examples": num_jobs,
         "repeats": options.repeats,
         "max_new_tokens": options.max_new_tokens,
+        "cost_repeats": options.cost_repeats,
         "dtype": options.dtype or default_dtype(options.device),
         "device": options.device,
         "threads": torch.get_num_threads(),
@@ -141,7 +161,7 @@ def run_rounds(
     Groups of one job and round that the ledger holds whole are skipped; a broken one is redone.
     """
     groups = [(turn, job) for turn in range(repeats) for job in jobs]
-    done = {(row["round"], row["example"]) for row in ledger.rows}
+    done = {(row["round"], row["example"]) for row in ledger.rows if "round" in row}
     left = [(turn, job) for turn, job in groups if (turn, job.job_id) not in done]
     if left:
         note("warming up")
@@ -201,6 +221,7 @@ def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing
         "rows": run.rows,
         "draft_tokens": run.draft_tokens,
         "accepted_tokens": run.accepted_tokens,
+        "rows_of_each": run.rows_of_each,
         "stages": run.stages,
         "forcing_seconds": forcing.seconds,
     }

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, harmonic_mean, median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from eval.contenders import BASELINE, COPYING, PLAIN
 from eval.ratios import paired_ratio
+from eval.rows_cost import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 Row = dict[str, Any]
 Speeds = dict[tuple[str, int], float]
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summarize(
+    rows: Sequence[Row], costs: Mapping[int, float] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
     """Summarize each contender, in order of first appearance.
 
     ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
     ``ratio_generate`` and ``ratio_copying`` are median paired speed-ups of decoding over our plain
     decoding, over ``model.generate`` and over one copied span; ``end_to_end`` holds the same with
     prefill included. ``acceptance_length`` is all tokens over all passes. Seconds are sums over all
-    rows.
+    rows. Where ``costs`` are given, the seconds of a pass by its rows, ``efficiency`` is the median
+    share that our drafting decoders reached of the ``promised_ratio`` of their passes.
     """
     by_name: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -39,6 +44,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             **_speed(own, decoding, name, "decode_seconds"),
             "end_to_end": _speed(own, whole, name, "prefill_seconds", "decode_seconds"),
             **_counts(own),
+            **_efficiency(own, decoding, name, costs),
             "identical_to_generate": _identical(own, answers),
         }
         for name, own in by_name.items()
@@ -59,6 +65,33 @@ def _speed(own: list[Row], speeds: Mapping[str, Speeds], name: str, *parts: str)
             result[f"{label}_interval"] = [ratio["low"], ratio["high"]]
             result[f"{label}_worst"] = ratio["worst"]
     return result
+
+
+def _efficiency(
+    own: list[Row], speeds: Mapping[str, Speeds], name: str, costs: Mapping[int, float]
+) -> dict[str, Any]:
+    if not costs or name == PLAIN or PLAIN not in speeds or "draft" not in own[0]["stages"]:
+        return {}
+    plain = speeds[PLAIN]
+    reached = {key: speed / plain[key] for key, speed in speeds[name].items() if key in plain}
+    result: dict[str, Any] = {}
+    for label, mean in (("efficiency", fmean), ("efficiency_harmonic", harmonic_mean)):
+        ratio = paired_ratio(reached, {_key(row): promised_ratio(row, costs, mean) for row in own})
+        result[label], result[f"{label}_worst"] = ratio.value, ratio.worst
+        result[f"{label}_interval"] = [ratio.low, ratio.high]
+    return result
+
+
+def promised_ratio(
+    row: Row, costs: Mapping[int, float], mean: Callable[[Sequence[float]], float]
+) -> float:
+    """The speed-up that a run's passes promise: acceptance length times the mean of t(1) / t(n).
+
+    The harmonic mean gives what passes alone would take; the arithmetic one is never below it and
+    promises a little much where passes differ in their n rows.
+    """
+    shares = [costs[1] / seconds for seconds in seconds_of(row["rows_of_each"], costs)]
+    return float(row["tokens"] / row["passes"] * mean(shares))
 
 
 def _counts(own: list[Row]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ REPLAYED = {
 def speed_table(document: dict[str, Any]) -> str:
     """Lay out a speed result: one row a contender, decoding first, then prefill included."""
     lines = [
-        "| decoder | tokens/s | x plain | x `generate` | x copying | acceptance length | "
-        "with prefill: tokens/s | x plain | x `generate` | same tokens |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| decoder | tokens/s | x plain | x `generate` | x copying | acceptance length "
+        "| efficiency | with prefill: tokens/s | x plain | x `generate` | same tokens |",
+        "|---" * 11 + "|",
     ]
     for name, figures in document["contenders"].items():
         whole = figures["end_to_end"]
@@ -59,6 +59,7 @@ def speed_table(document: dict[str, Any]) -> str:
             _ratio(figures, "ratio_generate"),
             _ratio(figures, "ratio_copying"),
             f"{figures['acceptance_length']:.2f}",
+            _ratio(figures, "efficiency"),
             f"{whole['tokens_per_second']:.1f}",
             _ratio(whole, "ratio"),
             _ratio(whole, "ratio_generate"),

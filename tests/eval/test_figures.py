@@ -14,6 +14,7 @@ from eval.ledger import Ledger
 from eval.machine import _arguments
 from eval.random_models import SHAPES, read_shape
 from eval.ratios import bootstrap_interval, paired_ratio
+from eval.rows_cost import seconds_of
 from eval.summary import summarize
 from eval.targets import load_tokenizer
 
@@ -72,6 +73,21 @@ def test_summaries_tell_decoding_from_the_whole():
     assert ours["acceptance_length"] == 4.0
     assert ours["seconds"]["other"] == pytest.approx(0.2)
     assert ours["identical_to_generate"] == 1.0
+
+
+def test_efficiency_is_the_share_of_what_passes_promise():
+    rows = [
+        row("ours", "a", 1.0, passes=2) | {"rows_of_each": [1, 4]},
+        row("ours_plain", "a", 3.0) | {"rows_of_each": [1] * 10},
+        row("generate", "a", 3.0) | {"stages": {"model": 3.0}},
+    ]
+    costs = {1: 0.5, 2: 0.75, 8: 2.25}  # so that 4 rows take 1.25
+    assert seconds_of([1, 4, 8, 99], costs) == pytest.approx([0.5, 1.25, 2.25, 2.25])
+    figures = summarize(rows, costs)
+    assert figures["ours"]["efficiency"] == pytest.approx(3.0 / (5.0 * (1.0 + 0.4) / 2))
+    assert figures["ours"]["efficiency_harmonic"] == pytest.approx(3.0 / (5.0 * 0.5 / 0.875))
+    assert "efficiency" not in figures["ours_plain"] | figures["generate"]
+    assert "efficiency" not in summarize(rows)["ours"]
 
 
 def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
@@ -160,5 +176,6 @@ def test_reports_hold_every_result(tmp_path):
     assert "### indexing: manuals" in text
     assert "| 3 | 4,000 | 10 s | 97 % | 512 MB | 0.5 s | 2.0 s | 11 ms |" in text
     assert "| ours, copying | 10.0 | 2.00 (2.00 to 2.00) | 4.00" in text
+    assert "| 5.00 |  | 5.0 | 1.50" in text
     assert "| float32 | 9 | 8 | 3e-06 |" in text
     assert text.count("`python -m x`") == 3

@@ -9,10 +9,12 @@ from eval import lossless, rows_cost, speed
 from eval.contenders import DEFAULT, make_contender
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
+COSTS = "--cost-repeats=1"
 
 
 def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
-    speed.main([*write_inputs(tmp_path), *ARGUMENTS, f"--out={tmp_path / 'r' / 'x.json'}"])
+    out = f"--out={tmp_path / 'r' / 'x.json'}"
+    speed.main([*write_inputs(tmp_path), *ARGUMENTS, COSTS, out])
     printed = capsys.readouterr()
     contenders = json.loads(printed.out.splitlines()[-1])
     assert list(contenders) == list(DEFAULT)
@@ -25,16 +27,20 @@ def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
         assert figures["identical_to_generate"] == 1.0
     assert contenders["ours_plain"]["ratio"] == contenders["generate"]["ratio_generate"] == 1.0
     assert contenders["ours_paper"]["acceptance_length"] > 2
+    drafting = [name for name, figures in contenders.items() if "efficiency" in figures]
+    assert drafting == ["ours", "ours_paper"]
+    assert all(contenders[name]["efficiency"] > 0 for name in drafting)
     assert "3/3" in printed.err
     document = json.loads((tmp_path / "r" / "x.json").read_text())
     assert document["contenders"] == contenders
+    assert list(document["milliseconds"]) == [str(rows) for rows in rows_cost.ROWS]
     assert document["settings"]["forced"] is True
     assert {"processor", "cores", "torch", "transformers"} <= document["machine"].keys()
     assert {"command", "commit", "date"} <= document["run"].keys()
 
 
 def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, monkeypatch):
-    arguments = [*write_inputs(tmp_path), *ARGUMENTS, f"--out={tmp_path / 'x.json'}"]
+    arguments = [*write_inputs(tmp_path), *ARGUMENTS, COSTS, f"--out={tmp_path / 'x.json'}"]
     run_once, calls = speed.run_once, []
 
     def stopping(*args, **kwargs):
@@ -47,7 +53,7 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
     with pytest.raises(KeyboardInterrupt):
         speed.main(arguments)
     rows = (tmp_path / "x.rows.jsonl").read_text().splitlines()
-    assert len(rows) == 1 + len(DEFAULT)
+    assert len(rows) == 1 + 1 + len(DEFAULT)  # settings, costs of passes
     monkeypatch.setattr(speed, "run_once", run_once)
     speed.main(arguments)
     assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
@@ -57,7 +63,8 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
 
 
 def test_real_answers_are_compared_too(tmp_path, capsys):
-    speed.main([*write_inputs(tmp_path), *ARGUMENTS, "--real", "--dtype=float64", "--limit=1"])
+    some = ["--real", "--dtype=float64", "--limit=1", "--contenders=ours,generate"]
+    speed.main([*write_inputs(tmp_path), *ARGUMENTS, *some])
     contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert contenders["ours"]["identical_to_generate"] == 1.0
 
@@ -82,7 +89,7 @@ def test_a_decoder_that_leaves_the_recording_is_caught(tmp_path, monkeypatch):
 
     monkeypatch.setattr("eval.forced._force", forget)
     with pytest.raises(RuntimeError, match="left the recording"):
-        speed.main([*write_inputs(tmp_path), *ARGUMENTS])
+        speed.main([*write_inputs(tmp_path), *ARGUMENTS, COSTS])
 
 
 def test_lossless_counts_identical_answers(tmp_path, capsys):
