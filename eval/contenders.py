@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,6 +20,8 @@ from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from eval.jobs import Job
     from eval.targets import Target
     from ragaccel.decode.interfaces import Drafter
@@ -59,7 +62,10 @@ class Contender(Protocol):
 
 
 class Ours:
-    """Our loop with a drafter. The engine and its cost table last, as in an application."""
+    """Our loop with a drafter. The engine and its cost table last, as in an application.
+
+    ``modes`` are the engine's: ``exact``, ``near_ties``.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class Ours:
         *,
         token_budget: int | None = None,
         apart: bool = False,
+        **modes: bool,
     ) -> None:
         self.name, self._drafter, self._token_budget, self._apart = (
             name,
@@ -77,7 +84,7 @@ class Ours:
             apart,
         )
         # No prompt is known from a run before: what a contender reads it reads each time.
-        self._engine = Engine(target.ours, kept_prefixes=0)
+        self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._networks, self._device = target.networks, target.ours.device
 
     def know_costs(self, seconds: dict[int, float]) -> None:
@@ -189,29 +196,46 @@ def make_contender(name: str, target: Target) -> Contender:
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
     texts and learns its calibration from the requests before, ``ours_recycling`` mixes in what the
     model ranked highest before, ``ours_paper`` copies with LLMA's
-    settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts; ``generate``
+    settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
+    ``ours_near_ties`` is ``ours_tree`` with near ties asked again, ``ours_exact`` and
+    ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
     is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses.
 
     Raises:
         ValueError: names the contenders there are.
     """
-    if name == "ours":
-        return Ours(name, target, CopyDrafter())
-    if name == "ours_tree":
-        return Ours(name, target, TrieDrafter())
-    if name == "ours_recycling":
-        return Ours(name, target, Mixture(TrieDrafter(), RecyclingDrafter()))
-    if name == "ours_paper":
-        paper = CopyDrafter.paper(n=1, k=PAPER_K)
-        return Ours(name, target, paper, token_budget=PAPER_K - 1, apart=True)
-    if name == "ours_plain":
-        return Ours(name, target, NoDrafter(), token_budget=0)
-    if name == "generate":
-        return Generate(name, target)
-    if name == "generate_lookup":
-        return Generate(name, target, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
-    known = ", ".join([*DEFAULT, "ours_tree", "ours_recycling"])
-    raise ValueError(f"no contender {name!r}: take some of {known}")
+    if name not in _MAKERS:
+        raise ValueError(f"no contender {name!r}: take some of {', '.join(_MAKERS)}")
+    return _MAKERS[name](name, target)
+
+
+def _paper(name: str, target: Target) -> Contender:
+    drafter = CopyDrafter.paper(n=1, k=PAPER_K)
+    return Ours(name, target, drafter, token_budget=PAPER_K - 1, apart=True)
+
+
+def _plain(name: str, target: Target, **modes: bool) -> Contender:
+    return Ours(name, target, NoDrafter(), token_budget=0, **modes)
+
+
+def _tree(name: str, target: Target, **modes: bool) -> Contender:
+    return Ours(name, target, TrieDrafter(), **modes)
+
+
+_MAKERS: dict[str, Callable[[str, Target], Contender]] = {
+    "ours": lambda name, target: Ours(name, target, CopyDrafter()),
+    "ours_paper": _paper,
+    "ours_plain": _plain,
+    "ours_tree": _tree,
+    "ours_recycling": lambda name, target: Ours(
+        name, target, Mixture(TrieDrafter(), RecyclingDrafter())
+    ),
+    "ours_near_ties": partial(_tree, near_ties=True),
+    "ours_exact": partial(_tree, exact=True),
+    "ours_exact_plain": partial(_plain, exact=True),
+    "generate": Generate,
+    "generate_lookup": partial(Generate, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS),
+}
 
 
 def _model_stage(device: torch.device, seconds: float) -> dict[str, float]:

@@ -96,20 +96,32 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def compare(target: Target, jobs: Sequence[Job], name: str, label: str = "") -> dict[str, Any]:
     """Count the answers of a contender that are those of ``generate``; list first differences."""
     ours, theirs = make_contender(name, target), make_contender("generate", target)
-    differences = []
-    tokens = passes = 0
+    answers = []
+    same = tokens = passes = 0
     for at, job in enumerate(jobs, start=1):
         found, wanted = ours.run(job), theirs.run(job)
         tokens, passes = tokens + len(found.token_ids), passes + found.passes
-        if found.token_ids != wanted.token_ids:
-            differences.append(first_difference(target, job, found.token_ids, wanted.token_ids))
-        same = at - len(differences)
+        answers.append((job, found.token_ids, wanted.token_ids))
+        same += found.token_ids == wanted.token_ids
         print(f"{label} {at}/{len(jobs)}: {same} identical", file=sys.stderr, flush=True)
+    length = tokens / max(1, passes)
+    return {**identical(target, answers), "acceptance_length": length}
+
+
+def identical(
+    target: Target, answers: Sequence[tuple[Job, Sequence[int], Sequence[int]]]
+) -> dict[str, Any]:
+    """Count the pairs of answers that are the same; list the first differences of the others."""
+    differences = [
+        first_difference(target, job, found, wanted)
+        for job, found, wanted in answers
+        if list(found) != list(wanted)
+    ]
+    same = len(answers) - len(differences)
     return {
-        "answers": len(jobs),
-        "identical": len(jobs) - len(differences),
-        "share": (len(jobs) - len(differences)) / max(1, len(jobs)),
-        "acceptance_length": tokens / max(1, passes),
+        "answers": len(answers),
+        "identical": same,
+        "share": same / max(1, len(answers)),
         "differences": differences,
     }
 

@@ -11,6 +11,7 @@ from eval.tables import (
     NAMES,
     ablation_table,
     drafting_table,
+    exactness_table,
     indexing_table,
     lossless_table,
     never_slower_table,
@@ -56,6 +57,7 @@ REPLAY_TITLES = {
 TABLES = {
     "speed": speed_table,
     "lossless": lossless_table,
+    "exactness": exactness_table,
     "indexing": indexing_table,
     "never_slower": never_slower_table,
     "ablation": ablation_table,

@@ -155,10 +155,12 @@ def run_rounds(
     *,
     repeats: int,
     forced: bool,
+    keep_answers: bool = False,
 ) -> None:
     """Run every contender on every job, the order rotated from job to job and round to round.
 
     Groups of one job and round that the ledger holds whole are skipped; a broken one is redone.
+    ``keep_answers`` puts the token ids into the rows, too.
     """
     groups = [(turn, job) for turn in range(repeats) for job in jobs]
     done = {(row["round"], row["example"]) for row in ledger.rows if "round" in row}
@@ -173,7 +175,8 @@ def run_rounds(
         rows = []
         for contender in (*contenders[shift:], *contenders[:shift]):
             run, forcing = run_once(target, contender, job, forced=forced)
-            rows.append(as_row(contender, job, turn, run, forcing))
+            answer = {"token_ids": run.token_ids} if keep_answers else {}
+            rows.append(as_row(contender, job, turn, run, forcing) | answer)
         order = {contender.name: i for i, contender in enumerate(contenders)}
         for row in sorted(rows, key=lambda row: order[row["contender"]]):
             ledger.add(row)

@@ -10,6 +10,9 @@ NAMES = {
     "ours_recycling": "ours, trees and recycling",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",
+    "ours_near_ties": "ours, near ties asked again",
+    "ours_exact": "ours, exact",
+    "ours_exact_plain": "ours, exact and plain",
     "generate": "`model.generate`",
     "generate_lookup": "`model.generate`, prompt lookup",
 }
@@ -87,10 +90,38 @@ def lossless_table(document: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for dtype, figures in document["dtypes"].items():
-        gaps = [difference["gap"] for difference in figures["differences"]]
-        gap = f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
+        gap = _largest_gap(figures)
         lines.append(f"| {dtype} | {figures['answers']} | {figures['identical']} | {gap} |")
     return "\n".join(lines)
+
+
+def exactness_table(document: dict[str, Any]) -> str:
+    """Lay out which decoders gave the same answers, and what their modes cost."""
+    lines = [
+        "| decoder | compared with | answers | identical | largest top-2 gap at a difference |",
+        "|---" * 5 + "|",
+    ]
+    for pair in document["pairs"]:
+        cells = [
+            NAMES[pair["found"]],
+            NAMES[pair["wanted"]],
+            str(pair["answers"]),
+            str(pair["identical"]),
+            _largest_gap(pair),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| costs | against | decoding | prefill | passes |", "|---" * 5 + "|"]
+    for cost in document["costs"]:
+        cells = [
+            NAMES[cost["decoder"]],
+            NAMES[cost["against"]],
+            _ratio(cost, "decode_seconds"),
+            _ratio(cost, "prefill_seconds"),
+            f"{cost['passes']:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    told = "Costs are times those of the other: seconds and passes a token, seconds of a prompt."
+    return "\n".join([*lines, "", told])
 
 
 def indexing_table(document: dict[str, Any]) -> str:
@@ -214,6 +245,11 @@ def reliability_table(document: dict[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _largest_gap(figures: dict[str, Any]) -> str:
+    gaps = [difference["gap"] for difference in figures["differences"]]
+    return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
 
 
 def _ratio(figures: dict[str, Any], label: str, digits: int = 2) -> str:

@@ -17,9 +17,10 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
+MODES = ["ours_near_ties", "ours_exact", "ours_exact_plain"]
 
 
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", [*DEFAULT, *MODES])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_decoder_gives_exactly_the_recording(family, name):
     target, job = make_target(family), make_job()

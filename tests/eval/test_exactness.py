@@ -1,0 +1,61 @@
+"""Which modes give the same answers, and what they cost."""
+
+import json
+
+import pytest
+from recorded import make_job, make_target, write_inputs
+
+from eval import exactness, report
+from eval.exactness import DECODERS, MUST, cost
+from eval.lossless import identical
+
+
+def test_a_run_compares_all_modes_and_is_reported(tmp_path, capsys):
+    out = tmp_path / "r" / "x.json"
+    arguments = [*write_inputs(tmp_path, 2), "--max-new-tokens=24", "--threads=1"]
+    exactness.main([*arguments, "--dtype=float64", f"--out={out}"])
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(out.read_text())
+    assert document["pairs"] == shown["pairs"]
+    assert [(pair["answers"], pair["identical"]) for pair in shown["pairs"]] == [(2, 2)] * 7
+    assert list(document["contenders"]) == list(DECODERS)
+    assert all(one["decode_seconds"] > 0 and one["passes"] > 0 for one in shown["costs"])
+    assert {"processor", "torch"} <= document["machine"].keys()
+    assert str(tmp_path) not in out.read_text()
+    assert "| ours, exact | ours, exact and plain | 2 | 2 |" in report.all_results(tmp_path / "r")
+    rows = out.with_suffix(".rows.jsonl").read_text()
+    exactness.main([*arguments, "--dtype=float64", f"--out={out}"])
+    assert out.with_suffix(".rows.jsonl").read_text() == rows
+
+
+def test_an_exact_answer_that_differs_is_an_error(tmp_path, monkeypatch):
+    def differing(target, answers):
+        return identical(target, [(job, found[:3], wanted) for job, found, wanted in answers])
+
+    monkeypatch.setattr(exactness, "identical", differing)
+    with pytest.raises(SystemExit, match="2 exact answers differ"):
+        exactness.main([*write_inputs(tmp_path, 2), "--max-new-tokens=8", "--threads=1"])
+
+
+def test_differences_have_place_and_gap():
+    target, job = make_target(), make_job(eos_ids=frozenset(), max_new_tokens=6)
+    rows = {MUST[0]: {("1", 0): {"token_ids": [3, 4]}}, MUST[1]: {("1", 0): {"token_ids": [3, 5]}}}
+    figures = exactness.compare(target, [job], rows, *MUST)
+    (difference,) = figures["differences"]
+    assert (figures["identical"], difference["place"], difference["found"]) == (0, 1, 4)
+    assert difference["top_2_gap"] > 0
+
+
+def test_costs_are_by_token():
+    def row(tokens, decode, passes, prefill):
+        seconds = {"decode_seconds": decode, "prefill_seconds": prefill}
+        return {"tokens": tokens, "passes": passes, **seconds}
+
+    rows = {
+        "ours_near_ties": {("a", 0): row(10, 6.0, 6, 1.0), ("b", 0): row(20, 9.0, 9, 3.0)},
+        "ours_tree": {("a", 0): row(20, 8.0, 10, 1.0), ("b", 0): row(20, 6.0, 5, 1.0)},
+    }
+    figures = cost(rows, "ours_near_ties", "ours_tree")
+    assert figures["decode_seconds"] == pytest.approx(1.5)
+    assert figures["prefill_seconds"] == pytest.approx(2.0)
+    assert figures["passes"] == pytest.approx((15 / 30) / (15 / 40))
