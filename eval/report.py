@@ -14,6 +14,7 @@ from eval.tables import (
     exactness_table,
     indexing_table,
     lossless_table,
+    memory_table,
     never_slower_table,
     reliability_table,
     replay_table,
@@ -58,6 +59,7 @@ TABLES = {
     "speed": speed_table,
     "lossless": lossless_table,
     "exactness": exactness_table,
+    "memory": memory_table,
     "indexing": indexing_table,
     "never_slower": never_slower_table,
     "ablation": ablation_table,
@@ -76,6 +78,8 @@ def _title(document: dict[str, Any]) -> str:
     if kind == "drafting":
         context = f"{settings['context']:,} tokens of context"
         return f"### a draft tree's time, from {context} to the cut tree"
+    if kind == "memory":
+        return f"### a process that goes on answering: {settings['model']}"
     if kind in REPLAY_TITLES:
         return f"### {REPLAY_TITLES[kind]}"
     same = "" if kind == "speed" else "identical answers: "

@@ -247,6 +247,30 @@ def reliability_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def memory_table(document: dict[str, Any]) -> str:
+    """Lay out how a process grows between two of its requests: one row a setting."""
+    first, last = (
+        f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
+        for at in (0, -1)
+    )
+    lines = [
+        f"| setting | resident after {first} | after {last} | growth | "
+        "of it remembered | of it kept prefixes |",
+        "|---" * 6 + "|",
+    ]
+    for name, figures in document["processes"].items():
+        readings = figures["readings"]
+        sizes = [
+            readings[0]["resident_bytes"],
+            readings[-1]["resident_bytes"],
+            figures["growth_bytes"],
+            figures["remembered_growth_bytes"],
+            figures["kept_growth_bytes"],
+        ]
+        lines.append(f"| {name} | {' | '.join(f'{size / 1e6:.1f} MB' for size in sizes)} |")
+    return "\n".join(lines)
+
+
 def _largest_gap(figures: dict[str, Any]) -> str:
     gaps = [difference["gap"] for difference in figures["differences"]]
     return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
