@@ -75,7 +75,7 @@ class Ours:
         *,
         token_budget: int | None = None,
         apart: bool = False,
-        **modes: bool,
+        **modes: Any,
     ) -> None:
         self.name, self._drafter, self._token_budget, self._apart = (
             name,
@@ -214,11 +214,11 @@ def _paper(name: str, target: Target) -> Contender:
     return Ours(name, target, drafter, token_budget=PAPER_K - 1, apart=True)
 
 
-def _plain(name: str, target: Target, **modes: bool) -> Contender:
+def _plain(name: str, target: Target, **modes: Any) -> Contender:
     return Ours(name, target, NoDrafter(), token_budget=0, **modes)
 
 
-def _tree(name: str, target: Target, **modes: bool) -> Contender:
+def _tree(name: str, target: Target, **modes: Any) -> Contender:
     return Ours(name, target, TrieDrafter(), **modes)
 
 

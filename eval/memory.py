@@ -123,9 +123,10 @@ def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
     llm = LLM(target.ours, target.tokenizer)
     REHEARSAL.wait()  # else the first answers are drafted otherwise, and remembered not at all
     examples = load_task(options.task, None, options.data)
+    settings: Settings = {"max_new_tokens": options.max_new_tokens, **SETTINGS[name]}
     readings, tokens, started = [], 0, perf_counter()
     for number, prompt in enumerate(prompts(examples, llm, options), start=1):
-        answer = llm.generate(prompt, max_new_tokens=options.max_new_tokens, **SETTINGS[name])
+        answer = llm.generate(prompt, **settings)
         tokens += answer.stats.new_tokens
         if number % options.every == 0:
             readings.append({"requests": number, **reading(llm)})
