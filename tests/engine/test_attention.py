@@ -1,0 +1,238 @@
+"""Attention of a pass against the textbook's, in float64; exact attention to the last bit."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragaccel.decode.tree import DraftTree
+from ragaccel.engine import attention
+from ragaccel.engine.attention import CHUNK, PassAttention
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.layout import Masks, Rows, run_rows, together, tree_rows
+
+CPU = torch.device("cpu")
+SCALING = 0.3
+
+
+def chain_of(n):
+    return [-1, *range(n - 1)]
+
+
+def tree_of(parents):
+    n = len(parents)
+    return DraftTree(tuple(range(n)), tuple(parents), (1.0,) * n, ((),) * n)
+
+
+def states_of(generator, heads, n, size, dtype=torch.float64):
+    return torch.randn(1, heads, n, size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+class Sequence:
+    """Some cached tokens and the rows of a pass behind them."""
+
+    def __init__(self, generator, start, parents, heads, groups, sizes=(8, 8), dtype=torch.float64):
+        self.start, self.parents = start, parents
+        key_size, value_size = sizes
+        length = start + len(parents)
+        self.keys = states_of(generator, heads, length, key_size, dtype)
+        self.values = states_of(generator, heads, length, value_size, dtype)
+        self.queries = states_of(generator, heads * groups, len(parents), key_size, dtype)
+
+    def lay_out(self, is_run=False):
+        """Fill a cache with the tokens before, and begin the pass."""
+        cache = KVCache()
+        if self.start:
+            cache.begin(self.start)
+            cache.write(0, self.keys[:, :, : self.start], self.values[:, :, : self.start])
+            cache.keep(range(self.start))
+        if is_run:
+            return run_rows(range(len(self.parents)), cache, CPU)
+        return tree_rows(tree_of(self.parents), cache, CPU)
+
+    @property
+    def states(self):
+        return self.queries, self.keys[:, :, self.start :], self.values[:, :, self.start :]
+
+    def reference(self, window=None, softcap=None):
+        """What each row attends to, one row and one head at a time. [1, n, H, D]."""
+        tree, depths = tree_of(self.parents), tree_of(self.parents).depths()
+        heads, groups = self.keys.shape[1], self.queries.shape[1] // self.keys.shape[1]
+        rows = []
+        for node in range(len(self.parents)):
+            at = self.start + depths[node]
+            seen = [(slot, slot) for slot in range(self.start)]
+            seen += [(self.start + other, self.start + depths[other]) for other in tree.path(node)]
+            slots = [slot for slot, position in seen if window is None or at - position < window]
+            own = self.queries[0, :, node].double().view(heads, groups, -1)
+            scores = own @ self.keys[0][:, slots].double().transpose(1, 2) * SCALING
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            found = scores.softmax(-1) @ self.values[0][:, slots].double()
+            rows.append(found.reshape(heads * groups, -1))
+        return torch.stack(rows)[None]
+
+
+def attend(sequences, window=None, softcap=None, *, exact=False, is_run=False):
+    rows = together([sequence.lay_out(is_run) for sequence in sequences])
+    if exact:
+        rows = Rows(rows.token_ids, rows.positions, rows.spans, rows.is_probe, exact=True)
+    masks = Masks(sequences[0].queries.dtype, CPU)
+    states = [torch.cat(parts, dim=2) for parts in zip(*(s.states for s in sequences), strict=True)]
+    found = PassAttention(rows, masks).attend(
+        0, tuple(states), scaling=SCALING, window=window, softcap=softcap
+    )
+    assert found.is_contiguous()
+    return found
+
+
+@st.composite
+def any_parents(draw):
+    n = draw(st.integers(1, 20))
+    if draw(st.booleans()):
+        return chain_of(n)
+    return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, n))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 40), any_parents()), min_size=1, max_size=3),
+    heads=st.integers(1, 2),
+    groups=st.sampled_from([1, 3, 7]),
+    sizes=st.sampled_from([(8, 8), (5, 3)]),
+    window=st.one_of(st.none(), st.integers(1, 30)),
+    softcap=st.sampled_from([None, 0.7]),
+    exact=st.booleans(),
+    chunk=st.sampled_from([4, 16, CHUNK]),
+)
+def test_rows_attend_to_their_path_and_all_before(
+    shapes, heads, groups, sizes, window, softcap, exact, chunk
+):
+    generator = torch.Generator().manual_seed(len(shapes) + groups)
+    sequences = [
+        Sequence(generator, start, parents, heads, groups, sizes) for start, parents in shapes
+    ]
+    expected = torch.cat([each.reference(window, softcap) for each in sequences], dim=1)
+    with patch.object(attention, "CHUNK", chunk):
+        found = attend(sequences, window, softcap, exact=exact)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("window", [None, 9, 80])
+@pytest.mark.parametrize("start", [0, 5, 300])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_long_runs(start, groups, window, softcap, exact):
+    generator = torch.Generator().manual_seed(start)
+    run = Sequence(generator, start, chain_of(70), 2, groups)
+    found = attend([run], window, softcap, exact=exact, is_run=True)
+    torch.testing.assert_close(found, run.reference(window, softcap), rtol=0, atol=1e-12)
+
+
+def test_a_long_tree():
+    generator = torch.Generator().manual_seed(0)
+    parents = [-1, *(node // 3 for node in range(80))]
+    tree = Sequence(generator, 20, parents, 2, 3)
+    torch.testing.assert_close(attend([tree], 12), tree.reference(12), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("n", [1, 4, 5, 16, 70])
+def test_precision_is_that_of_the_states(dtype, n, exact):
+    generator = torch.Generator().manual_seed(n)
+    chain = Sequence(generator, 300, chain_of(n), 2, 3, dtype=dtype)
+    found = attend([chain], exact=exact)
+    assert found.dtype == dtype
+    allowed = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), chain.reference(), rtol=allowed, atol=allowed)
+
+
+def test_masks_are_made_once_a_pass():
+    generator = torch.Generator().manual_seed(0)
+    sequence = Sequence(generator, 3, [-1, 0, 0], 1, 1)
+    rows = sequence.lay_out()
+    with patch.object(Masks, "make", side_effect=Masks(torch.float64, CPU).make) as make:
+        passing = PassAttention(rows, Masks(torch.float64, CPU))
+        for layer, window in enumerate([None, 4, None, 4]):
+            passing.attend(layer, sequence.states, scaling=SCALING, window=window)
+    assert make.call_count == 2
+
+
+ROWS = 16
+EDGES = [1, 17, CHUNK - 17, CHUNK - 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 9, 3 * CHUNK]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def row_at(length, index, groups, dtype, *, exact=True, window=None, after=0, num_rows=ROWS):
+    """What the token after ``length`` others attends to, as row ``index`` of a pass.
+
+    ``after`` is the seed of the tokens that follow it.
+    """
+    generator = torch.Generator().manual_seed(length)
+    whole = Sequence(generator, length, [-1], 2, groups, (16, 16), dtype)
+    others = torch.Generator().manual_seed(after)
+    chain = Sequence(others, length - index, chain_of(num_rows), 2, groups, (16, 16), dtype)
+    chain.keys[:, :, : length + 1], chain.values[:, :, : length + 1] = whole.keys, whole.values
+    chain.queries[:, :, index] = whole.queries[:, :, 0]
+    return attend([chain], window, exact=exact)[0, index]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 3, 7])
+@pytest.mark.parametrize("length", EDGES)
+def test_an_exact_row_is_the_same_wherever_it_stands(length, groups, dtype):
+    plain = row_at(length, 0, groups, dtype)
+    for index in range(1, min(ROWS, length + 1)):
+        found = row_at(length, index, groups, dtype, after=index)
+        assert torch.equal(found, plain), index
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [7, CHUNK, CHUNK + 40])
+def test_an_exact_row_is_the_same_wherever_it_stands_in_a_window(window, dtype):
+    for length in (CHUNK - 3, 2 * CHUNK + 5):
+        plain = row_at(length, 0, 3, dtype, window=window)
+        for index in (1, 8, 15):
+            found = row_at(length, index, 3, dtype, window=window, after=index)
+            assert torch.equal(found, plain), index
+
+
+def test_rows_that_are_not_exact_depend_on_where_they_stand():
+    """Else the tests above could not fail."""
+    differing = sum(
+        not torch.equal(
+            row_at(length, index, 3, dtype, exact=False, after=index),
+            row_at(length, 0, 3, dtype, exact=False, num_rows=1),
+        )
+        for dtype in DTYPES
+        for length in EDGES
+        for index in (1, 8, 15)
+        if index <= length
+    )
+    if not differing:
+        pytest.skip("rows do not depend on one another here")
+    assert differing
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 16, 70])
+def test_what_lies_beyond_in_the_buffers_is_never_read(n, exact):
+    generator = torch.Generator().manual_seed(n)
+    sequence = Sequence(generator, CHUNK - 2, chain_of(n), 2, 3)
+    expected = attend([sequence], exact=exact)
+    rows = sequence.lay_out()
+    cache = rows.spans[0].cache
+    cache.begin(CHUNK)
+    garbage = torch.full((1, 2, CHUNK, 8), float("nan"), dtype=torch.float64)
+    cache.write(0, garbage, garbage)
+    cache.keep(())
+    rows = Rows(rows.token_ids, rows.positions, rows.spans, exact=exact)
+    cache.begin(n)
+    found = PassAttention(rows, Masks(torch.float64, CPU)).attend(
+        0, sequence.states, scaling=SCALING
+    )
+    assert torch.equal(found, expected)
