@@ -187,10 +187,8 @@ class Engine:
         return self._take_cache(request)
 
     def _take_cache(self, request: Request) -> Holding:
-        prompt = request.prompt_ids[:-1]
-        whole = len(prompt) // self.prefill_chunk * self.prefill_chunk
-        known = prompt[:whole] if self.exact else prompt
-        holding = self.pool.take(known, request.namespace, settled=self.exact)
+        prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
+        holding = self.pool.take(prompt, request.namespace, chunk=chunk)
         answer = min(request.max_new_tokens, _FORESEEN)
         holding.cache.reserve(len(request.prompt_ids) + answer + self.max_rows)
         return holding

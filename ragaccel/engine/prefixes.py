@@ -69,7 +69,7 @@ class PrefixPool:
             sizes = (kept.cache.num_bytes // max(1, kept.cache.capacity) for kept in self._idle)
             return max(sizes, default=0)
 
-    def take(self, prompt: Sequence[int], namespace: str, *, settled: bool = False) -> Holding:
+    def take(self, prompt: Sequence[int], namespace: str, *, chunk: int | None = None) -> Holding:
         """Hand out a cache that holds as much of the beginning of a prompt as is known.
 
         It belongs to the caller until ``give_back``. Nothing may compute meanwhile: states are
@@ -78,10 +78,10 @@ class PrefixPool:
         Args:
             prompt: the tokens that are to be cached.
             namespace: whose states may serve.
-            settled: take only what whole prefill chunks computed.
+            chunk: take only whole prefill chunks, of so many tokens, that prefill computed.
         """
         with self._lock:
-            shared, best = self._longest(prompt, namespace, settled)
+            shared, best = self._longest(prompt, namespace, chunk)
             if best is None or shared < _SHORTEST:
                 holding = Holding(self._spare(), namespace)
             elif best in self._idle and 2 * shared >= len(best.token_ids):
@@ -128,14 +128,15 @@ class PrefixPool:
             self._idle.clear()
 
     def _longest(
-        self, prompt: Sequence[int], namespace: str, settled: bool
+        self, prompt: Sequence[int], namespace: str, chunk: int | None
     ) -> tuple[int, Holding | None]:
         best: tuple[int, Holding | None] = (0, None)
         for holding in (*self._open, *self._idle):
             if holding.namespace != namespace:
                 continue
-            limit = holding.num_settled if settled else len(holding.token_ids)
+            limit = holding.num_settled if chunk else len(holding.token_ids)
             length = _common_prefix(prompt, holding.token_ids, limit)
+            length -= length % chunk if chunk else 0
             if length > best[0] or (length == best[0] and best[1] in self._open):
                 best = (length, holding)
         return best

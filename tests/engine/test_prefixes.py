@@ -1,0 +1,298 @@
+"""Kept prefixes: what is computed again, for whom, how much is kept, and that no token changes."""
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from fakes import RandomDrafter
+from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
+
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.session import Session
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.prefixes import Holding, PrefixPool
+from ragaccel.models.huggingface import HuggingFaceModel
+
+CHUNK = 16
+PASSAGES = random_prompt(90, 1)
+QUESTIONS = [random_prompt(length, 10 + length) for length in (5, 12, 3, 20)]
+
+
+def make_engine(family="llama", **settings):
+    target = HuggingFaceModel(tiny_model(family), self_check=False)
+    return Engine(target, prefill_chunk=CHUNK, **settings)
+
+
+class Rows:
+    """Counts the rows that the model itself sees, and what the engine says it prefilled."""
+
+    def __init__(self, engine):
+        self.engine, self.seen, self.before = engine, 0, engine.prefilled_rows
+        self.handle = engine.model.network.register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def count(self, module, args, kwargs):
+        self.seen += kwargs["input_ids"].shape[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.handle.remove()
+
+    @property
+    def prefilled(self):
+        return self.engine.prefilled_rows - self.before
+
+
+def ask(engine, prompt, new=6, seed=0, **settings):
+    """Decode beside a cold engine; return the answer and how many rows were prefilled."""
+    request = Request(prompt, max_new_tokens=new, **settings)
+    with Rows(engine) as rows:
+        found = decode(engine, request, RandomDrafter(seed, VOCAB))
+    assert found == generate(engine.model.model, prompt, new)
+    return found, rows.prefilled
+
+
+def test_a_second_question_on_the_same_passages_computes_little_but_itself():
+    engine = make_engine()
+    assert ask(engine, [*PASSAGES, *QUESTIONS[0]])[1] == len(PASSAGES) + len(QUESTIONS[0]) - 1
+    for question in QUESTIONS[1:]:
+        prompt = [*PASSAGES, *question]
+        with Rows(engine) as rows:
+            assert decode(engine, Request(prompt, max_new_tokens=1), token_budget=0)
+        assert rows.prefilled == len(question) - 1
+        assert rows.seen == len(question)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
+def test_the_tokens_are_those_of_a_cold_engine(family):
+    engine = make_engine(family)
+    for turn in range(3):
+        for i, question in enumerate(QUESTIONS):
+            start = PASSAGES[10 * (turn % 2) :]
+            ask(engine, [*start, *question], new=9, seed=10 * turn + i)
+
+
+def test_a_model_over_its_own_attention_keeps_prefixes_too():
+    model = make_tiny_model("llama", attn_implementation="eager")
+    engine = Engine(HuggingFaceModel(model), prefill_chunk=CHUNK)
+    assert not engine.model.joins_sequences
+    ask(engine, [*PASSAGES, *QUESTIONS[0]])
+    assert ask(engine, [*PASSAGES, *QUESTIONS[1]])[1] == len(QUESTIONS[1]) - 1
+
+
+def test_sampling_is_that_of_a_cold_engine():
+    engine = make_engine()
+    for i, question in enumerate(QUESTIONS):
+        request = Request(
+            [*PASSAGES, *question],
+            max_new_tokens=12,
+            sampling=Sampling(1.2, seed=i),
+            repetition_penalty=1.3,
+            no_repeat_ngram_size=3,
+        )
+        assert decode(engine, request) == decode(make_engine(), request)
+
+
+def test_a_conversation_goes_on_from_its_answer():
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    answer, _ = ask(engine, prompt, new=20)
+    followed = [*prompt, *answer, *QUESTIONS[1]]
+    answer, prefilled = ask(engine, followed, new=20)
+    assert prefilled == len(QUESTIONS[1])  # the answer's last token was never an input
+    again = [*followed, *answer, *QUESTIONS[2]]
+    assert ask(engine, again)[1] == len(QUESTIONS[2])
+
+
+def test_the_same_question_again_is_not_prefilled_at_all():
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    ask(engine, prompt)
+    assert ask(engine, prompt, seed=1)[1] == 0
+
+
+def test_a_prompt_that_is_the_beginning_of_another_is_known():
+    engine = make_engine()
+    ask(engine, [*PASSAGES, *QUESTIONS[0]])
+    assert ask(engine, PASSAGES[:70])[1] == 0
+
+
+def test_several_prefixes_are_kept_and_used_in_turn():
+    engine = make_engine()
+    starts = [random_prompt(60, 100 + i) for i in range(4)]
+    for start in starts:
+        ask(engine, [*start, *QUESTIONS[0]])
+    for question in QUESTIONS[1:]:
+        for start in starts:
+            assert ask(engine, [*start, *question])[1] == len(question) - 1
+
+
+def test_the_least_recently_used_is_dropped():
+    engine = make_engine(kept_prefixes=2)
+    first, second, third = (random_prompt(40, 200 + i) for i in range(3))
+    ask(engine, first)
+    ask(engine, second)
+    assert ask(engine, [*first, 1, 2])[1] == 1
+    ask(engine, third)
+    assert engine.pool.num_idle == 2
+    assert ask(engine, [*first, 3, 1])[1] == 1
+    assert ask(engine, second)[1] == 39
+
+
+def test_nothing_is_kept_where_nothing_may_be():
+    for settings in ({"kept_prefixes": 0}, {"kept_bytes": 0}):
+        engine = make_engine(**settings)
+        for _ in range(2):
+            assert ask(engine, PASSAGES)[1] == len(PASSAGES) - 1
+        assert engine.pool.num_idle == 0
+
+
+def test_bytes_are_bounded():
+    per_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
+    engine = make_engine(kept_bytes=200 * per_token)
+    for i in range(6):
+        ask(engine, random_prompt(60, 300 + i))
+        assert 0 < engine.pool.num_bytes <= 200 * per_token
+    assert 1 <= engine.pool.num_idle <= 3
+
+
+def test_namespaces_never_share():
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    for namespace in ("", "a", "b"):
+        assert ask(engine, prompt, namespace=namespace)[1] == len(prompt) - 1
+    for namespace in ("a", "", "b"):
+        assert ask(engine, prompt, namespace=namespace)[1] == 0
+
+
+def test_open_requests_share_by_copying():
+    engine = make_engine()
+    prompts = [[*PASSAGES, *question] for question in QUESTIONS]
+    requests = [Request(prompt, max_new_tokens=15) for prompt in prompts]
+    verifiers = [engine.open(request) for request in requests]
+    sessions = [
+        Session(verifier, RandomDrafter(i, VOCAB), request, token_budget=20)
+        for i, (verifier, request) in enumerate(zip(verifiers, requests, strict=True))
+    ]
+    with Rows(engine) as rows:
+        steps = [iter(session) for session in sessions]
+        for one in steps:
+            next(one)
+    assert rows.prefilled == len(PASSAGES) + sum(len(question) - 1 for question in QUESTIONS)
+    assert len({id(verifier.cache) for verifier in verifiers}) == len(verifiers)
+    while any(session.finish_reason is None for session in sessions):
+        for one in steps:
+            next(one, None)
+    for session, prompt in zip(sessions, prompts, strict=True):
+        assert list(session.result().token_ids) == generate(tiny_model("llama"), prompt, 15)
+    for verifier in verifiers:
+        verifier.close()
+
+
+def test_a_branch_that_is_still_to_be_moved_is_copied_right():
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    expected = generate(tiny_model("llama"), prompt, 30)
+    request = Request(prompt, max_new_tokens=30)
+    first = engine.open(request)
+    session = Session(first, Cheat(prompt, expected), request, token_budget=20)
+    for _ in session:
+        known = [*prompt, *session.token_ids]
+        request = Request([*known, 7], max_new_tokens=1)
+        assert decode(engine, request) == generate(tiny_model("llama"), [*known, 7], 1)
+    assert list(session.result().token_ids) == expected
+    first.close()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 5])
+def test_a_request_cancelled_while_it_is_prefilled_leaves_what_it_computed(chunks):
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    verifier = engine.open(Request(prompt, max_new_tokens=5))
+    for _ in range(chunks):
+        engine.prefill_chunk_of(verifier)
+    verifier.close()
+    assert ask(engine, prompt)[1] == len(prompt) - 1 - chunks * CHUNK
+
+
+def test_a_pass_that_fails_midway_leaves_nothing_wrong():
+    engine = make_engine()
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    layer = engine.model.network.model.layers[1]
+
+    def fail(module, args, kwargs):
+        if args[0].shape[1] == CHUNK and engine.prefilled_rows >= 3 * CHUNK:
+            raise KeyboardInterrupt
+
+    handle = layer.register_forward_pre_hook(fail, with_kwargs=True)
+    verifier = engine.open(Request(prompt, max_new_tokens=5))
+    with pytest.raises(KeyboardInterrupt):
+        verifier.prefill(verifier.request)
+    verifier.close()
+    handle.remove()
+    assert ask(engine, prompt)[1] == len(prompt) - 1 - 3 * CHUNK
+
+
+def test_exact_mode_keeps_whole_chunks_that_prefill_computed():
+    engine = make_engine(exact=True)
+    prompt = [*PASSAGES, *QUESTIONS[0]]
+    assert ask(engine, prompt, new=40)[1] == len(prompt) - 1
+    whole = len(PASSAGES) // CHUNK * CHUNK
+    for question in QUESTIONS[1:]:
+        assert ask(engine, [*PASSAGES, *question])[1] == len(PASSAGES) - whole + len(question) - 1
+    answer = generate(tiny_model("llama"), prompt, 40)
+    followed = [*prompt, *answer, *QUESTIONS[1]]
+    settled = (len(prompt) - 1) // CHUNK * CHUNK
+    assert ask(engine, followed)[1] == len(followed) - 1 - settled
+
+
+def test_exact_mode_goes_on_at_the_edge_of_a_chunk():
+    engine = make_engine(exact=True)
+    ask(engine, PASSAGES)
+    other = [*PASSAGES[:40], *QUESTIONS[3]]
+    assert ask(engine, other)[1] == len(other) - 1 - 2 * CHUNK
+    assert ask(engine, PASSAGES, seed=1)[1] == len(PASSAGES) - 1 - 5 * CHUNK
+
+
+@torch.inference_mode()
+def fill(cache, length):
+    cache.begin(length)
+    states = torch.arange(length, dtype=torch.float64)[None, None, :, None].expand(1, 1, -1, 4)
+    cache.write(0, states, states)
+    cache.keep(range(length))
+
+
+def put(pool, tokens, namespace=""):
+    holding = pool.take(tokens, namespace)
+    fill(holding.cache, len(tokens) - len(holding.token_ids))
+    holding.token_ids = list(tokens)
+    return holding
+
+
+def test_what_is_kept_twice_is_kept_once():
+    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
+    holdings = [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]
+    for holding in holdings:
+        pool.give_back(holding)
+    assert pool.num_idle == 1
+    assert len(pool.take(range(30), "").token_ids) == 30
+
+
+def test_few_tokens_in_common_are_not_worth_a_copy():
+    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
+    pool.give_back(put(pool, range(50)))
+    assert pool.take([*range(7), 99, 98], "").token_ids == []
+    assert pool.take([*range(8), 99, 98], "").token_ids == list(range(8))
+
+
+def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
+    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
+    kept = put(pool, range(40))
+    pool.give_back(kept)
+    copied = pool.take([*range(15), 99], "")
+    assert copied.cache is not kept.cache
+    cut = pool.take([*range(30), 99], "")
+    assert cut.cache is kept.cache
+    assert (copied.token_ids, cut.token_ids) == (list(range(15)), list(range(30)))
+    assert isinstance(cut, Holding)
