@@ -63,11 +63,12 @@ class EngineVerifier:
     def prefill(self, request: Request) -> None:
         """Cache what is missing of the prompt but for its last token, in chunks.
 
-        ``request`` must be the one the verifier was opened for, or one that fits as well.
+        ``request`` must be the one the verifier was opened for, or one that fits as well. Another
+        one, or the same for a second time, starts over.
         """
-        if request is not self.request:
+        if request is not self.request or self._is_used:
             self._engine.check_fits(request)
-            self.request = request
+            self.request, self.tree = request, None
             self.chooser = Chooser(request, near_ties=self._engine.near_ties)
             self.way = way_of_choosing(request)
             self._cost, self._cost_until = self._engine.cost_alone(self)
@@ -119,6 +120,13 @@ class EngineVerifier:
         if self._holding is not None:
             self._give_back()
             self._engine.costs.save_in_time()
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether anything was verified or kept behind the prompt."""
+        if self.tree is not None or self._holding is None:
+            return self.tree is not None
+        return len(self._holding.token_ids) >= len(self.request.prompt_ids)
 
     def _held(self) -> Holding:
         if self._is_closed or self._holding is None:

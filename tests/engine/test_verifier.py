@@ -1,0 +1,69 @@
+from contextlib import closing
+
+import pytest
+from decoding import Cheat
+from fakes import RandomDrafter
+from tiny_models import VOCAB, generate, random_prompt, tiny_model
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request
+from ragaccel.decode.session import Session
+from ragaccel.engine.engine import Engine
+from ragaccel.models.huggingface import HuggingFaceModel
+
+PROMPT = random_prompt(40)
+SETTINGS = [{}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}]
+
+
+@pytest.fixture
+def engine():
+    return Engine(HuggingFaceModel(tiny_model("llama"), self_check=False), prefill_chunk=16)
+
+
+def run(verifier, request, drafter=None):
+    session = Session(verifier, drafter or RandomDrafter(1, VOCAB), request, token_budget=10)
+    list(session)
+    return list(session.result().token_ids)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_one_verifier_may_serve_several_sessions(engine, settings):
+    expected = generate(tiny_model("llama"), PROMPT, 12, **settings)
+    request = Request(PROMPT, max_new_tokens=12, **settings)
+    other = Request(PROMPT[5:], max_new_tokens=9, **settings)
+    with closing(engine.open(request)) as verifier:
+        for _ in range(2):
+            assert run(verifier, request) == expected
+            assert run(verifier, request, NoDrafter()) == expected
+        assert run(verifier, other) == generate(tiny_model("llama"), PROMPT[5:], 9, **settings)
+        assert run(verifier, request, Cheat(PROMPT, expected)) == expected
+
+
+def test_a_session_left_midway_leaves_the_next_one_its_own_start(engine):
+    request = Request(PROMPT, max_new_tokens=12, repetition_penalty=1.3)
+    expected = generate(tiny_model("llama"), PROMPT, 12, repetition_penalty=1.3)
+    with closing(engine.open(request)) as verifier:
+        verifier.prefill(request)
+        verifier.verify(Cheat(PROMPT, expected).draft(Session(verifier, NoDrafter(), request).context, 4))
+        assert run(verifier, request) == expected
+
+
+def test_prefill_goes_on_where_chunks_were_left(engine):
+    request = Request(PROMPT, max_new_tokens=12)
+    with closing(engine.open(request)) as verifier:
+        engine.prefill_chunk_of(verifier)
+        cache = verifier.cache
+        assert not verifier.is_prefilled
+        verifier.prefill(request)
+        assert verifier.is_prefilled
+        verifier.prefill(request)
+        assert verifier.cache is cache
+        assert engine.prefilled_rows == len(PROMPT) - 1
+
+
+def test_nothing_is_committed_before_it_was_verified(engine):
+    request = Request(PROMPT, max_new_tokens=12)
+    with closing(engine.open(request)) as verifier:
+        verifier.prefill(request)
+        with pytest.raises(RuntimeError, match="commit follows verify"):
+            verifier.commit([0])
