@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
+from ragaccel.engine.row_by_row import RowByRow
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending, enter_layer
 from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes
@@ -140,7 +142,8 @@ class HuggingFaceModel:
             span.cache.settle()
         if self._attends:
             attention = PassAttention(rows, self._masks)
-            with attending(attention, self.architecture.windows):
+            alike = RowByRow() if rows.exact else nullcontext()
+            with attending(attention, self.architecture.windows), alike:
                 # Which rows see which: the attention needs no mask, but whoever looks may.
                 return self._run(rows, rows.sees()[None, None], _PassCache(rows), keep)
         if len(rows.spans) > 1:
