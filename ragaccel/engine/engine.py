@@ -190,7 +190,7 @@ class Engine:
         prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
         holding = self.pool.take(prompt, request.namespace, chunk=chunk)
         answer = min(request.max_new_tokens, _FORESEEN)
-        holding.cache.reserve(len(request.prompt_ids) + answer + self.max_rows)
+        holding.cache.reserve(len(request.prompt_ids) + answer + self.padded(self.max_rows))
         return holding
 
     def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
@@ -276,7 +276,7 @@ class Engine:
         if self.exact:
             if not tree.is_chain or tree.num_probes:
                 raise ValueError("exact mode verifies chains of guesses only")
-            filling = readable.token_ids[:1] * (self.max_rows - len(tree))
+            filling = readable.token_ids[:1] * (EXACT_ROWS - len(tree))
             readable = DraftTree.chain((*readable.token_ids, *filling))
         rows = tree_rows(readable, cache, max_positions=model.max_positions)
         return replace(rows, exact=True) if self.exact else rows
@@ -324,7 +324,7 @@ class Engine:
 
     def padded(self, rows: int) -> int:
         """How many rows a pass over so many nodes computes."""
-        return self.max_rows if self.exact else rows
+        return EXACT_ROWS if self.exact else rows
 
     def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
         """What passes of these requests cost now: of as many, as long, chosen the dearest way."""
@@ -347,7 +347,8 @@ class Engine:
         make = KVCache if self.model.arena is None else self.model.arena.new_cache
         if self.max_tokens is None:
             return make()
-        slots = self.max_tokens + self.max_rows  # the rows of the last pass stand past the answer
+        # The rows of the last pass stand past the answer.
+        slots = self.max_tokens + self.padded(self.max_rows)
         return make(slots) if self._fixed else make(limit=slots)
 
 

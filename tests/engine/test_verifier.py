@@ -44,7 +44,9 @@ def test_a_session_left_midway_leaves_the_next_one_its_own_start(engine):
     expected = generate(tiny_model("llama"), PROMPT, 12, repetition_penalty=1.3)
     with closing(engine.open(request)) as verifier:
         verifier.prefill(request)
-        verifier.verify(Cheat(PROMPT, expected).draft(Session(verifier, NoDrafter(), request).context, 4))
+        verifier.verify(
+            Cheat(PROMPT, expected).draft(Session(verifier, NoDrafter(), request).context, 4)
+        )
         assert run(verifier, request) == expected
 
 

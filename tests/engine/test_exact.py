@@ -1,0 +1,236 @@
+"""Exact mode: to the last bit what plain decoding in this mode gives, whatever stands beside it."""
+
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from fakes import RandomDrafter
+from tiny_models import FAMILIES, VOCAB, make_tiny_model, random_prompt, tiny_model
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.session import Session
+from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.engine import attention
+from ragaccel.engine.engine import EXACT_ROWS, Engine
+from ragaccel.models.huggingface import HuggingFaceModel
+
+CHUNK, PREFILL = 16, 12
+LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
+NEW = 36
+BIG = {"hidden_size": 256, "intermediate_size": 512}
+KINDS = {
+    "float32": (torch.float32, {}, False),
+    "bfloat16": (torch.bfloat16, {}, False),
+    "float32 packed": (torch.float32, BIG, True),
+    "bfloat16 packed": (torch.bfloat16, BIG, True),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(attention, "CHUNK", CHUNK)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def target(request):
+    dtype, sizes, pack = KINDS[request.param]
+    target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
+    assert target.joins_sequences
+    assert bool(target._packed) == pack
+    return target
+
+
+def make_engine(target, **settings):
+    return Engine(target, **{"prefill_chunk": PREFILL, "exact": True, **settings})
+
+
+def plain(engine, request):
+    return decode(engine, request, NoDrafter())
+
+
+class Recorder:
+    """Keeps the logits after every sequence of tokens that an engine computed them for."""
+
+    def __init__(self, engine):
+        self.logits, self._engine, self._forward = {}, engine, engine.model.forward
+        engine.model.forward = self.forward
+
+    def forward(self, rows, keep):
+        logits = self._forward(rows, keep)
+        (span,) = rows.spans
+        holdings = self._engine.pool._open
+        before = next(held.token_ids for held in holdings if held.cache is span.cache)
+        ids, first = rows.token_ids[0], span.num_rows - keep
+        for row, seen in enumerate(rows.sees()[first:]):
+            text = (*before, *ids[seen].tolist())
+            self.logits.setdefault(text, []).append(logits[row])
+        return logits
+
+    def __enter__(self):
+        return self.logits
+
+    def __exit__(self, *_):
+        del self._engine.model.forward
+
+
+def compare(target, prompt, new=NEW, **settings):
+    """Count the logits of an answer that differ in any bit between plain and drafted passes."""
+    answers, logits = [], []
+    for drafter in (NoDrafter(), None, RandomDrafter(5, VOCAB)):
+        engine = make_engine(target, kept_prefixes=0, **settings)
+        drafter = drafter or Cheat(prompt, answers[0])
+        with Recorder(engine) as seen:
+            answers.append(decode(engine, Request(prompt, max_new_tokens=new), drafter))
+        logits.append(seen)
+    differing = 0
+    for answer, seen in zip(answers[1:], logits[1:], strict=True):
+        for end in range(len(prompt), len(prompt) + len(answer)):
+            text = (*prompt, *answer)[:end]
+            one = logits[0].get(text, [None])[0]
+            differing += one is None or not all(torch.equal(one, each) for each in seen[text])
+    return differing, answers
+
+
+def test_logits_are_the_same_to_the_last_bit(target):
+    for seed, length in enumerate(LENGTHS):
+        differing, answers = compare(target, random_prompt(length, seed))
+        assert differing == 0
+        assert answers[0] == answers[1] == answers[2]
+
+
+def test_without_exact_mode_they_are_not():
+    """Else the test above could not fail."""
+    target = HuggingFaceModel(make_tiny_model("llama", torch.bfloat16))
+    differing = sum(
+        compare(target, random_prompt(length, length), exact=False)[0] for length in LENGTHS
+    )
+    if not differing:
+        pytest.skip("passes of different widths give the same bits here")
+    assert differing
+
+
+def test_tokens_are_those_of_plain_decoding(target):
+    engine = make_engine(target)
+    for seed in range(4):
+        prompt = random_prompt(3 + 11 * seed, 100 + seed)
+        request = Request(prompt, max_new_tokens=NEW)
+        expected = plain(engine, request)
+        assert len(set(expected)) > 1
+        for drafter in (Cheat(prompt, expected, seed), RandomDrafter(seed, VOCAB)):
+            assert decode(engine, request, drafter) == expected
+            assert decode(make_engine(target), request, drafter, None) == expected
+
+
+def test_sampled_tokens_are_those_of_plain_decoding(target):
+    engine = make_engine(target)
+    for seed, sampling in enumerate((Sampling(1.0), Sampling(1.3, top_k=20, top_p=0.9))):
+        prompt = random_prompt(30 + seed, seed)
+        request = Request(prompt, sampling=sampling, max_new_tokens=NEW, repetition_penalty=1.2)
+        expected = plain(engine, request)
+        assert decode(engine, request, Cheat(prompt, expected)) == expected
+        assert decode(engine, request, RandomDrafter(seed, VOCAB)) == expected
+
+
+def test_kept_prefixes_change_nothing(target):
+    engine = make_engine(target)
+    passages = random_prompt(55, 7)
+    for turn in range(6):
+        prompt = [*passages[: 55 - 7 * (turn % 3)], *random_prompt(4 + turn, turn)]
+        with Recorder(engine) as warm:
+            found = decode(engine, Request(prompt, max_new_tokens=NEW), RandomDrafter(turn, VOCAB))
+        cold_engine = make_engine(target, kept_prefixes=0)
+        with Recorder(cold_engine) as cold:
+            assert plain(cold_engine, Request(prompt, max_new_tokens=NEW)) == found
+        for end in range(len(prompt), len(prompt) + NEW):
+            text = (*prompt, *found)[:end]
+            assert all(torch.equal(cold[text][0], each) for each in warm[text])
+    assert engine.prefilled_rows < 6 * 40
+
+
+def test_neighbours_change_nothing(target):
+    prompts = [random_prompt(length, length) for length in (1, 12, 30, 47, 61)]
+    requests = [Request(prompt, max_new_tokens=NEW) for prompt in prompts]
+    expected = [plain(make_engine(target), request) for request in requests]
+    engine = make_engine(target)
+    with ExitStack() as stack:
+        sessions = []
+        for i, request in enumerate(requests):
+            verifier = stack.enter_context(closing(engine.open(request)))
+            drafter = Cheat(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
+            sessions.append(Session(verifier, drafter, request, token_budget=9 + i))
+        while running := [session for session in sessions if session.finish_reason is None]:
+            trees = [session.propose(20) for session in running]
+            batch = [(s.verifier, tree, 0) for s, tree in zip(running, trees, strict=True)]
+            for session, choices in zip(running, engine.verify_many(batch), strict=True):
+                session.absorb(choices)
+        assert [list(session.result().token_ids) for session in sessions] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("max_rows", [1, 5, 9, 64])
+def test_fewer_rows_are_as_exact(max_rows, dtype):
+    target = HuggingFaceModel(tiny_model("llama", dtype), self_check=False)
+    engine = make_engine(target, max_rows=max_rows)
+    assert engine.max_rows == min(max_rows, EXACT_ROWS)
+    for length in (9, 40):
+        differing, answers = compare(target, random_prompt(length, length), max_rows=max_rows)
+        assert differing == 0
+        assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family):
+    target = HuggingFaceModel(tiny_model(family, torch.float32))
+    for length in (5, 40):
+        differing, answers = compare(target, random_prompt(length, length))
+        assert differing == 0
+        assert answers[0] == answers[1] == answers[2]
+
+
+def test_an_answer_may_reach_the_last_position():
+    target = HuggingFaceModel(tiny_model("gpt2", torch.float32))
+    prompt = random_prompt(256 - NEW, 3)
+    differing, answers = compare(target, prompt)
+    assert differing == 0
+    assert answers[0] == answers[1]
+
+
+def test_only_chains_of_guesses_are_verified():
+    engine = make_engine(HuggingFaceModel(tiny_model("llama"), self_check=False))
+    request = Request(random_prompt(9), max_new_tokens=9)
+    with closing(engine.open(request)) as verifier:
+        assert verifier.chains_only
+        verifier.prefill(request)
+        root = request.prompt_ids[-1]
+        tree = DraftTree((root, 1, 2), (-1, 0, 0), (1.0,) * 3, ((),) * 3)
+        for refused in (tree, attach_probes(DraftTree.chain([root, 1]), [5], [1])):
+            with pytest.raises(ValueError, match="chains of guesses only"):
+                verifier.verify(refused)
+        with pytest.raises(ValueError, match="exceeds max_rows=16"):
+            verifier.verify(DraftTree.chain([root] * 17))
+
+
+def test_every_pass_costs_the_same():
+    engine = make_engine(HuggingFaceModel(tiny_model("llama"), self_check=False))
+    request = Request(random_prompt(9), max_new_tokens=20)
+    decode(engine, request)
+    with closing(engine.open(request)) as verifier:
+        assert len({verifier.cost_seconds(rows) for rows in range(1, EXACT_ROWS + 1)}) == 1
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
+@pytest.mark.parametrize("threads", [1, 3, 5])
+def test_any_number_of_threads(threads, activation):
+    sizes = {"intermediate_size": 4864, "hidden_act": activation}
+    model = make_tiny_model("llama", torch.float32, **sizes)
+    target = HuggingFaceModel(model, self_check=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        differing, answers = compare(target, random_prompt(9), new=12)
+    finally:
+        torch.set_num_threads(before)
+    assert differing == 0
+    assert answers[0] == answers[1]
