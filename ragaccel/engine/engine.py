@@ -53,7 +53,8 @@ class TargetModel(Protocol):
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
     ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
-    take the rows of several; ``arena`` where caches must lie to be read fastest, if anywhere.
+    take the rows of several, and exact ones; ``arena`` where caches must lie to be read fastest,
+    if anywhere.
     """
 
     @property
@@ -110,7 +111,8 @@ class Engine:
         kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
 
     Raises:
-        ConfigurationError: a capacity beyond what the model can read, or a size below 1.
+        ConfigurationError: a capacity beyond what the model can read, a size below 1, or exact
+            mode for a model that attends by itself.
     """
 
     def __init__(
@@ -132,6 +134,11 @@ class Engine:
         if capacity is not None and limit is not None and capacity > limit:
             raise ConfigurationError(
                 f"capacity={capacity:,} exceeds the {limit:,} tokens this model can read"
+            )
+        if exact and not model.joins_sequences:
+            raise ConfigurationError(
+                "exact mode needs a model that runs with our attention: "
+                "load it with attn_implementation='sdpa'"
             )
         self.model = model
         self.exact, self.near_ties = exact, near_ties

@@ -14,6 +14,7 @@ from ragaccel.decode.session import Session
 from ragaccel.decode.tree import DraftTree, attach_probes
 from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
+from ragaccel.errors import ConfigurationError
 from ragaccel.models.huggingface import HuggingFaceModel
 
 CHUNK, PREFILL = 16, 12
@@ -210,6 +211,12 @@ def test_only_chains_of_guesses_are_verified():
                 verifier.verify(refused)
         with pytest.raises(ValueError, match="exceeds max_rows=16"):
             verifier.verify(DraftTree.chain([root] * 17))
+
+
+def test_a_model_that_attends_by_itself_is_refused():
+    target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
+    with pytest.raises(ConfigurationError, match="exact mode needs a model that runs with our"):
+        make_engine(target)
 
 
 def test_every_pass_costs_the_same():
