@@ -184,9 +184,13 @@ class StepGraphs:
         self._pool: Any = None
 
     def takes(self, rows: Rows) -> bool:
-        """Whether a pass fits: few enough rows, sequences and moves, all of them in the arena."""
+        """Whether a pass fits: few enough rows, sequences and moves, all of them in the arena.
+
+        Exact ones do not: how many splits are reduced follows the attended tokens.
+        """
         return (
-            rows.num_rows <= ROW_BUCKETS[-1]
+            not rows.exact
+            and rows.num_rows <= ROW_BUCKETS[-1]
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
             and rows.is_probe is None
             and all(isinstance(span.cache, ArenaCache) for span in rows.spans)

@@ -213,6 +213,19 @@ def test_only_chains_of_guesses_are_verified():
             verifier.verify(DraftTree.chain([root] * 17))
 
 
+def test_exact_passes_are_never_replayed():
+    def kernel(*_args, **_settings):
+        raise AssertionError("asked")
+
+    target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
+    target.use_graphs(kernel, capture=False)
+    assert target.arena is not None
+    for length in (1, 2, 40):
+        differing, answers = compare(target, random_prompt(length, length))
+        assert differing == 0
+        assert answers[0] == answers[1]
+
+
 def test_a_model_that_attends_by_itself_is_refused():
     target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
     with pytest.raises(ConfigurationError, match="exact mode needs a model that runs with our"):
