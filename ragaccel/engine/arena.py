@@ -167,11 +167,13 @@ class ArenaCache(KVCache):
     def take_moves(self) -> tuple[list[int], list[int]]:
         """Hand out the recorded moves, as sources and targets among the arena's slots."""
         with self._lock:
-            sources = [self.base + slot for _, slots in self._moves for slot in slots]
-            targets = [
-                self.base + first + i for first, slots in self._moves for i in range(len(slots))
-            ]
+            moves = self._listed()
             self._moves.clear()
+        return moves
+
+    def _listed(self) -> tuple[list[int], list[int]]:
+        sources = [self.base + slot for _, slots in self._moves for slot in slots]
+        targets = [self.base + first + i for first, slots in self._moves for i in range(len(slots))]
         return sources, targets
 
     def bind(self) -> None:
@@ -184,9 +186,11 @@ class ArenaCache(KVCache):
 
     @torch.inference_mode()
     def _apply_moves(self) -> None:
-        sources, targets = self.take_moves()
-        if sources:
-            self._arena.move(sources, targets)
+        with self._lock:
+            sources, targets = self._listed()
+            if sources:
+                self._arena.move(sources, targets)
+            self._moves.clear()  # not before they are done: memory may run out on the way
 
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:

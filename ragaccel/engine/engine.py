@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -26,7 +26,7 @@ from ragaccel.engine.verifier import EngineVerifier
 from ragaccel.errors import CapacityError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -43,6 +43,8 @@ _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
 _KEPT_BYTES = 1 << 30  # where that cannot be told
 _FORESEEN = 1024  # tokens of an answer that room is made for beforehand
+
+Result = TypeVar("Result")
 
 EXACT_ROWS = 16
 """Rows of every pass in exact mode."""
@@ -187,18 +189,13 @@ class Engine:
 
         The caller computes nothing meanwhile.
         """
-        try:
-            return self._take_cache(request)
-        except torch.OutOfMemoryError:
-            self.free_memory()
-        return self._take_cache(request)
-
-    def _take_cache(self, request: Request) -> Holding:
         prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
-        holding = self.pool.take(prompt, request.namespace, chunk=chunk)
         answer = min(request.max_new_tokens, _FORESEEN)
-        holding.cache.reserve(len(request.prompt_ids) + answer + self.padded(self.max_rows))
-        return holding
+        room = len(request.prompt_ids) + answer + self.padded(self.max_rows)
+        return self._in_memory(
+            lambda: self.pool.take(prompt, request.namespace, room=room, chunk=chunk),
+            f"a cache of {room:,} tokens",
+        )
 
     def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
         """Compute the next chunk of a prompt; the first call finds out what is known of it.
@@ -212,7 +209,7 @@ class Engine:
             if not chunk:
                 return
             cache = holding.cache
-            rows = run_rows(chunk, cache)
+            rows = self._in_memory(lambda: run_rows(chunk, cache), "a larger cache")
             self._run(replace(rows, exact=self.exact), 1)
             cache.keep(range(len(chunk)))
             if holding.num_settled == start and len(chunk) == self.prefill_chunk:
@@ -255,7 +252,10 @@ class Engine:
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[Choices | Exception]:
         started = perf_counter()
-        rows = together([self._rows(verifier, tree) for verifier, tree, _ in batch])
+        rows = self._in_memory(
+            lambda: together([self._rows(verifier, tree) for verifier, tree, _ in batch]),
+            "a larger cache",
+        )
         logits = self._run(rows, rows.num_rows)
         parts: list[Tensor | Exception] = []
         for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
@@ -289,27 +289,30 @@ class Engine:
         return replace(rows, exact=True) if self.exact else rows
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
-        """Run one pass; if the device has no memory left, once more without what is kept.
+        what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
+        return self._in_memory(lambda: self._forward(rows, keep), what)
+
+    def _in_memory(self, compute: Callable[[], Result], what: str) -> Result:
+        """Compute; if the device has no memory left, once more without what is kept.
 
         Raises:
             CapacityError: it does not fit even so.
         """
         try:
-            return self._forward(rows, keep)
+            return compute()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
         self.free_memory()
         try:
-            return self._forward(rows, keep)
+            return compute()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             self.free_memory()
             raise CapacityError(
-                f"no memory left on {self.model.device} for a pass of {rows.num_rows} rows over "
-                f"{rows.attended:,} tokens: shorten the prompt, answer fewer requests at once, or "
-                "load with a smaller prefill_chunk"
+                f"no memory left on {self.model.device} for {what}: shorten the prompt, answer "
+                "fewer requests at once, or load with a smaller prefill_chunk"
             ) from error
 
     def _forward(self, rows: Rows, keep: int) -> Tensor:
@@ -370,4 +373,5 @@ def _kept_bytes(device: torch.device) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    told = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
+    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in told)

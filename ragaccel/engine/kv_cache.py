@@ -172,14 +172,17 @@ class KVCache:
     @torch.inference_mode()
     def _apply_moves(self) -> None:
         with self._lock:
-            for target, sources in self._moves:
+            while self._moves:
+                target, sources = self._moves[0]
                 index = torch.tensor(sources)
+                moved = []  # all of them before any is written: memory may run out on the way
                 for buffer in (*self._keys, *self._values):
                     if buffer is not None:
                         index = index.to(buffer.device)
-                        moved = buffer.index_select(2, index)
-                        buffer[:, :, target : target + len(sources)] = moved
-            self._moves.clear()
+                        moved.append((buffer, buffer.index_select(2, index)))
+                for buffer, states in moved:
+                    buffer[:, :, target : target + len(sources)] = states
+                del self._moves[0]
 
     def _grow(self, needed: int) -> None:
         if self.limit is not None and needed > self.limit:
@@ -193,12 +196,12 @@ class KVCache:
         self._resize(capacity if self.limit is None else min(capacity, self.limit))
 
     def _resize(self, capacity: int) -> None:
-        self.capacity = capacity
         for buffers in (self._keys, self._values):
             for i, old in enumerate(buffers):
-                if old is not None:
-                    new = buffers[i] = _buffer(old, self.capacity)
+                if old is not None and old.shape[2] < capacity:
+                    new = buffers[i] = _buffer(old, capacity)
                     new[:, :, : self.length] = old[:, :, : self.length]
+        self.capacity = capacity  # not before all have it: memory may run out on the way
 
 
 def _buffer(like: Tensor, capacity: int) -> Tensor:

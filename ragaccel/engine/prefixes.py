@@ -69,7 +69,9 @@ class PrefixPool:
             sizes = (kept.cache.num_bytes // max(1, kept.cache.capacity) for kept in self._idle)
             return max(sizes, default=0)
 
-    def take(self, prompt: Sequence[int], namespace: str, *, chunk: int | None = None) -> Holding:
+    def take(
+        self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
+    ) -> Holding:
         """Hand out a cache that holds as much of the beginning of a prompt as is known.
 
         It belongs to the caller until ``give_back``. Nothing may compute meanwhile: states are
@@ -78,6 +80,7 @@ class PrefixPool:
         Args:
             prompt: the tokens that are to be cached.
             namespace: whose states may serve.
+            room: tokens that it is to hold without growing later.
             chunk: take only whole prefill chunks, of so many tokens, that prefill computed.
         """
         with self._lock:
@@ -95,6 +98,7 @@ class PrefixPool:
             holding.token_ids = list(prompt[:shared]) if holding.cache.length else []
             holding.num_settled = min(shared, best.num_settled) if best is not None else 0
             holding.num_settled = min(holding.num_settled, len(holding.token_ids))
+            holding.cache.reserve(room)
             self._open.append(holding)
             return holding
 
@@ -116,11 +120,6 @@ class PrefixPool:
 
     def _is_too_much(self) -> bool:
         return len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
-
-    def drop(self, holding: Holding) -> None:
-        """Forget a cache whose states may be incomplete."""
-        with self._lock:
-            self._open.remove(holding)
 
     def clear(self) -> None:
         """Free all idle caches."""

@@ -1,0 +1,165 @@
+"""What becomes of requests when memory runs out, wherever it does."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from tiny_models import generate, random_prompt, tiny_model
+
+from ragaccel.decode.request import Request
+from ragaccel.decode.session import Session
+from ragaccel.engine import engine as engine_module
+from ragaccel.engine import kv_cache
+from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine.engine import Engine
+from ragaccel.errors import CapacityError
+from ragaccel.models.huggingface import HuggingFaceModel
+
+CHUNK = 16
+PASSAGES = random_prompt(60, 1)
+PROMPT = [*PASSAGES, *random_prompt(5, 2)]
+NEW = 40
+ON_A_CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to")
+
+
+class Failing:
+    """Stands for a function that finds no memory at some of its calls."""
+
+    def __init__(self, function, at, error):
+        self.function, self.at, self.error, self.calls = function, set(at), error, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls - 1 in self.at:
+            raise self.error
+        return self.function(*args)
+
+
+@pytest.fixture
+def engine():
+    engine = Engine(HuggingFaceModel(tiny_model("llama"), self_check=False), prefill_chunk=CHUNK)
+    for start in (PASSAGES, random_prompt(30, 9)):
+        decode(engine, Request([*start, 3], max_new_tokens=1))
+    assert engine.pool.num_idle == 2
+    return engine
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return generate(tiny_model("llama"), PROMPT, NEW)
+
+
+def fail(engine, at, error=None):
+    found = Failing(engine.model.forward, at, error or torch.OutOfMemoryError("out of memory"))
+    engine.model.forward = found
+    return found
+
+
+@pytest.mark.parametrize("error", [None, ON_A_CPU, RuntimeError("MPS backend out of memory")])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_once_what_is_kept_is_dropped_and_the_pass_repeated(engine, expected, at, error):
+    forward = fail(engine, [at], error)
+    request = Request(PROMPT, max_new_tokens=NEW)
+    with closing(engine.open(request)) as verifier:
+        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        for _ in session:
+            assert (engine.pool.num_idle == 0) == (forward.calls > at)
+        assert list(session.result().token_ids) == expected
+    assert forward.calls > 7
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_twice_the_request_ends_and_the_next_one_works(engine, expected, at):
+    fail(engine, [at, at + 1])
+    request = Request(PROMPT, max_new_tokens=NEW)
+    with closing(engine.open(request)) as verifier:
+        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        with pytest.raises(CapacityError, match=r"no memory left on cpu for a pass of \d+ rows"):
+            list(session)
+        assert expected[: len(session.token_ids)] == session.token_ids
+        assert engine.pool.num_idle == 0
+    assert decode(engine, request, Cheat(PROMPT, expected)) == expected
+
+
+def test_a_request_whose_pass_did_not_fit_may_go_on(engine, expected):
+    fail(engine, [5, 6])
+    request = Request(PROMPT, max_new_tokens=NEW)
+    with closing(engine.open(request)) as verifier:
+        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        with pytest.raises(CapacityError):
+            list(session)
+        list(session)
+        assert list(session.result().token_ids) == expected
+
+
+def test_other_errors_are_the_callers(engine):
+    forward = fail(engine, [0], RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        decode(engine, Request(PROMPT, max_new_tokens=NEW))
+    assert forward.calls == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times):
+    """At every single allocation of states: new caches, copies, growth in the middle of answers."""
+    monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(engine_module, "_FORESEEN", 3)
+    target, make = HuggingFaceModel(tiny_model("llama"), self_check=False), kv_cache._buffer
+    at, refused, calls = 0, 0, 1
+    while at < calls:
+        engine = Engine(target, prefill_chunk=CHUNK, max_rows=8)
+        others = [*PASSAGES, *random_prompt(150, 3)]
+        first = engine.open(Request(others, max_new_tokens=1))
+        first.prefill(first.request)
+        failing = Failing(make, range(at, at + times), torch.OutOfMemoryError("out of memory"))
+        monkeypatch.setattr(kv_cache, "_buffer", failing)
+        request = Request(PROMPT, max_new_tokens=NEW)
+        with closing(engine.open(request)) as verifier:
+            session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+            try:
+                list(session)
+            except CapacityError:
+                refused += 1
+                list(session)
+        assert list(session.result().token_ids) == expected
+        assert [holding.cache for holding in engine.pool._open] == [first.cache]
+        at, calls = at + 1, failing.calls
+        monkeypatch.setattr(kv_cache, "_buffer", make)
+    assert at > 8
+    assert (refused > 0) == (times == 2)
+
+
+class Full:
+    """Tensors of which the second selection finds no memory."""
+
+    def __init__(self, monkeypatch):
+        self.select, self.calls = torch.Tensor.index_select, 0
+        monkeypatch.setattr(torch.Tensor, "index_select", lambda *args: self(*args))
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return self.select(*args)
+
+
+@pytest.mark.parametrize("in_arena", [False, True])
+@torch.inference_mode()
+def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_arena):
+    layout = StateLayout(2, 1, 1, torch.float64, torch.device("cpu"))
+    cache = Arena(layout, 64).new_cache() if in_arena else kv_cache.KVCache()
+    rows = torch.arange(9.0, dtype=torch.float64)[None, None, :, None]
+    cache.begin(9)
+    for layer in range(2):
+        cache.write(layer, rows, -rows)
+    cache.keep([0, 2, 4, 5])
+    full = Full(monkeypatch)
+    if in_arena:
+        full.calls = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        cache._apply_moves()
+    cache._apply_moves()
+    keys = cache.buffers[2][0, 0, :4, 0]
+    assert keys.tolist() == [0, 2, 4, 5]
+    assert (-cache.buffers[1][0, 0, :4, 0]).tolist() == [0, 2, 4, 5]
