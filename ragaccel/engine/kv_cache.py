@@ -143,8 +143,13 @@ class KVCache:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the slots that were ever written, in bytes."""
-        return self.num_bytes * self._peak // max(1, self.capacity)
+        """Memory it takes, in bytes: on a CPU, that of the slots that were ever written."""
+        return sum(
+            buffer[:, :, : self._peak if buffer.device.type == "cpu" else None].numel()
+            * buffer.element_size()
+            for buffer in (*self._keys, *self._values)
+            if buffer is not None
+        )
 
     @torch.inference_mode()
     def copy_from(self, other: KVCache, length: int) -> None:

@@ -92,3 +92,26 @@ def test_views_share_memory_with_the_buffers():
     again, _ = cache.write(0, states([3, 4]), states([3, 4]))
     assert keys.data_ptr() == again.data_ptr()
     assert keys[0, 0, :, 0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(("device", "slots"), [("cpu", 7), ("meta", 64)])
+def test_on_a_cpu_slots_take_memory_once_they_are_written(device, slots):
+    cache = KVCache(capacity=64)
+    cache.begin(7)
+    rows = states([1] * 7).to(device)
+    cache.write(0, rows, rows)
+    cache.keep([0])
+    cache.truncate(0)
+    assert cache.used_bytes == 2 * 2 * slots * 3 * 8  # keys and values, heads, slots, size
+    assert cache.num_bytes == 2 * 2 * 64 * 3 * 8
+
+
+def test_a_copy_holds_what_the_original_kept():
+    first, second = KVCache(), KVCache()
+    feed(second, [9] * 5)
+    second.keep(range(5))
+    feed(first, [1, 2, 3, 4])
+    first.keep([0, 2, 3])
+    second.copy_from(first, 2)
+    assert feed(second, [7])[0] == [1, 3, 7]
+    assert feed(first, [8])[0] == [1, 3, 4, 8]
