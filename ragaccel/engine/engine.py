@@ -84,6 +84,10 @@ class TargetModel(Protocol):
         """Where its caches' states must lie for the fastest passes."""
         ...
 
+    def refresh(self) -> bool:
+        """Follow weights that were changed; say whether any were since the last time."""
+        ...
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' states to their caches; return the logits of the last ``keep``.
 
@@ -189,6 +193,8 @@ class Engine:
 
         The caller computes nothing meanwhile.
         """
+        if self.model.refresh():
+            self.pool.forget()
         prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
         answer = min(request.max_new_tokens, _FORESEEN)
         room = len(request.prompt_ids) + answer + self.padded(self.max_rows)

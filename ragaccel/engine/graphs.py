@@ -197,11 +197,15 @@ class StepGraphs:
             and sum(_in_arena(span.cache).num_moves for span in rows.spans) <= _MAX_MOVES
         )
 
+    def clear(self) -> None:
+        """Capture anew: what the graphs read has moved."""
+        self._graphs.clear()
+        self._passes.clear()
+
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next one of this size."""
         if self._version != self._arena.version:  # the graphs read where the states were
-            self._graphs.clear()
-            self._passes.clear()
+            self.clear()
             self._version = self._arena.version
         size = self._size(rows)
         static = self._passes.get(size)

@@ -105,6 +105,8 @@ class PrefixPool:
     def give_back(self, holding: Holding) -> None:
         """Keep a closed request's states for later prompts, within bounds."""
         with self._lock:
+            if holding not in self._open:
+                return
             self._open.remove(holding)
             holding.cache.truncate(len(holding.token_ids))
             holding.used = next(_ticks)
@@ -125,6 +127,12 @@ class PrefixPool:
         """Free all idle caches."""
         with self._lock:
             self._idle.clear()
+
+    def forget(self) -> None:
+        """Share nothing of what was computed until now, nor what open requests go on from."""
+        with self._lock:
+            self._idle.clear()
+            self._open.clear()
 
     def _longest(
         self, prompt: Sequence[int], namespace: str, chunk: int | None

@@ -22,7 +22,7 @@ from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.engine.row_by_row import RowByRow
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending, enter_layer
-from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes
+from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes, stamp
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
 
@@ -96,6 +96,8 @@ class HuggingFaceModel:
             self.cost_key += "-packed"
         if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs()
+        self._weights: list[Tensor] = list(self.network.parameters())
+        self._stamps = [stamp(weight) for weight in self._weights]
 
     @property
     def max_positions(self) -> int | None:
@@ -124,10 +126,17 @@ class HuggingFaceModel:
         if expected is not None:
             check_model(self, expected)
 
-    def refresh(self) -> None:
-        """Follow weights that were changed in place since they were packed."""
+    def refresh(self) -> bool:
+        """Follow weights that were changed in place; say whether any were since the last time."""
+        stamps = [stamp(weight) for weight in self._weights]
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
         for layer in self._packed:
             layer.refresh()
+        if self._graphs is not None:
+            self._graphs.clear()
+        return True
 
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
@@ -168,9 +177,8 @@ class HuggingFaceModel:
     def _pack(self, *, forced: bool, owned: bool) -> None:
         needed = packed_bytes(self.network)
         if forced or owned or (needed and 2 * needed <= free_bytes()):
-            if owned:
-                self.model = self.network
-            self._packed = pack_linears(self.network, keep=not owned)
+            trees = [self.network, self.model] if owned else [self.network]
+            self._packed = pack_linears(trees, keep=not owned)
 
     def _make_graphs(self) -> None:
         try:

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import TypeGuard
 
     from torch import Tensor
 
+_STOCK = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 8  # a hint for the packing; what is packed for 8 rows serves 1 and 512 as well
 _SMALLEST = 1 << 16  # weights of a layer below which calling it takes longer than computing it
@@ -36,7 +38,7 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.packed = _pack(linear.weight)
         self.weight = linear.weight if keep else self.packed
-        self._version = linear.weight._version
+        self._stamp = stamp(linear.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply [..., in_features] to [..., out_features]."""
@@ -45,32 +47,62 @@ class PackedLinear(nn.Module):
         )
         return product
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Save the weights as they were stored, so that a packed model's checkpoint is whole."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight is self.packed:
+            destination[prefix + "weight"] = self.packed.to_dense()
+
     def refresh(self) -> None:
-        """Pack again if the weights were changed in place since."""
-        if self.weight is not self.packed and self.weight._version != self._version:
-            self.packed, self._version = _pack(self.weight), self.weight._version
+        """Pack again if the weights were changed since."""
+        if self.weight is not self.packed and stamp(self.weight) != self._stamp:
+            self.packed, self._stamp = _pack(self.weight), stamp(self.weight)
 
 
-def pack_linears(model: nn.Module, *, keep: bool) -> list[PackedLinear]:
-    """Put packed layers in place of a model's linear ones, where that is faster here.
+def stamp(weight: Tensor) -> tuple[int, int]:
+    """What changes when a tensor is written to in place, or given other storage.
+
+    What is written to its ``data`` goes unseen, as torch itself does not see it.
+    """
+    version = 0 if weight.is_inference() else weight._version
+    return version, weight.data_ptr() if type(weight) in _STOCK else 0
+
+
+def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinear]:
+    """Put packed layers in place of linear ones, where that is faster here.
+
+    One layer after another: weights that nobody else keeps are freed as they are packed.
 
     Args:
-        model: changed in place.
+        models: module trees over the same weights, changed in place.
         keep: leave the weights as they were stored alive, for others that use them.
     """
     chosen: dict[tuple[Any, ...], bool] = {}
-    packed: dict[int, PackedLinear] = {}
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if not _can_pack(layer):
-                continue
-            kind = (layer.weight.shape, layer.weight.dtype)
-            if kind not in chosen:
-                chosen[kind] = _pays(layer)
-            if chosen[kind]:
-                packed[id(layer)] = packed.get(id(layer)) or PackedLinear(layer, keep=keep)
-                setattr(parent, name, packed[id(layer)])
-    return list(packed.values())
+    packed: list[PackedLinear] = []
+    for places in _places(models):
+        layer: nn.Linear = getattr(*places[0])
+        kind = (layer.weight.shape, layer.weight.dtype)
+        if kind not in chosen:
+            chosen[kind] = _pays(layer)
+        if chosen[kind]:
+            packed.append(PackedLinear(layer, keep=keep))
+            for parent, name in places:
+                setattr(parent, name, packed[-1])
+    return packed
+
+
+def _places(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
+    """Where the layers stand that can be packed, those over the same weights together."""
+    places: dict[tuple[int, int], list[tuple[nn.Module, str]]] = {}
+    for model in models:
+        for parent in model.modules():
+            for name, layer in parent.named_children():
+                if _can_pack(layer):
+                    weights = (id(layer.weight), id(layer.bias))
+                    places.setdefault(weights, []).append((parent, name))
+    return list(places.values())
 
 
 def packed_bytes(model: nn.Module) -> int:
@@ -94,7 +126,7 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
     weight = layer.weight
     return (
         "forward" not in vars(layer)
-        and type(weight) in (nn.Parameter, torch.Tensor)
+        and type(weight) in _STOCK
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.dtype in _DTYPES

@@ -1,0 +1,313 @@
+"""Packed weights: the same products but for rounding, over weights as they are now."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from safetensors.torch import load_file
+from tiny_models import generate, make_tiny_model, random_prompt
+from torch import nn
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.models import packing
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.packing import PackedLinear, pack_linears, packed_bytes
+
+BIG = {"hidden_size": 256, "intermediate_size": 512}
+DTYPES = [torch.float32, torch.bfloat16]
+PROMPT = random_prompt(20)
+
+
+@pytest.fixture(autouse=True)
+def packing_pays(monkeypatch):
+    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+
+
+def make_model(dtype=torch.float32, family="llama", **changes):
+    return make_tiny_model(family, dtype, **{**BIG, **changes})
+
+
+def logits_of(model):
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits
+
+
+def linears(model):
+    return [layer for layer in model.modules() if type(layer) is nn.Linear]
+
+
+def answer(target, new=20, **settings):
+    return decode(Engine(target, **settings), Request(PROMPT, max_new_tokens=new))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(300,), (1, 300), (1, 1, 300), (1, 16, 300), (2, 700, 300)])
+def test_products_are_the_stock_ones_but_for_rounding(shape, bias, dtype):
+    torch.manual_seed(0)
+    linear = nn.Linear(300, 230, bias=bias).to(dtype)
+    inputs = torch.randn(shape, dtype=dtype)
+    with torch.inference_mode():
+        found = PackedLinear(linear, keep=True)(inputs)
+        expected = linear.double()(inputs.double())
+    assert found.dtype == dtype
+    share = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=share, atol=share)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_models_give_close_logits(dtype, owned):
+    model = make_model(dtype)
+    before = logits_of(model)
+    target = HuggingFaceModel(model, pack=True, owned=owned)
+    assert len(target._packed) == 10  # of two layers: queries, output and the three of the MLP
+    share = 64 * torch.finfo(dtype).eps * float(before.abs().max())
+    torch.testing.assert_close(logits_of(target.network), before, rtol=0, atol=share)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_owned_model_is_saved_as_it_was(tmp_path, dtype):
+    model = make_model(dtype)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    HuggingFaceModel(model, owned=True)
+    model.save_pretrained(tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == before.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_given_model_stays_as_it_is(dtype):
+    model = make_model(dtype)
+    attention, kinds = model.config._attn_implementation, [type(m) for m in model.modules()]
+    before, expected = logits_of(model), generate(model, PROMPT, 10)
+    target = HuggingFaceModel(model, pack=True)
+    answer(target)
+    assert target._packed
+    assert target.model is model
+    assert torch.equal(logits_of(model), before)
+    assert generate(model, PROMPT, 10) == expected
+    assert [type(module) for module in model.modules()] == kinds
+    assert model.config._attn_implementation == attention == "sdpa"
+
+
+def double(weights):
+    weights.mul_(2.0)
+
+
+def replace_data(weights):
+    weights.data = weights.data * 2.0
+
+
+@pytest.mark.parametrize("change", [double, replace_data])
+@pytest.mark.parametrize("pack", [False, True])
+def test_changed_weights_are_followed(pack, change):
+    model = make_model()
+    target = HuggingFaceModel(model, pack=pack)
+    assert bool(target._packed) == pack
+    engine = Engine(target)
+    request = Request(PROMPT, max_new_tokens=20)
+    before = decode(engine, request)
+    with torch.no_grad():
+        change(model.model.layers[0].mlp.down_proj.weight)
+        change(model.model.layers[1].input_layernorm.weight)
+    found = decode(engine, request)
+    assert found == answer(HuggingFaceModel(model, pack=pack))
+    assert found != before
+    assert engine.pool.num_idle == 1
+
+
+def test_weights_are_looked_at_once_a_request(monkeypatch):
+    target = HuggingFaceModel(make_model(), pack=True)
+    packed, refresh, looks = [], target.refresh, []
+    monkeypatch.setattr(packing, "_pack", packed.append)
+    monkeypatch.setattr(target, "refresh", lambda: looks.append(refresh()))
+    engine = Engine(target, prefill_chunk=4)
+    for _ in range(3):
+        decode(engine, Request(PROMPT, max_new_tokens=20))
+    assert looks == [False] * 3
+    assert packed == []
+
+
+def test_states_of_open_requests_are_not_shared_once_weights_changed():
+    model = make_model()
+    engine = Engine(HuggingFaceModel(model, pack=True))
+    request = Request(PROMPT, max_new_tokens=20)
+    verifier = engine.open(request)
+    verifier.prefill(request)
+    with torch.no_grad():
+        double(model.model.layers[0].mlp.down_proj.weight)
+    assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
+    verifier.close()
+    assert engine.pool.num_idle == 1
+    assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2-sliding"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(dtype, family):
+    model = make_model(dtype, family)
+    expected = answer(HuggingFaceModel(make_model(dtype, family), pack=True))
+    before = logits_of(model)
+    large = [layer for layer in linears(model) if layer.weight.numel() >= packing._SMALLEST]
+    weights = [weakref.ref(layer.weight) for layer in large]
+    del large
+    target = HuggingFaceModel(model, owned=True)
+    gc.collect()
+    assert target._packed
+    assert all(weight() is None for weight in weights)
+    assert target.model is model
+    assert model.config._attn_implementation != "ragaccel"
+    assert all(layer.weight is layer.packed for layer in target._packed)
+    assert answer(target) == expected
+    share = 64 * torch.finfo(dtype).eps * float(before.abs().max())
+    torch.testing.assert_close(logits_of(model), before, rtol=0, atol=share)
+    if dtype == torch.float32:
+        assert generate(model, PROMPT, 20) == expected
+
+
+def test_weights_are_freed_one_after_another(monkeypatch):
+    model = make_model()
+    layers = [layer for layer in linears(model) if layer.weight.numel() >= packing._SMALLEST]
+    weights = [weakref.ref(layer.weight) for layer in layers]
+    del layers
+    alive, pack = [], packing._pack
+
+    def count(weight):
+        alive.append(sum(each() is not None for each in weights))
+        return pack(weight)
+
+    monkeypatch.setattr(packing, "_pack", count)
+    monkeypatch.setattr(packing, "_pays", lambda layer: True)
+    HuggingFaceModel(model, owned=True)
+    assert alive[0] == len(weights)
+    assert alive[-1] <= 2
+
+
+def test_tied_weights_stay_in_the_embedding():
+    model = make_model(tie_word_embeddings=True, vocab_size=400)
+    expected = generate(model, PROMPT, 20)
+    target = HuggingFaceModel(model, owned=True)
+    assert isinstance(target.network.lm_head, PackedLinear)
+    embedding = target.network.get_input_embeddings().weight
+    assert embedding is model.get_input_embeddings().weight
+    assert answer(target) == expected
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, inputs, output: output * 2.0)
+
+
+def hooked_before(layer):
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2.0,))
+
+
+def replaced(layer):
+    forward = layer.forward
+    layer.forward = lambda inputs: forward(inputs) * 2.0
+
+
+def subclassed(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Odd))
+
+
+def elsewhere(layer):
+    layer.to("meta")
+
+
+def wide(layer):
+    layer.double()
+
+
+def sparse(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+
+
+def derived(layer):
+    layer.__class__ = type("Derived", (nn.Linear,), {})
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [hooked, hooked_before, replaced, subclassed, elsewhere, wide, sparse, derived],
+)
+def test_only_stock_layers_with_stock_weights_are_packed(change):
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(8, 8))
+    assert packed_bytes(model) == 2 * 300 * 300 * 4
+    change(model[0])
+    given = model[0]
+    packed = pack_linears([model], keep=True)
+    assert packed_bytes(model) == 0
+    assert model[0] is given
+    assert model[1] is packed[0]
+    assert type(model[2]) is nn.Linear
+    assert len(packed) == 1
+
+
+def test_hooks_on_single_layers_still_run():
+    model = make_model()
+    hooked(model.model.layers[0].mlp.gate_proj)
+    expected = generate(model, PROMPT, 20)
+    assert answer(HuggingFaceModel(model, pack=True)) == expected
+
+
+def test_one_layer_in_several_places_is_packed_once():
+    shared = nn.Linear(300, 300)
+    model = nn.ModuleList([nn.Sequential(shared), nn.Sequential(shared), nn.Linear(300, 300)])
+    packed = pack_linears([model], keep=True)
+    assert len(packed) == 2
+    assert model[0][0] is model[1][0]
+
+
+def test_what_does_not_pay_is_left(monkeypatch):
+    monkeypatch.setattr(packing, "_BEARABLE", 0.0)
+    target = HuggingFaceModel(make_model(), pack=True)
+    assert target._packed == []
+    assert answer(target) == generate(target.model, PROMPT, 20)
+
+
+def test_a_build_without_the_kernels_packs_nothing(monkeypatch):
+    def missing(weight):
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(packing, "_pack", missing)
+    assert HuggingFaceModel(make_model(), pack=True)._packed == []
+
+
+def test_wrong_products_are_not_used(monkeypatch):
+    pack = packing._pack
+    monkeypatch.setattr(packing, "_pack", lambda weight: pack(weight * 1.01))
+    assert HuggingFaceModel(make_model(), pack=True)._packed == []
+
+
+@pytest.mark.parametrize(("free", "packs"), [(0, False), (1 << 40, True)])
+def test_copies_are_made_where_memory_is_free(monkeypatch, free, packs):
+    from ragaccel.models import huggingface
+
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: free)
+    assert bool(HuggingFaceModel(make_model())._packed) == packs
+    assert HuggingFaceModel(make_model(), pack=False)._packed == []
+
+
+def test_weights_made_in_inference_mode():
+    with torch.inference_mode():
+        model = make_model()
+    target = HuggingFaceModel(model, pack=True)
+    assert answer(target) == generate(model, PROMPT, 20)
+
+
+def test_drafted_and_plain_answers_of_packed_weights_agree():
+    target = HuggingFaceModel(make_model(), pack=True)
+    engine = Engine(target)
+    for seed in range(3):
+        request = Request(random_prompt(15, seed), max_new_tokens=20)
+        expected = decode(engine, request, token_budget=0)
+        assert decode(engine, request, Cheat(request.prompt_ids, expected)) == expected
