@@ -1,0 +1,160 @@
+"""The twin: modules of our own over the model's tensors, or none where that does not work."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from tiny_models import FAMILIES, SIZES, generate, make_tiny_model, random_prompt, tiny_model
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.attention import PassAttention
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.layout import Masks, run_rows
+from ragaccel.models import huggingface
+from ragaccel.models.attention import NAME, attending, attention_forward, enter_layer
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.twin import make_twin
+
+PROMPT = random_prompt(20)
+
+
+def answer(target, new=20):
+    engine = Engine(target, prefill_chunk=8)
+    request = Request(PROMPT, max_new_tokens=new)
+    found = decode(engine, request)
+    assert decode(engine, request, Cheat(PROMPT, found)) == found
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_twin_shares_every_tensor_and_no_module(family):
+    model = make_tiny_model(family)
+    attention = model.config._attn_implementation
+    twin = make_twin(model)
+    assert twin.config._attn_implementation == NAME
+    assert model.config._attn_implementation == attention
+    for kind in ("named_parameters", "named_buffers"):
+        theirs, ours = dict(getattr(model, kind)()), dict(getattr(twin, kind)())
+        assert theirs.keys() == ours.keys()
+        assert all(ours[name] is tensor for name, tensor in theirs.items())
+        assert all(ours[name].data_ptr() == tensor.data_ptr() for name, tensor in theirs.items())
+    assert not {id(module) for module in model.modules()} & {id(m) for m in twin.modules()}
+
+
+def test_tied_weights_stay_tied():
+    model = make_tiny_model("llama", tie_word_embeddings=True)
+    twin = make_twin(model)
+    assert twin.lm_head.weight is twin.model.embed_tokens.weight is model.lm_head.weight
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_whose_attention_cannot_be_exchanged_decode_by_themselves(family, monkeypatch):
+    monkeypatch.setattr(huggingface, "make_twin", lambda model: None)
+    model = tiny_model(family)
+    target = HuggingFaceModel(model)
+    assert target.network is model
+    assert not target.joins_sequences
+    assert answer(target) == generate(model, PROMPT, 20)
+
+
+def test_a_class_that_says_it_cannot_has_no_twin(monkeypatch):
+    model = make_tiny_model("llama")
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    assert make_twin(model) is None
+    assert make_twin(nn.Linear(2, 2)) is None
+
+
+class Uncopied(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("holds a lock")
+
+
+def test_what_cannot_be_copied_has_no_twin():
+    model = make_tiny_model("llama")
+    model.held = Uncopied()
+    assert make_twin(model) is None
+    assert answer(HuggingFaceModel(model)) == generate(model, PROMPT, 20)
+
+
+def test_a_twin_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
+    class Deaf(PassAttention):
+        def attend(self, layer, states, **settings):
+            return super().attend(layer, states, **{**settings, "window": 2})
+
+    monkeypatch.setattr(huggingface, "PassAttention", Deaf)
+    model = tiny_model("llama")
+    with caplog.at_level(logging.DEBUG, logger="ragaccel"):
+        target = HuggingFaceModel(model)
+    assert "decoding with the model's own attention: LlamaForCausalLM deviates" in caplog.text
+    assert target.network is model
+    assert answer(target) == generate(model, PROMPT, 20)
+
+
+def test_without_a_self_check_the_twin_is_believed():
+    target = HuggingFaceModel(tiny_model("llama"), self_check=False)
+    assert target.joins_sequences
+    assert target.network is not target.model
+
+
+def test_a_twin_outside_of_our_passes_is_the_stock_model():
+    model = tiny_model("llama")
+    target = HuggingFaceModel(model)
+    answer(target)
+    assert generate(target.network, PROMPT, 20) == generate(model, PROMPT, 20)
+
+
+def test_the_given_model_may_go_on_training():
+    model = make_tiny_model("llama", attention_dropout=0.5)
+    expected = generate(model, PROMPT, 20)
+    target = HuggingFaceModel(model)
+    model.train()
+    ids = torch.tensor([PROMPT])
+    model(ids, labels=ids).loss.backward()
+    assert all(weights.grad is not None for weights in model.parameters())
+    assert answer(target) == expected
+    assert model.training
+
+
+def test_hooks_that_a_model_came_with_run_in_its_twin():
+    model = make_tiny_model("llama")
+    model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+    target = HuggingFaceModel(model)
+    assert target.joins_sequences
+    assert answer(target) == generate(model, PROMPT, 20)
+
+
+def test_scores_that_are_changed_in_unknown_ways_are_refused():
+    rows = run_rows([1, 2], KVCache(), torch.device("cpu"))
+    states = torch.zeros(1, 1, 2, 4, dtype=torch.float64)
+    passing = PassAttention(rows, Masks(torch.float64, torch.device("cpu")))
+    with attending(passing, [None]):
+        enter_layer(0)
+        found, weights = attention_forward(None, states, states, states, None)
+        assert weights is None
+        assert found.shape == (1, 2, 1, 4)
+        with pytest.raises(NotImplementedError, match="attention with s_aux"):
+            attention_forward(None, states, states, states, None, s_aux=torch.zeros(1))
+
+
+def test_attention_sinks_are_decoded_by_the_model_itself():
+    torch.manual_seed(0)
+    sizes = {**SIZES, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    config = CONFIG_MAPPING["gpt_oss"](**sizes, experts_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    target = HuggingFaceModel(model)
+    assert not target.joins_sequences
+    assert answer(target, 10) == generate(model, PROMPT, 10)
+
+
+def test_passes_of_two_models_in_two_threads_do_not_meet():
+    families = ("llama", "mistral", "gemma2", "qwen3")
+    targets = [HuggingFaceModel(tiny_model(family)) for family in families]
+    with ThreadPoolExecutor(len(families)) as threads:
+        found = list(threads.map(answer, targets))
+    assert found == [generate(tiny_model(family), PROMPT, 20) for family in families]
