@@ -66,6 +66,7 @@ class Group:
 
     @property
     def speed(self) -> float:
+        """Tokens a second."""
         return self.tokens / self.seconds
 
 

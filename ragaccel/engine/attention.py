@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CHUNK = 256
 """Tokens that exact attention reduces at a time."""
 _LONG = 64  # rows from which on query heads are no longer packed, as the mask would be copied
-_FEW = 4  # rows up to which the fused kernel is faster than matrix products in half precision
 
 
 class PassAttention:
@@ -99,7 +98,7 @@ class PassAttention:
             return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
         is_alone = n == 1 and is_plain(span, window)
         bias = None if is_alone else self._mask(span, window, groups, queries.device)
-        if softcap is not None or (n > _FEW and queries.element_size() < 4):
+        if softcap is not None:
             found = _by_products(packed, keys[0], values[0], bias, scaling, softcap)
         else:
             added = None if bias is None else bias[:, None]
@@ -123,14 +122,22 @@ def _by_products(
     values: Tensor,
     mask: Tensor | None,
     scaling: float,
-    softcap: float | None,
+    softcap: float,
 ) -> Tensor:
-    """Attend by two matrix products. [K, G * n, D]."""
-    scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scaling)
-    scores = scores if softcap is None else _capped(scores, softcap)
+    """Attend by two matrix products, for scores that no fused kernel caps. [K, G * n, D]."""
+    scores = _capped(_scores(queries, keys, scaling), softcap)
     scores = scores if mask is None else scores.add_(mask)
-    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return torch.bmm(scores.softmax(-1, dtype=wide).to(values.dtype), values)
+    return torch.bmm(scores.softmax(-1), values.to(scores.dtype)).to(values.dtype)
+
+
+def _scores(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """Multiply queries and keys, in float32 at least. [K, G * n, ..].
+
+    Rounded to bfloat16 they would be off by as much as the gap between likely tokens, and every
+    new length would have oneDNN make new kernels, which takes ten times as long as the product.
+    """
+    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    return torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2)).mul_(scaling)
 
 
 def _in_chunks(
@@ -153,7 +160,7 @@ def _in_chunks(
     found = queries.new_zeros((heads, rows, values.shape[-1]), dtype=wide)
     for start in range(0, keys.shape[1], CHUNK):
         own_keys, own_values = (_whole(part[:, start : start + CHUNK]) for part in (keys, values))
-        scores = torch.bmm(queries, own_keys.transpose(1, 2)).to(wide).mul_(scaling)
+        scores = _scores(queries, own_keys, scaling)
         scores = scores if softcap is None else _capped(scores, softcap)
         own_mask = mask[:, :, start : start + CHUNK].to(wide)
         missing = CHUNK - own_mask.shape[-1]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _STOCK = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 8  # a hint for the packing; what is packed for 8 rows serves 1 and 512 as well
+_STEPS = ((16, 1), (64, 8))  # rows up to which numbers are rounded up to multiples of these
+_LONG_STEP = 64
 _SMALLEST = 1 << 16  # weights of a layer below which calling it takes longer than computing it
 _REPEATS = 5
 # One layer by itself stays in the processor's caches, where packing gains least.
@@ -42,10 +44,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply [..., in_features] to [..., out_features]."""
+        rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
+        filling = _filling(rows)
+        if filling:
+            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, filling))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             inputs, self.packed, self.bias, "none", [], ""
         )
-        return product
+        return product[:, :rows] if filling else product
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -59,6 +65,15 @@ class PackedLinear(nn.Module):
         """Pack again if the weights were changed since."""
         if self.weight is not self.packed and stamp(self.weight) != self._stamp:
             self.packed, self._stamp = _pack(self.weight), stamp(self.weight)
+
+
+def _filling(rows: int) -> int:
+    """How many rows are added, so that few different numbers of them occur.
+
+    oneDNN keeps what it makes for every number it meets: half a gigabyte after a thousand prompts.
+    """
+    step = next((step for limit, step in _STEPS if rows <= limit), _LONG_STEP)
+    return -rows % step
 
 
 def stamp(weight: Tensor) -> tuple[int, int]:
