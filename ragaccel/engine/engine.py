@@ -12,7 +12,6 @@ import torch
 
 from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
-from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import (
     Rows,
     impossible_tokens_replaced,
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.request import Request
-    from ragaccel.engine.arena import Arena
     from ragaccel.engine.cost import PassCost
+    from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.prefixes import Holding
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
@@ -79,13 +78,12 @@ class TargetModel(Protocol):
         """Whether one pass can take the rows of several sequences."""
         ...
 
-    @property
-    def arena(self) -> Arena | None:
-        """Where its caches' states must lie for the fastest passes."""
-        ...
-
     def refresh(self) -> bool:
         """Follow weights that were changed; say whether any were since the last time."""
+        ...
+
+    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
+        """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
         ...
 
     def forward(self, rows: Rows, keep: int) -> Tensor:
@@ -360,12 +358,11 @@ class Engine:
         return self._pass_lock
 
     def _new_cache(self) -> KVCache:
-        make = KVCache if self.model.arena is None else self.model.arena.new_cache
         if self.max_tokens is None:
-            return make()
+            return self.model.new_cache(None, None)
         # The rows of the last pass stand past the answer.
         slots = self.max_tokens + self.padded(self.max_rows)
-        return make(slots) if self._fixed else make(limit=slots)
+        return self.model.new_cache(slots if self._fixed else None, slots)
 
 
 def _kept_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ Shapes: H KV heads, C slots (the capacity, in tokens), D head size, n rows.
 from __future__ import annotations
 
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 FIRST_CAPACITY = 512
 
 
+class Journal(Protocol):
+    """Is told what a cache does to its states besides storing those of a pass."""
+
+    def moved(self, cache: KVCache, target: int, sources: Sequence[int]) -> None:
+        """Note that states were moved from some slots to those from ``target`` on."""
+        ...
+
+    def copied(self, cache: KVCache, source: KVCache, length: int) -> None:
+        """Note that a cache now holds the first ``length`` tokens of another."""
+        ...
+
+
 class KVCache:
     """Keys and values of one sequence, [1, H, C, D] per layer.
 
@@ -31,9 +43,12 @@ class KVCache:
     Args:
         capacity: slots to hold; ``None`` starts small and doubles as needed.
         limit: the most slots it may grow to; ``None`` for no limit.
+        journal: told of moves and copies, for those who hold the same states elsewhere.
     """
 
     __slots__ = (
+        "__weakref__",
+        "_journal",
         "_keys",
         "_lock",
         "_moves",
@@ -46,7 +61,12 @@ class KVCache:
         "limit",
     )
 
-    def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int | None = None,
+        limit: int | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         if capacity is None:
             self.capacity = FIRST_CAPACITY if limit is None else min(FIRST_CAPACITY, limit)
             self.limit = limit
@@ -54,6 +74,7 @@ class KVCache:
             self.capacity = self.limit = capacity
         self.length = 0
         self.adapter: object | None = None  # what the model layer hangs here, built once
+        self._journal = journal
         self._stop = 0
         self._peak = 0  # slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here
@@ -167,6 +188,8 @@ class KVCache:
                         buffer = own[layer] = _buffer(states, self.capacity)
                     buffer[:, :, :length] = states[:, :, :length]
         self.length = self._stop = length
+        if self._journal is not None:
+            self._journal.copied(self, other, length)
 
     @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
@@ -175,18 +198,24 @@ class KVCache:
             self._resize(num_slots if self.limit is None else min(num_slots, self.limit))
 
     @torch.inference_mode()
+    def move(self, target: int, sources: Sequence[int]) -> None:
+        """Move the states of some slots to those from ``target`` on."""
+        index = torch.tensor(sources)
+        moved = []  # all of them before any is written: memory may run out on the way
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                index = index.to(buffer.device)
+                moved.append((buffer, buffer.index_select(2, index)))
+        for buffer, states in moved:
+            buffer[:, :, target : target + len(sources)] = states
+
     def _apply_moves(self) -> None:
         with self._lock:
             while self._moves:
                 target, sources = self._moves[0]
-                index = torch.tensor(sources)
-                moved = []  # all of them before any is written: memory may run out on the way
-                for buffer in (*self._keys, *self._values):
-                    if buffer is not None:
-                        index = index.to(buffer.device)
-                        moved.append((buffer, buffer.index_select(2, index)))
-                for buffer, states in moved:
-                    buffer[:, :, target : target + len(sources)] = states
+                self.move(target, sources)
+                if self._journal is not None:
+                    self._journal.moved(self, target, sources)
                 del self._moves[0]
 
     def _grow(self, needed: int) -> None:

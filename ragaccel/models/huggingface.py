@@ -18,6 +18,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragaccel.engine.attention import PassAttention
+from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.engine.row_by_row import RowByRow
 from ragaccel.models.architecture import Architecture, read_architecture
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from ragaccel.engine.arena import Arena
     from ragaccel.engine.graphs import Kernel, StepGraphs
-    from ragaccel.engine.kv_cache import KVCache
     from ragaccel.models.static import StaticNetwork
 
 
@@ -74,7 +74,7 @@ class HuggingFaceModel:
         self.model.eval()
         # The mask meets the queries, which have the type of what the first layer is given.
         embedding: Tensor = self.model.get_input_embeddings().weight
-        self.device: torch.device = embedding.device
+        self.device: torch.device = _input_device(self.model, embedding)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = Masks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
@@ -137,6 +137,12 @@ class HuggingFaceModel:
         if self._graphs is not None:
             self._graphs.clear()
         return True
+
+    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
+        """Make an empty cache, where this model's passes read it fastest."""
+        if self.arena is not None:
+            return self.arena.new_cache(capacity, limit)
+        return KVCache(capacity, limit)
 
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
@@ -228,6 +234,17 @@ def _weight_bytes(model: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
+def _input_device(model: Any, embedding: Tensor) -> torch.device:
+    """Where token ids go in; of offloaded weights accelerate's hooks know where they are used."""
+    if embedding.device.type != "meta":
+        return embedding.device
+    for module in (model.get_input_embeddings(), model):
+        place = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if place is not None:
+            return torch.device(place)
+    return embedding.device
+
+
 def _cost_key(model: Any, device: torch.device) -> str:
     """Tell a model on a device from others whose passes cost differently."""
     place = device.type
@@ -235,9 +252,14 @@ def _cost_key(model: Any, device: torch.device) -> str:
         place = torch.cuda.get_device_name(device)
     elif place == "cpu":
         place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
+    spread = sorted({str(part) for part in getattr(model, "hf_device_map", {}).values()})
+    if len(spread) > 1 or "disk" in spread:
+        place = f"{place} over {' '.join(spread)}"
     weights = sum(weight.numel() for weight in model.parameters())
-    kinds = sorted({str(weight.dtype) for weight in model.parameters()})
-    name = f"{type(model).__name__} {weights} {' '.join(kinds)} {place}"
+    kinds = {str(weight.dtype) for weight in model.parameters()}
+    # Quantized weights may have the type of what they stand for.
+    kinds |= {type(weight).__name__ for weight in model.parameters()} - {"Parameter", "Tensor"}
+    name = f"{type(model).__name__} {weights} {' '.join(sorted(kinds))} {place}"
     return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
 
 

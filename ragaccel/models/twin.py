@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.models.attention import NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 
@@ -31,4 +33,15 @@ def make_twin(model: Any, attention: str = NAME) -> Any:
 def _shared(model: nn.Module) -> dict[int, Any]:
     """What a copy has in common with its original, as ``deepcopy`` wants to be told."""
     tensors = [*model.parameters(), *model.buffers()]
-    return {id(tensor): tensor for tensor in tensors}
+    return {id(thing): thing for thing in (*tensors, *_offloaded(model))}
+
+
+def _offloaded(model: nn.Module) -> Iterator[Any]:
+    """What accelerate's hooks keep of weights that are elsewhere until they are used."""
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for part in getattr(hook, "hooks", (hook,)):
+            for name in ("weights_map", "tied_params_map"):
+                kept = getattr(part, name, None)
+                if kept is not None:
+                    yield kept
