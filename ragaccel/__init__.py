@@ -59,6 +59,7 @@ _MODULE_OF = {
     "MissingExtraError": "errors",
     "ModelNotFoundError": "errors",
     "ModelRefusedError": "errors",
+    "ParallelError": "errors",
     "DocumentError": "errors",
     "NothingIndexedError": "errors",
     "IndexMismatchError": "errors",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         ModelRefusedError,
         NothingIndexedError,
+        ParallelError,
         RagaccelError,
     )
     from ragaccel.highlighting import Highlighter, Segment
@@ -142,6 +144,7 @@ __all__ = [
     "NoDrafter",
     "NothingIndexedError",
     "Origin",
+    "ParallelError",
     "Passage",
     "Prompt",
     "RagaccelError",

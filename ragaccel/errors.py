@@ -31,6 +31,10 @@ class ModelRefusedError(RagaccelError):
     """A model that cannot be decoded exactly; the message names the cause."""
 
 
+class ParallelError(RagaccelError):
+    """The processes that hold a model between them can no longer compute with it."""
+
+
 class DocumentError(RagaccelError):
     """A file that cannot be read as a document."""
 

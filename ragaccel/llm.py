@@ -16,8 +16,8 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.load import bundled_reader_path, end_tokens, load_model
+from ragaccel.models.load import as_target, bundled_reader_path, end_tokens, load_model
+from ragaccel.models.parallel import ParallelModel
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import make_plan
 from ragaccel.rehearsal import REHEARSAL
@@ -47,7 +47,7 @@ class LLM:
     first seconds of the first use on a machine, one copied span is guessed instead.
 
     Args:
-        model: a causal language model of transformers, or a ``HuggingFaceModel``.
+        model: a causal language model of transformers, or what ``load_model`` makes of one.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,
@@ -81,7 +81,7 @@ class LLM:
         near_ties: bool = False,
         max_batch: int = 16,
     ) -> None:
-        self.model = model if isinstance(model, HuggingFaceModel) else HuggingFaceModel(model)
+        self.model = as_target(model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
@@ -102,6 +102,7 @@ class LLM:
         dtype: Any = "auto",
         device: Any = None,
         device_map: Any = None,
+        tensor_parallel: int | None = None,
         drafter: Drafter | None = None,
         memory: Memory | str | Path | None = None,
         capacity: int | None = None,
@@ -117,9 +118,19 @@ class LLM:
         Without a name the bundled reader is loaded, without any network, and stderr says so.
         ``model_kwargs`` go to transformers' ``from_pretrained``.
 
+        A model larger than one GPU is spread with ``device_map="auto"``, its layers one after
+        another, or with ``tensor_parallel=N``, a part of every layer on each of N GPUs, which
+        compute at one time. The latter is run as ``torchrun --nproc-per-node N script.py``: N
+        processes come here, the first one returns, and what follows in the script runs in it
+        alone. The others compute their parts until it closes this object or ends, and end then.
+        One model a program.
+
         Raises:
             ModelNotFoundError: there is no such folder or model.
             ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
+            ConfigurationError: arguments that exclude each other, or fewer or more processes than
+                ``tensor_parallel``.
+            SystemExit: in every process but the first, when that ends.
         """
         if name_or_path is None:
             name_or_path = bundled_reader_path()
@@ -127,10 +138,15 @@ class LLM:
                 "ragaccel: no model named, so the bundled reader answers: it quotes one sentence "
                 "and names its passage\n"
             )
-        if drafter is None:
+        if drafter is None and tensor_parallel is None:  # only the first process drafts
             REHEARSAL.start()  # beside the loading
         model, tokenizer = load_model(
-            str(name_or_path), dtype=dtype, device=device, device_map=device_map, **model_kwargs
+            str(name_or_path),
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            tensor_parallel=tensor_parallel,
+            **model_kwargs,
         )
         return cls(
             model,
@@ -160,6 +176,21 @@ class LLM:
         room = context if limit is None else min(context, limit - 2)
         measure_passes(self.engine, context=room, repeats=1)
         self._guessing.warm_up()
+
+    def close(self) -> None:
+        """End the processes that hold this model with this one, after ``tensor_parallel``.
+
+        Nothing can be generated then. Harmless if repeated, or where there are none; without it
+        they end when Python does.
+        """
+        if isinstance(self.model, ParallelModel):
+            self.model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def drafter(self) -> Drafter | None:

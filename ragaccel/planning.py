@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ragaccel.decode.interfaces import Drafter
     from ragaccel.inputs import AnyReference
     from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.parallel import ParallelModel
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.passage import Passage
 
@@ -35,7 +36,7 @@ class Plan:
 
 
 def make_plan(
-    model: HuggingFaceModel,
+    model: HuggingFaceModel | ParallelModel,
     tokenizer: Tokenizer,
     prompt: Any,
     references: Sequence[AnyReference],

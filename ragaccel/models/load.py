@@ -16,6 +16,13 @@ from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefused
 from ragaccel.models.architecture import refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.locate import locate_model
+from ragaccel.models.parallel import ParallelModel, shared_by_processes
+from ragaccel.models.processes import (
+    checked_count,
+    is_first,
+    join_processes,
+    spread_arguments,
+)
 from ragaccel.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,11 +43,16 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     device_map: Any = None,
+    tensor_parallel: int | None = None,
     self_check: bool = True,
     owned: bool = True,
     **model_kwargs: Any,
-) -> tuple[HuggingFaceModel, Tokenizer]:
+) -> tuple[HuggingFaceModel | ParallelModel, Tokenizer]:
     """Load a causal language model and its tokenizer.
+
+    With ``tensor_parallel`` every process that ``torchrun`` started calls this and loads its part
+    of the weights; it returns in the first one only. The others compute their parts of the passes
+    and leave the program when the first one does, or closes the model.
 
     Args:
         name_or_path: a folder, or a name on the hub; a name in the local cache needs no network.
@@ -48,6 +60,8 @@ def load_model(
             becomes float32, and so does bfloat16 if the processor multiplies it slowly.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread it, as transformers takes it.
+        tensor_parallel: how many processes hold it between them, each a part of every layer, on a
+            GPU of its own if there is one. Not together with ``device`` or ``device_map``.
         self_check: verify a small tree against transformers' own passes first.
         owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
             keeping both; the model then computes with them in ``generate`` as well.
@@ -57,18 +71,22 @@ def load_model(
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
         ModelRefusedError: a model that cannot be decoded exactly, or needs code of its own.
-        ConfigurationError: arguments that exclude each other.
+        ConfigurationError: arguments that exclude each other, or not as many processes as
+            ``tensor_parallel`` says.
+        SystemExit: in every process but the first, when that ends.
     """
+    count = checked_count(tensor_parallel, device, device_map, model_kwargs)
     if device is not None and device_map is not None:
         raise ConfigurationError("give device or device_map, not both")
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     source, arguments = locate_model(name_or_path, hub)
     arguments["trust_remote_code"] = model_kwargs.pop("trust_remote_code", False)
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in hub}
-    with _explained(name_or_path), _progress(shown=not _is_bundled(name_or_path)):
+    place = join_processes() if count > 1 else _place(device, device_map)
+    shown = not _is_bundled(name_or_path) and is_first()
+    with _explained(name_or_path), _progress(shown=shown):
         config = AutoConfig.from_pretrained(source, **arguments)
         refuse_by_config(config, model_kwargs)
-        place = _place(device, device_map)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -76,12 +94,31 @@ def load_model(
             device_map=device_map,
             **arguments,
             **model_kwargs,
+            **spread_arguments(config, count),
         )
         tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
-    if place is not None and getattr(model, "hf_quantizer", None) is None:
+    if place is not None and count == 1 and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
+    words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
     target = HuggingFaceModel(model, self_check=self_check, owned=owned)
-    return target, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
+    return (shared_by_processes(target) if count > 1 else target), words
+
+
+def as_target(model: Any) -> HuggingFaceModel | ParallelModel:
+    """Make a target model of one of transformers; what is one already stays as it is.
+
+    Raises:
+        ModelRefusedError: the model cannot be decoded exactly.
+        ConfigurationError: other processes hold parts of it and nobody leads them.
+    """
+    if isinstance(model, (HuggingFaceModel, ParallelModel)):
+        return model
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        raise ConfigurationError(
+            "a model that is spread over processes needs one of them to lead: load it with "
+            f"LLM.load(name, tensor_parallel={model._tp_size})"
+        )
+    return HuggingFaceModel(model)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
