@@ -165,10 +165,10 @@ class _Lead:
                 self._lock.release()
 
     def _break(self, error: BaseException) -> None:
-        cause = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        cause = f"{type(error).__name__}: {error}".split("\n")[0].split(". ")[0]
         self._over = (
-            "the processes that hold the parts of this model have lost one another, start the "
-            f"program again: {cause}"
+            "a pass failed, or a process is gone that holds a part of this model; each says why on "
+            f"its own stderr. Start the program again. Here: {cause}"
         )
         self._channel.call_off(in_order=False)
 
