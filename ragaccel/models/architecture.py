@@ -96,6 +96,18 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
             raise ModelRefusedError(_INT8.format(name=name))
 
 
+def quantization_of(model: Any) -> str:
+    """Name how transformers quantized a model's weights; empty if it did not."""
+    method = getattr(model, "quantization_method", None)
+    if method is None:
+        return ""
+    config = getattr(model.config, "quantization_config", None)
+    kind = getattr(config, "quant_type", None)  # of torchao
+    return (
+        f"{getattr(method, 'value', method)} {'' if kind is None else type(kind).__name__}".strip()
+    )
+
+
 def _fields(quantization: Any) -> dict[str, Any]:
     return dict(vars(quantization)) if hasattr(quantization, "__dict__") else {}
 

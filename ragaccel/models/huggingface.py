@@ -21,7 +21,7 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.engine.row_by_row import RowByRow
-from ragaccel.models.architecture import Architecture, read_architecture
+from ragaccel.models.architecture import Architecture, quantization_of, read_architecture
 from ragaccel.models.attention import attending, enter_layer
 from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes, stamp
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
@@ -259,6 +259,7 @@ def _cost_key(model: Any, device: torch.device) -> str:
     kinds = {str(weight.dtype) for weight in model.parameters()}
     # Quantized weights may have the type of what they stand for.
     kinds |= {type(weight).__name__ for weight in model.parameters()} - {"Parameter", "Tensor"}
+    kinds |= {quantization_of(model)} - {""}
     name = f"{type(model).__name__} {weights} {' '.join(sorted(kinds))} {place}"
     return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
+from ragaccel.models.architecture import quantization_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,7 +153,7 @@ def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
 
 def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     """Measure how far the model deviates from itself, and allow a few times that."""
-    dtype = target.model.dtype if target.model.dtype in _FLOOR else torch.bfloat16
+    dtype = _rounding(target.model)
     spread = max(float(wanted.std()), 1e-12)
     state, rows = None, []
     for token in ids:
@@ -164,9 +165,29 @@ def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     if not noise <= _CEILING[dtype] * spread:
         raise ModelRefusedError(
             f"{_name(target)} answers otherwise one token at a time than in one pass (logits "
-            f"differ by {noise:.2g} of a spread of {spread:.2g}): it is not a causal model"
+            f"differ by {noise:.2g} of a spread of {spread:.2g}): {_cause(target.model)}"
         )
     return max(_FLOOR[dtype] * spread, _TIMES_NOISE * noise)
+
+
+def _rounding(model: Any) -> torch.dtype:
+    """The type whose rounding shows in a model's passes, whatever the type of its activations.
+
+    4 bits of bitsandbytes are computed in bfloat16 by some processors, and activations that are
+    quantized in each pass turn the last bit of a sum into a step.
+    """
+    kind = quantization_of(model)
+    is_coarse = "bitsandbytes" in kind or "DynamicActivation" in kind
+    return model.dtype if model.dtype in _FLOOR and not is_coarse else torch.bfloat16
+
+
+def _cause(model: Any) -> str:
+    if not quantization_of(model):
+        return "it is not a causal model"
+    return (
+        "its quantization rounds a row otherwise beside other rows, so that no two ways of "
+        "decoding agree. Load it with weights that are quantized otherwise, or not at all"
+    )
 
 
 def _compare(

@@ -123,11 +123,11 @@ def test_a_script_under_torchrun(tmp_path):
 def test_without_torchrun_it_is_said_how_to_start(monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match="torchrun --nproc-per-node 2 script.py"):
+    with pytest.raises(ConfigurationError, match=r"torchrun --nproc-per-node 2 script\.py"):
         LLM.load(tmp_path, tensor_parallel=2)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "4")
-    with pytest.raises(ConfigurationError, match="needs 2 processes, there are 4: .*torchrun"):
+    with pytest.raises(ConfigurationError, match=r"needs 2 processes, there are 4: .*torchrun"):
         load_model(tmp_path, tensor_parallel=2)
 
 

@@ -80,6 +80,13 @@ def test_a_model_that_reads_what_follows():
         HuggingFaceModel(build("bert"))
 
 
+def test_a_quantized_model_that_deviates_from_itself():
+    model = build("bert")
+    model.quantization_method = "torchao"
+    with pytest.raises(ModelRefusedError, match=r"its quantization rounds a row otherwise"):
+        HuggingFaceModel(model)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "cause"),
     [

@@ -1,0 +1,75 @@
+"""Models that accelerate spreads over devices: the same tokens, with some weights on a disk."""
+
+import importlib.util
+
+import pytest
+import torch
+from decoding import Cheat, decode
+from fakes import RandomDrafter
+from small_tokenizers import byte_level
+from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.models.load import load_model
+from ragaccel.models.twin import make_twin
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="the extra multi-gpu is not installed"
+)
+
+PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
+ON_CPU = dict.fromkeys((*PARTS, "model.rotary_emb"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    for family in ("llama", "gemma3"):
+        make_tiny_model(family).save_pretrained(path / family)
+        byte_level().save_pretrained(path / family)
+    return path
+
+
+def spread(folder, family, on_disk, **settings):
+    device_map = {"": "disk"} if on_disk == "all" else {**ON_CPU, **dict.fromkeys(on_disk, "disk")}
+    offloaded = folder / f"offloaded-{family}"
+    settings = {"dtype": "float64", "device_map": device_map, **settings}
+    return load_model(folder / family, offload_folder=offloaded, **settings)[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    "on_disk",
+    [(), ("model.layers.1",), ("model.embed_tokens",), ("lm_head",), "all"],
+    ids=["none", "layer", "embedding", "head", "all"],
+)
+def test_the_same_tokens_as_in_one_place(folder, family, on_disk):
+    target = spread(folder, family, on_disk)
+    assert target.device.type == "cpu"
+    prompt = random_prompt(40)
+    expected = generate(tiny_model(family), prompt, 30)
+    request, engine = Request(prompt, max_new_tokens=30), Engine(target, prefill_chunk=16)
+    assert decode(engine, request, token_budget=0) == expected
+    assert decode(engine, request, RandomDrafter(1, VOCAB)) == expected
+    assert decode(engine, request, Cheat(prompt, expected)) == expected
+
+
+def test_a_twin_holds_no_weights_of_its_own(folder):
+    model = spread(folder, "llama", "all", self_check=False).model
+    twin = make_twin(model)
+    hooks = [
+        (own._hf_hook, other._hf_hook)
+        for own, other in zip(model.modules(), twin.modules(), strict=True)
+        if getattr(getattr(own, "_hf_hook", None), "weights_map", None) is not None
+    ]
+    assert len(hooks) > 10
+    assert all(own is not other for own, other in hooks)
+    assert all(own.weights_map is other.weights_map for own, other in hooks)
+    ids = torch.tensor([random_prompt(20)])
+    assert torch.equal(twin(ids).logits, model(ids).logits)
+
+
+def test_what_passes_cost_is_told_apart(folder):
+    keys = {spread(folder, "llama", on_disk).cost_key for on_disk in ((), ("lm_head",), "all")}
+    assert len(keys) == 3
