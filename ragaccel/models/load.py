@@ -71,13 +71,12 @@ def load_model(
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
         ModelRefusedError: a model that cannot be decoded exactly, or needs code of its own.
+        MissingExtraError: what spreads models is not installed.
         ConfigurationError: arguments that exclude each other, or not as many processes as
             ``tensor_parallel`` says.
         SystemExit: in every process but the first, when that ends.
     """
     count = checked_count(tensor_parallel, device, device_map, model_kwargs)
-    if device is not None and device_map is not None:
-        raise ConfigurationError("give device or device_map, not both")
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     source, arguments = locate_model(name_or_path, hub)
     arguments["trust_remote_code"] = model_kwargs.pop("trust_remote_code", False)
@@ -100,7 +99,9 @@ def load_model(
     if place is not None and count == 1 and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
     words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
-    target = HuggingFaceModel(model, self_check=self_check, owned=owned)
+    # Processes that each measured what packing gains would round alike only by chance.
+    pack = None if count == 1 else False
+    target = HuggingFaceModel(model, self_check=self_check, pack=pack, owned=owned)
     return (shared_by_processes(target) if count > 1 else target), words
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from transformers import __version__ as transformers_version
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils.import_utils import is_accelerate_available
 
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,20 +39,24 @@ def checked_count(count: int | None, device: Any, device_map: Any, given: Mappin
     Raises:
         ConfigurationError: they exclude each other, or ``torchrun`` did not start ``count``
             processes.
+        MissingExtraError: what spreads models is not installed.
     """
     others = sorted(set(_OTHER_WAYS) & given.keys())
     if others:
         raise ConfigurationError(f"give tensor_parallel=N in place of {', '.join(others)}")
-    if count is None:
-        return 1
-    if count < 1:
-        raise ConfigurationError(f"tensor_parallel must be 1 or more, not {count}")
-    if device is not None or device_map is not None:
+    if device is not None and device_map is not None:
+        raise ConfigurationError("give device or device_map, not both")
+    if count is not None and (device is not None or device_map is not None):
         raise ConfigurationError(
             "tensor_parallel gives every process a device of its own: give no device or device_map"
         )
+    count = 1 if count is None else count
+    if count < 1:
+        raise ConfigurationError(f"tensor_parallel must be 1 or more, not {count}")
     if count > 1:
         _check_environment(count)
+    if (count > 1 or device_map is not None) and not is_accelerate_available():
+        raise MissingExtraError("accelerate", "multi-gpu")
     return count
 
 

@@ -13,8 +13,13 @@ from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGenerat
 
 from ragaccel.decode.request import Request
 from ragaccel.engine.engine import Engine
-from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
-from ragaccel.models import load, locate
+from ragaccel.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    ModelNotFoundError,
+    ModelRefusedError,
+)
+from ragaccel.models import load, locate, processes
 from ragaccel.models.load import bundled_reader_path, load_model
 
 
@@ -51,6 +56,12 @@ def test_keywords_go_to_transformers(folder):
     assert not target.architecture.skips_plain_masks
     with pytest.raises(ConfigurationError, match="device or device_map"):
         load_model(folder, device="cpu", device_map="auto")
+
+
+def test_spreading_without_the_extra_names_it(folder, monkeypatch):
+    monkeypatch.setattr(processes, "is_accelerate_available", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"ragaccel\[multi-gpu\]"):
+        load_model(folder, device_map="auto")
 
 
 def test_end_tokens_fall_back_to_the_tokenizer(folder):

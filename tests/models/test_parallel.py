@@ -1,5 +1,6 @@
 """Models of several processes: on the processors, what one process alone decodes."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,9 +30,11 @@ PROGRAMS = (
 )
 LOST = "a pass failed, or a process is gone that holds a part of this model"
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or torch.cuda.is_available(),
-    reason="processes that share a processor",
+together = pytest.mark.skipif(
+    not torch.distributed.is_available()
+    or torch.cuda.is_available()
+    or importlib.util.find_spec("accelerate") is None,
+    reason="needs the extra multi-gpu, and processes that share a processor",
 )
 
 
@@ -61,6 +64,7 @@ def ran(tmp_path_factory):
     return dict(zip(PROGRAMS, lines, strict=True)), done.stderr
 
 
+@together
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_the_same_tokens_as_one_process(ran, family):
     program = ran[0][f"answers:{family}"]
@@ -71,6 +75,7 @@ def test_the_same_tokens_as_one_process(ran, family):
     assert program["codes"] == [0, 0]
 
 
+@together
 def test_a_pass_that_fails_elsewhere_is_an_error_and_not_a_wait(ran):
     program = ran[0]["failing_follower"]
     assert program["codes"] == [0, 1]
@@ -80,6 +85,7 @@ def test_a_pass_that_fails_elsewhere_is_an_error_and_not_a_wait(ran):
     assert "RuntimeError: no memory left" in ran[1]
 
 
+@together
 def test_a_process_that_is_lost_is_noticed_while_nothing_is_asked(ran):
     program = ran[0]["lost_follower"]
     is_noticed, (said, is_soon) = program["found"]
@@ -89,11 +95,13 @@ def test_a_process_that_is_lost_is_noticed_while_nothing_is_asked(ran):
     assert program["codes"] == [0, -9]
 
 
+@together
 def test_the_others_leave_when_the_first_is_gone(ran):
     assert ran[0]["lost_leader"]["codes"] == [9, 1]
     assert ran[0]["lost_leader"]["seconds"] < 30
 
 
+@together
 def test_the_others_leave_when_a_pass_of_the_first_failed(ran):
     program = ran[0]["failing_leader"]
     assert program["codes"] == [0, 0]
@@ -102,11 +110,13 @@ def test_the_others_leave_when_a_pass_of_the_first_failed(ran):
     assert is_soon
 
 
+@together
 def test_signs_of_life_keep_the_others_waiting(ran):
     assert ran[0]["idle"]["found"] is True
     assert ran[0]["idle"]["codes"] == [0, 0]
 
 
+@together
 def test_a_script_under_torchrun(tmp_path):
     tiny_llm().model.model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
