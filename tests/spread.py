@@ -29,7 +29,7 @@ from ragaccel.decode.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ParallelError
-from ragaccel.models import channel, parallel
+from ragaccel.models import channel, parallel, processes
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.load import load_model
 
@@ -103,6 +103,17 @@ def failing_follower(rank, folder):
     follow_with(fail_at(3, RuntimeError("no memory left")))
     engine = Engine(load_model(folder, dtype="float64", tensor_parallel=2)[0])
     return [refusal(engine), refusal(engine)]
+
+
+def hung_follower(rank, folder):
+    """The other process never comes to the end of a pass."""
+    processes._PASS = timedelta(seconds=1)
+
+    def hang(target):
+        target.forward = lambda rows, keep: time.sleep(LONGEST)
+
+    follow_with(hang)
+    return refusal(Engine(load_model(folder, dtype="float64", tensor_parallel=2)[0]))
 
 
 def lost_follower(rank, folder):
@@ -183,19 +194,19 @@ def run(program, folder):
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    processes = [
+    started = time.perf_counter()
+    running = [
         context.Process(target=process, args=(program, rank, port, folder, sender))
         for rank in range(2)
     ]
-    started = time.perf_counter()
-    for each in processes:
+    for each in running:
         each.start()
     sender.close()
-    for each in processes:
+    for each in running:
         each.join(max(0.0, LONGEST - (time.perf_counter() - started)))
         if each.is_alive():
             each.kill()
-    codes = [each.exitcode for each in processes]
+    codes = [each.exitcode for each in running]
     try:
         found = receiver.recv() if receiver.poll() else None
     except EOFError:  # it left without an answer

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ragaccel.errors import ParallelError
 from ragaccel.models.channel import Channel
 from ragaccel.models.messages import ALIVE, END, PASS, Journal, Mirror, message
-from ragaccel.models.processes import is_first, part_processes
+from ragaccel.models.processes import expect_passes, is_first, part_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,6 +211,7 @@ def shared_by_processes(target: HuggingFaceModel) -> ParallelModel:
         SystemExit: in every process but the first, when that ends.
     """
     channel = Channel()
+    expect_passes()
     if not is_first():
         _serve(target, channel)
     return ParallelModel(target, channel)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOADING = timedelta(hours=1)  # for the slowest to read its part
+_PASS = timedelta(minutes=10)  # after which a pass that waits for others is given up
 _OTHER_WAYS = ("distributed_config", "tp_plan", "tp_size")
 _KEYS = ("k_proj", "qkv_proj", "query_key_value")  # projections that make the keys
 
@@ -105,6 +106,12 @@ def join_processes() -> torch.device:
         _MET_HERE.set()
     _JOINED.set()
     return device
+
+
+def expect_passes() -> None:
+    """Wait for one another for minutes from now on: everything is loaded."""
+    if _MET_HERE.is_set():
+        dist.distributed_c10d._set_pg_timeout(_PASS)
 
 
 def is_first() -> bool:

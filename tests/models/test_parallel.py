@@ -23,6 +23,7 @@ PROGRAMS = (
     "answers:llama",
     "answers:gemma3",
     "failing_follower",
+    "hung_follower",
     "lost_follower",
     "lost_leader",
     "failing_leader",
@@ -83,6 +84,15 @@ def test_a_pass_that_fails_elsewhere_is_an_error_and_not_a_wait(ran):
         assert LOST in said
         assert is_soon
     assert "RuntimeError: no memory left" in ran[1]
+
+
+@together
+def test_a_pass_that_takes_for_ever_is_given_up(ran):
+    program = ran[0]["hung_follower"]
+    said, is_soon = program["found"]
+    assert LOST in said
+    assert is_soon
+    assert program["codes"] == [0, 0]  # told to leave, amid the pass
 
 
 @together
