@@ -47,7 +47,7 @@ class Channel:
         """Wait for the next message.
 
         Raises:
-            ParallelError: the first process is gone, or has said nothing for minutes.
+            ParallelError: a process is gone, or the first one has said nothing for minutes.
         """
         words = torch.empty(_FIRST, dtype=torch.int64)
         try:
@@ -58,7 +58,7 @@ class Channel:
                 dist.broadcast(rest, 0, group=self._messages)
                 words = torch.cat((words, rest))
         except RuntimeError as error:
-            raise ParallelError(f"the first process is gone: {error}") from error
+            raise ParallelError(f"another process is gone: {error}") from error
         found: Words = words.numpy()
         return found
 

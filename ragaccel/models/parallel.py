@@ -177,7 +177,7 @@ def follow(target: HuggingFaceModel, channel: Channel) -> None:
     """Run the passes that the first process orders, until it ends.
 
     Raises:
-        ParallelError: the first process is gone.
+        ParallelError: a process is gone.
     """
     mirror = Mirror(target.device)
     watch = Thread(target=_watch, args=(channel,), name="ragaccel-watch", daemon=True)
