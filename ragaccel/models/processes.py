@@ -143,17 +143,23 @@ def spread_arguments(config: Any, count: int) -> dict[str, Any]:
 
 
 def check_heads(config: Any, count: int) -> None:
-    """Raise ConfigurationError if a model's heads cannot be shared evenly.
+    """Check that processes can share a model's layers, and its heads evenly.
 
-    Transformers would load it, and fail in the first pass.
+    Transformers would load uneven ones, and fail in the first pass.
+
+    Raises:
+        ConfigurationError: they cannot; the message says why.
     """
     text_config = config.get_text_config(decoder=True)
-    plan = getattr(text_config, "base_model_tp_plan", None) or {}
-    if not any(name.rsplit(".", 1)[-1] in _KEYS and way == "colwise" for name, way in plan.items()):
-        return
-    heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
-    if heads % count:
+    name, plan = config.model_type, getattr(text_config, "base_model_tp_plan", None)
+    if not plan:
         raise ConfigurationError(
-            f"tensor_parallel={count} does not divide the {heads} KV heads of this "
-            f"{config.model_type} model"
+            f"transformers cannot split the layers of a {name} model for tensor_parallel: "
+            'spread it with device_map="auto"'
+        )
+    shares = (key.rsplit(".", 1)[-1] in _KEYS and way == "colwise" for key, way in plan.items())
+    heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
+    if any(shares) and heads % count:
+        raise ConfigurationError(
+            f"tensor_parallel={count} does not divide the {heads} KV heads of this {name} model"
         )

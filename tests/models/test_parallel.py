@@ -166,6 +166,8 @@ def test_heads_that_cannot_be_shared_evenly():
     with pytest.raises(ConfigurationError, match="tensor_parallel=4 does not divide the 2 KV"):
         check_heads(tiny_config("llama"), 4)
     check_heads(tiny_config("phi3"), 4)  # every process computes all of its heads
+    with pytest.raises(ConfigurationError, match=r"gpt2 model .* device_map"):
+        check_heads(tiny_config("gpt2"), 2)
 
 
 def test_a_model_that_nobody_leads():
