@@ -135,7 +135,7 @@ class Arena:
 class ArenaCache(KVCache):
     """A sequence's run of slots in an arena. What is to be moved waits for ``settle``."""
 
-    __slots__ = ("__weakref__", "_arena", "_finalizer", "base")
+    __slots__ = ("_arena", "_finalizer", "base")
 
     def __init__(self, arena: Arena, capacity: int | None, limit: int | None) -> None:
         super().__init__(capacity, limit)

@@ -94,7 +94,8 @@ class HuggingFaceModel:
             self._pack(forced=bool(pack), owned=owned)
         if self._packed:
             self.cost_key += "-packed"
-        if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
+        is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
+        if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs()
         self._weights: list[Tensor] = list(self.network.parameters())
         self._stamps = [stamp(weight) for weight in self._weights]

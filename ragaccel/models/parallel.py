@@ -91,6 +91,19 @@ class ParallelModel:
         """Tells the model, so spread, from others whose passes cost differently."""
         return f"{self.target.cost_key}-by-{self._lead.num_processes}"
 
+    @property
+    def weight_bytes(self) -> int:
+        """How much of its weights one pass of this process reads, in bytes."""
+        return self.target.weight_bytes
+
+    def compile(self) -> bool:
+        """Return False: passes that others take part in are not replayed."""
+        return False
+
+    def refresh(self) -> bool:
+        """Follow this process's weights; whoever changes them changes them on all processes."""
+        return self.target.refresh()
+
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, which the others will mirror."""
         return self._lead.journal.new_cache(capacity, limit)
