@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.exactness import check_exact
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.layout import (
     Rows,
@@ -116,7 +117,7 @@ class Engine:
 
     Raises:
         ConfigurationError: a capacity beyond what the model can read, a size below 1, or exact
-            mode for a model that attends by itself.
+            mode for a model that attends by itself or whose rows depend on one another.
     """
 
     def __init__(
@@ -159,6 +160,8 @@ class Engine:
             max_bytes=_kept_bytes(model.device) if kept_bytes is None else kept_bytes,
         )
         self.prefilled_rows = 0
+        if exact:
+            check_exact(model, EXACT_ROWS)
 
     def open(self, request: Request) -> EngineVerifier:
         """Return a verifier for one request; its cache is given back by ``close``.

@@ -6,7 +6,9 @@ import pytest
 import torch
 from decoding import Cheat, decode
 from fakes import RandomDrafter
-from tiny_models import FAMILIES, VOCAB, make_tiny_model, random_prompt, tiny_model
+from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, tiny_model
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
@@ -230,6 +232,22 @@ def test_a_model_that_attends_by_itself_is_refused():
     target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
     with pytest.raises(ConfigurationError, match="exact mode needs a model that runs with our"):
         make_engine(target)
+
+
+def test_experts_computed_together_are_refused_and_apart_they_are_exact():
+    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+
+    def make_target(experts):
+        torch.manual_seed(0)
+        config = CONFIG_MAPPING["mixtral"](**sizes, experts_implementation=experts)
+        return HuggingFaceModel(AutoModelForCausalLM.from_config(config))
+
+    with pytest.raises(ConfigurationError, match="experts_implementation='batched_mm'"):
+        make_engine(make_target("eager"))
+    for length in (5, 40):
+        differing, answers = compare(make_target("batched_mm"), random_prompt(length))
+        assert differing == 0
+        assert answers[0] == answers[1]
 
 
 def test_every_pass_costs_the_same():
