@@ -248,7 +248,12 @@ class Engine:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
         with self._pass_lock, torch.inference_mode():
             groups = [[each] for each in batch] if self.passes_apart else [list(batch)]
-            return [choices for group in groups for choices in self._verify(group)]
+            found = [choices for group in groups for choices in self._verify(group)]
+            if self.near_ties and not self.passes_apart and len(batch) > 1:
+                for i, (each, choices) in enumerate(zip(batch, found, strict=True)):
+                    if _is_to_be_asked_again(each, choices):
+                        found[i] = self._verify([each])[0]
+            return found
 
     @property
     def passes_apart(self) -> bool:
@@ -366,6 +371,16 @@ class Engine:
         # The rows of the last pass stand past the answer.
         slots = self.max_tokens + self.padded(self.max_rows)
         return self.model.new_cache(slots if self._fixed else None, slots)
+
+
+def _is_to_be_asked_again(
+    asked: tuple[EngineVerifier, DraftTree, int], choices: Choices | Exception
+) -> bool:
+    """Whether a single row's choice was a near tie, made beside the rows of other requests."""
+    verifier, tree, _ = asked
+    if len(tree) > 1 or isinstance(choices, Exception) or not choices.uncertain[0]:
+        return False
+    return not verifier.request.is_plain  # a stateful processor sees each token once
 
 
 def _kept_bytes(device: torch.device) -> int:
