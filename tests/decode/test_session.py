@@ -4,7 +4,7 @@ from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 from ragaccel.decode.interfaces import Choices, NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
-from ragaccel.decode.tree import DraftTree, MalformedTreeError, Origin
+from ragaccel.decode.tree import DraftTree, MalformedTreeError, Origin, merge
 from ragaccel.errors import ConfigurationError
 
 
@@ -193,6 +193,114 @@ def test_near_ties_are_decided_at_plain_width():
     assert session.result().token_ids == decode_plainly(count_up, request)[0]
     assert verifier.cached == list(range(20))
     assert any(step.token_ids == () for step in steps)
+
+
+class Unsure(ScriptedVerifier):
+    """Unsure of some tokens, however many rows it verifies."""
+
+    def __init__(self, unsure, **settings):
+        super().__init__(count_up, **settings)
+        self.unsure, self.sizes = unsure, []
+
+    def verify(self, tree, num_runner_ups=0):
+        choices = super().verify(tree, num_runner_ups)
+        self.sizes.append(len(tree))
+        unsure = [token in self.unsure for token in choices.next_ids]
+        return Choices(choices.next_ids, choices.runner_ups, unsure)
+
+
+def test_what_follows_the_first_near_tie_is_held_back():
+    verifier = Unsure({4, 5, 9})
+    session = Session(verifier, Oracle(), Request((0,), max_new_tokens=12), token_budget=5)
+    steps = list(session)
+    assert [step.token_ids for step in steps] == [
+        (1, 2, 3),
+        (4,),
+        (),
+        (5,),
+        (6, 7, 8),
+        (9,),
+        (10, 11, 12),
+    ]
+    assert verifier.sizes == [6, 1, 6, 1, 6, 1, 3]
+    assert [step.num_accepted for step in steps] == [3, 0, 0, 0, 3, 0, 2]
+    assert verifier.cached == list(range(12))
+    assert session.context.token_ids == list(range(13))
+    assert session.stats.new_tokens == 12
+    assert session.stats.accepted_tokens == 8
+
+
+def test_a_near_tie_behind_a_stop_is_no_matter():
+    verifier = Unsure({4})
+    request = Request((0,), max_new_tokens=12, eos_ids={3})
+    session = Session(verifier, Oracle(), request, token_budget=5)
+    assert [step.token_ids for step in session] == [(1, 2, 3)]
+    assert session.result().finish_reason == "stop"
+
+
+def test_a_near_tie_of_a_plain_pass_is_as_good_as_it_gets():
+    verifier = Unsure(set(range(100)))
+    session = Session(verifier, NoDrafter(), Request((0,), max_new_tokens=5))
+    assert [step.token_ids for step in session] == [(1,), (2,), (3,), (4,), (5,)]
+
+
+def test_a_choice_made_again_is_made_without_probes():
+    class Probing(Oracle):
+        probe_ids = (7,)
+
+    verifier = Unsure({4, 5}, max_rows=16)
+    session = Session(verifier, Probing(), Request((0,), max_new_tokens=8), token_budget=3)
+    list(session)
+    assert session.token_ids == list(range(1, 9))
+    doubted = [i for i, size in enumerate(verifier.sizes) if size == 1]
+    assert len(doubted) == 2
+
+
+class ChainsOnly(ScriptedVerifier):
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.chains_only, self.shapes = True, []
+
+    def verify(self, tree, num_runner_ups=0):
+        self.shapes.append((tree.is_chain, tree.num_drafts))
+        return super().verify(tree, num_runner_ups)
+
+
+@pytest.mark.parametrize("token_budget", [None, 12])
+def test_a_verifier_of_chains_is_given_chains(token_budget):
+    def last_two(context):
+        return sum(context[-2:]) % 7
+
+    class Branching(RandomDrafter):
+        """Guesses right on one branch, and much else."""
+
+        def draft(self, context, budget):
+            text = list(context.token_ids)
+            for _ in range(min(budget, 4)):
+                text.append(last_two(text))
+            right = text[len(context.token_ids) - 1 :]
+            chain = DraftTree.chain(right, [0.9**i for i in range(len(right))])
+            return merge([super().draft(context, budget), chain], budget)
+
+    request = Request((1, 3), max_new_tokens=60)
+    verifier = ChainsOnly(last_two, max_rows=16)
+    session = Session(verifier, Branching(1, 7), request, token_budget=token_budget)
+    list(session)
+    assert session.result().token_ids == decode_plainly(last_two, request)[0]
+    assert all(is_chain for is_chain, _ in verifier.shapes)
+    assert max(drafts for _, drafts in verifier.shapes) >= 4
+    assert session.stats.acceptance_length > 2
+
+
+def test_probes_and_chains_exclude_each_other():
+    class Probing(NoDrafter):
+        probe_ids = (7,)
+
+    request = Request((0,), max_new_tokens=4)
+    with pytest.raises(ConfigurationError, match="exact mode takes no probes"):
+        Session(ChainsOnly(count_up), Probing(), request)
+    plain = Session(ChainsOnly(count_up), Probing(), request, token_budget=0)
+    assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
 
 
 def test_probes_are_hung_where_they_have_room_and_never_accepted():

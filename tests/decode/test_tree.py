@@ -9,6 +9,7 @@ from ragaccel.decode.tree import (
     attach_probes,
     check_tree,
     likeliest,
+    likeliest_chain,
     merge,
 )
 
@@ -54,6 +55,33 @@ def test_merge_needs_one_root(trees):
 
 def test_likeliest_keeps_the_root_alone_without_a_budget():
     assert len(likeliest(tree(), 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("parents", "probs", "kept"),
+    [
+        ((-1, 0, 0), (1.0, 0.5, 0.4), (0, 1)),
+        ((-1, 0, 0), (1.0, 0.4, 0.5), (0, 2)),
+        ((-1, 0, 0, 2, 3), (1.0, 0.5, 0.3, 0.2, 0.1), (0, 2, 3, 4)),  # 0.6 tokens, not 0.5
+        ((-1, 0, 0, 2, 1), (1.0, 0.4, 0.3, 0.05, 0.0), (0, 1)),
+        ((-1, 0, 1, 1, 2), (1.0, 0.9, 0.4, 0.4, 0.3), (0, 1, 2, 4)),
+        ((-1, 0, 0), (1.0, 0.0, 0.0), (0,)),
+    ],
+)
+def test_of_a_tree_the_branch_is_kept_that_is_likely_to_go_furthest(parents, probs, kept):
+    tokens = tuple(range(7, 7 + len(parents)))
+    origins = tuple((Origin("a", node),) for node in range(len(parents)))
+    chain = likeliest_chain(DraftTree(tokens, parents, probs, origins))
+    assert chain.is_chain
+    assert chain.token_ids == tuple(tokens[node] for node in kept)
+    assert chain.path_probs == tuple(probs[node] for node in kept)
+    assert chain.origins == tuple(origins[node] for node in kept)
+    check_tree(chain, 7, len(parents))
+
+
+def test_a_chain_is_its_own_likeliest_branch():
+    for chain in (DraftTree.chain([7]), DraftTree.chain([7, 1, 2], [1.0, 0.5, 0.0])):
+        assert likeliest_chain(chain) is chain
 
 
 def test_probes_hang_in_chains_under_chosen_nodes():
