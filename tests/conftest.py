@@ -1,6 +1,12 @@
 """What holds for every test: nothing is read from or written to the home of whoever runs them."""
 
+import os
+
 import pytest
+
+# Tiny models gain nothing from threads, and lose much where these wait for one another on a machine
+# that others use too. Before torch is imported, and for processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
