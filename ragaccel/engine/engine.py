@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -20,8 +19,10 @@ from ragaccel.engine.layout import (
     together,
     tree_rows,
 )
+from ragaccel.engine.memory_limits import memory_share, within_memory
 from ragaccel.engine.prefixes import PrefixPool
 from ragaccel.engine.select import read_choices, to_host
+from ragaccel.engine.threads import on_threads
 from ragaccel.engine.verifier import EngineVerifier
 from ragaccel.errors import CapacityError, ConfigurationError
 
@@ -36,64 +37,18 @@ if TYPE_CHECKING:
     from ragaccel.engine.cost import PassCost
     from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.prefixes import Holding
+    from ragaccel.engine.target import TargetModel
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
-_KEPT_BYTES = 1 << 30  # where that cannot be told
 _FORESEEN = 1024  # tokens of an answer that room is made for beforehand
 
 Result = TypeVar("Result")
 
 EXACT_ROWS = 16
 """Rows of every pass in exact mode."""
-
-
-class TargetModel(Protocol):
-    """A causal language model whose output must be reproduced exactly.
-
-    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
-    ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
-    take the rows of several, and exact ones; ``arena`` where caches must lie to be read fastest,
-    if anywhere.
-    """
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits come out."""
-        ...
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest sequence the model reads, in tokens."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id the model reads."""
-        ...
-
-    @property
-    def joins_sequences(self) -> bool:
-        """Whether one pass can take the rows of several sequences."""
-        ...
-
-    def refresh(self) -> bool:
-        """Follow weights that were changed; say whether any were since the last time."""
-        ...
-
-    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
-        """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
-        ...
-
-    def forward(self, rows: Rows, keep: int) -> Tensor:
-        """Write the rows' states to their caches; return the logits of the last ``keep``.
-
-        [keep, V], valid until the next pass. The rows are in host memory; the pass has been begun
-        on every cache.
-        """
-        ...
 
 
 class Engine:
@@ -157,7 +112,7 @@ class Engine:
         self.pool = PrefixPool(
             self._new_cache,
             max_kept=kept_prefixes,
-            max_bytes=_kept_bytes(model.device) if kept_bytes is None else kept_bytes,
+            max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )
         self.prefilled_rows = 0
         if exact:
@@ -302,41 +257,11 @@ class Engine:
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
         what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
-        return self._in_memory(lambda: self._forward(rows, keep), what)
+        with on_threads(self.costs.threads, self.model.device):
+            return self._in_memory(lambda: self.model.forward(rows, keep), what)
 
     def _in_memory(self, compute: Callable[[], Result], what: str) -> Result:
-        """Compute; if the device has no memory left, once more without what is kept.
-
-        Raises:
-            CapacityError: it does not fit even so.
-        """
-        try:
-            return compute()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-        self.free_memory()
-        try:
-            return compute()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            self.free_memory()
-            raise CapacityError(
-                f"no memory left on {self.model.device} for {what}: shorten the prompt, answer "
-                "fewer requests at once, or load with a smaller prefill_chunk"
-            ) from error
-
-    def _forward(self, rows: Rows, keep: int) -> Tensor:
-        """Run one pass on as many threads as were measured to be fastest, if they were."""
-        threads, usual = self.costs.threads, torch.get_num_threads()
-        if threads is None or threads == usual or self.model.device.type != "cpu":
-            return self.model.forward(rows, keep)
-        torch.set_num_threads(threads)
-        try:
-            return self.model.forward(rows, keep)
-        finally:
-            torch.set_num_threads(usual)
+        return within_memory(compute, what, self.model.device, self.free_memory)
 
     def free_memory(self) -> None:
         """Drop what is kept of earlier requests."""
@@ -360,11 +285,6 @@ class Engine:
         kind = PassKind.of(verifier.way, verifier.num_cached)
         return self.costs.of(kind.way, kind.attended), kind.attended
 
-    @property
-    def exclusive(self) -> RLock:
-        """The lock under which passes run."""
-        return self._pass_lock
-
     def _new_cache(self) -> KVCache:
         if self.max_tokens is None:
             return self.model.new_cache(None, None)
@@ -381,18 +301,3 @@ def _is_to_be_asked_again(
     if len(tree) > 1 or isinstance(choices, Exception) or not choices.uncertain[0]:
         return False
     return not verifier.request.is_plain  # a stateful processor sees each token once
-
-
-def _kept_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory * _KEPT_SHARE)
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return _KEPT_BYTES
-    return int(memory * _KEPT_SHARE)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    told = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
-    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in told)

@@ -15,7 +15,7 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ragaccel.engine.engine import TargetModel
+    from ragaccel.engine.target import TargetModel
 
 _STEP = 5
 _STEPS = 4

@@ -15,14 +15,14 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.engine.row_by_row import RowByRow
 from ragaccel.models.architecture import Architecture, quantization_of, read_architecture
-from ragaccel.models.attention import attending, enter_layer
+from ragaccel.models.attention import attending
+from ragaccel.models.caches import CacheAdapter, PassCache
 from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes, stamp
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
@@ -30,6 +30,7 @@ from ragaccel.models.twin import make_twin
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
 
     from ragaccel.engine.arena import Arena
     from ragaccel.engine.graphs import Kernel, StepGraphs
@@ -161,12 +162,12 @@ class HuggingFaceModel:
             alike = RowByRow() if rows.exact else nullcontext()
             with attending(attention, self.architecture.windows), alike:
                 # Which rows see which: the attention needs no mask, but whoever looks may.
-                return self._run(rows, rows.sees()[None, None], _PassCache(rows), keep)
+                return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
         if len(rows.spans) > 1:
             raise ValueError("this model takes the rows of one sequence a pass")
         cache = rows.spans[0].cache
-        if not isinstance(cache.adapter, _CacheAdapter):
-            cache.adapter = _CacheAdapter(cache, self.architecture.num_layers)
+        if not isinstance(cache.adapter, CacheAdapter):
+            cache.adapter = CacheAdapter(cache, self.architecture.num_layers)
         return self._run(rows, self._attention_mask(rows), cache.adapter, keep)
 
     def _run(self, rows: Rows, mask: Any, cache: Cache, keep: int) -> Tensor:
@@ -263,94 +264,3 @@ def _cost_key(model: Any, device: torch.device) -> str:
     kinds |= {quantization_of(model)} - {""}
     name = f"{type(model).__name__} {weights} {' '.join(sorted(kinds))} {place}"
     return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
-
-
-class _PassCache(Cache):
-    """The cache as models see it during a pass whose attention does the storing itself."""
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(layers=[])
-        self._length = rows.attended - rows.num_rows
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *_args: Any,
-        **_kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Note the layer; the attention is given the rows' own states and stores them."""
-        enter_layer(layer_idx)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return how many tokens are cached."""
-        return max(0, self._length)
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
-        """Return how many states an update returns, and the first one's position."""
-        return query_length, 0
-
-
-class _CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of our cache, for the questions models ask of single layers."""
-
-    is_sliding = False
-
-    def __init__(self, cache: KVCache, index: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._cache, self._index = cache, index
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: our buffers are made by the first write."""
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *_args: Any,
-        **_kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Store the rows' states and return all attended ones."""
-        return self._cache.write(self._index, key_states, value_states)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many states an update returns, and the first one's position."""
-        return self._cache.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Return how many tokens are cached."""
-        return self._cache.length
-
-    def get_max_length(self) -> int:
-        """Return -1: our cache grows."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """Return -1, for releases that still ask under this name."""
-        return -1
-
-
-class _CacheAdapter(Cache):
-    """Our cache as transformers' models see it; made once for each of our caches."""
-
-    def __init__(self, cache: KVCache, num_layers: int) -> None:
-        super().__init__(layers=[_CacheLayer(cache, i) for i in range(num_layers)])
-        self._cache = cache
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *_args: Any,
-        **_kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Store the rows' states and return all attended ones."""
-        return self._cache.write(layer_idx, key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return how many tokens are cached."""
-        return self._cache.length

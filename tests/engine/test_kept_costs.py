@@ -3,12 +3,13 @@ import os
 import threading
 
 import pytest
+import torch
 from tiny_models import make_tiny_model
 
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.kept_costs import KeptCosts, way_of_choosing
-from ragaccel.engine.measuring import measure_passes
+from ragaccel.engine.kept_costs import KeptCosts, PassKind, way_of_choosing
+from ragaccel.engine.measuring import measure_passes, measure_threads
 from ragaccel.models.huggingface import HuggingFaceModel
 
 TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
@@ -158,3 +159,54 @@ def test_models_on_one_device_are_told_apart():
     }
     assert len(keys) == 3
     assert all(key.isascii() and " " not in key and "/" not in key for key in keys)
+
+
+def test_kinds_of_pass_are_told_apart_and_borrow_from_the_nearest():
+    costs = KeptCosts(0.04)
+    costs.replace("greedy", TABLE)
+    for attended, sequences in ((5000, 1), (100, 8), (5000, 8)):
+        assert costs.of("sampled", attended, sequences).seconds(16) == pytest.approx(0.012)
+    costs.of("greedy", 5000).observe(16, 0.090)
+    assert costs.of("greedy", 9000).seconds(16) == pytest.approx(0.090, rel=0.2)
+    assert costs.of("greedy", 1024).seconds(16) == pytest.approx(0.012)
+    assert costs.of("greedy", 4097) is costs.of("greedy", 8192)
+    assert costs.of("greedy", 1, 3) is costs.of("greedy", 1000, 4)
+    assert PassKind.of("greedy", 1025, 5).name == "greedy, 2048 tokens, x8"
+
+
+def test_the_number_of_threads_is_kept_and_used(tmp_path):
+    path = tmp_path / "costs.json"
+    costs = KeptCosts(0.04, path)
+    costs.threads = 1
+    costs.save()
+    engine = Engine(HuggingFaceModel(make_tiny_model("llama")), cost_file=path)
+    assert engine.costs.threads == 1
+    usual, seen, forward = torch.get_num_threads(), [], engine.model.forward
+
+    def watched(rows, keep):
+        seen.append(torch.get_num_threads())
+        return forward(rows, keep)
+
+    engine.model.forward = watched
+    torch.set_num_threads(2)
+    try:
+        seconds = measure_threads(engine, context=20, repeats=1)
+        assert list(seconds) == [2, 1]
+        assert set(seen) == {1, 2}
+        del seen[:]
+        measure_passes(engine, context=20, repeats=1, rows=(1,))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
+
+
+@pytest.mark.parametrize("threads", ["2", 0, -1, 1.5, [1]])
+def test_a_number_of_threads_that_is_none_is_learned_anew(tmp_path, threads):
+    path = tmp_path / "costs.json"
+    costs = KeptCosts(0.04, path)
+    costs.replace("greedy", TABLE)
+    costs.save()
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "threads": threads}))
+    assert KeptCosts(0.04, path).threads is None

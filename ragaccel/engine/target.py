@@ -1,0 +1,58 @@
+"""The target model as the engine sees it: rows over caches in, logits out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ragaccel.engine.kv_cache import KVCache
+    from ragaccel.engine.layout import Rows
+
+
+class TargetModel(Protocol):
+    """A causal language model whose output must be reproduced exactly.
+
+    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
+    ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
+    take the rows of several, and exact ones; ``arena`` where caches must lie to be read fastest,
+    if anywhere.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits come out."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence the model reads, in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id the model reads."""
+        ...
+
+    @property
+    def joins_sequences(self) -> bool:
+        """Whether one pass can take the rows of several sequences."""
+        ...
+
+    def refresh(self) -> bool:
+        """Follow weights that were changed; say whether any were since the last time."""
+        ...
+
+    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
+        """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
+        ...
+
+    def forward(self, rows: Rows, keep: int) -> Tensor:
+        """Write the rows' states to their caches; return the logits of the last ``keep``.
+
+        [keep, V], valid until the next pass. The rows are in host memory; the pass has been begun
+        on every cache.
+        """
+        ...
