@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows
 from ragaccel.errors import ConfigurationError
 
@@ -33,7 +32,7 @@ def check_exact(model: TargetModel, num_rows: int) -> None:
         ConfigurationError: they have not.
     """
     passes: list[Tensor] = []
-    cache = KVCache()
+    cache = model.new_cache(None, None)
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(_STEPS * _STEP + num_rows)]
     if model.max_positions is not None and model.max_positions < len(tokens):
         return
