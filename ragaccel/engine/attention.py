@@ -35,7 +35,7 @@ class PassAttention:
     """
 
     def __init__(self, rows: Rows, masks: Masks) -> None:
-        self._rows, self._masks, self._exact = rows, masks, rows.exact
+        self._rows, self._masks, self.exact = rows, masks, rows.exact
         self._made: dict[tuple[int, int | None, int, torch.device], Tensor] = {}
 
     def attend(
@@ -78,7 +78,7 @@ class PassAttention:
         queries, keys, values = states
         _, num_heads, n, size = queries.shape
         groups = num_heads // keys.shape[1]
-        if n > _LONG and softcap is None and not self._exact:
+        if n > _LONG and softcap is None and not self.exact:
             mask = None if is_plain(span, window) else self._mask(span, window, 1, queries.device)
             found = scaled_dot_product_attention(
                 queries,
@@ -92,7 +92,7 @@ class PassAttention:
             return found.transpose(1, 2).contiguous()
         # A group's query heads read the same keys: packed, they are more rows of one head.
         packed = queries.reshape(-1, groups * n, size)
-        if self._exact:
+        if self.exact:
             mask = self._mask(span, window, groups, queries.device)
             found = _in_chunks(packed, keys[0], values[0], mask, scaling, softcap)
             return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()

@@ -44,6 +44,11 @@ def attending(attention: PassAttention, windows: Sequence[int | None]) -> Iterat
         _RUNNING.attention = None
 
 
+def is_exact() -> bool:
+    """Whether this thread runs an exact pass."""
+    return _RUNNING.attention is not None and _RUNNING.attention.exact
+
+
 def enter_layer(layer: int) -> None:
     """Note which layer's keys and values come next."""
     _RUNNING.layer = layer

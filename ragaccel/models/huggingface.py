@@ -11,7 +11,6 @@ import logging
 import os
 import platform
 import re
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,11 +18,11 @@ import torch
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
-from ragaccel.engine.row_by_row import RowByRow
 from ragaccel.models.architecture import Architecture, quantization_of, read_architecture
 from ragaccel.models.attention import attending
 from ragaccel.models.caches import CacheAdapter, PassCache
 from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes, stamp
+from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
 
@@ -121,6 +120,7 @@ class HuggingFaceModel:
         expected = expected_passes(self) if self_check else None
         twin = make_twin(self.model) if self.architecture.exchanges_attention else None
         if twin is not None:
+            activate_row_by_row(twin)
             self.network, self._attends = twin, True
             if expected is None or passes_check(self, expected):
                 return
@@ -159,8 +159,7 @@ class HuggingFaceModel:
             span.cache.settle()
         if self._attends:
             attention = PassAttention(rows, self._masks)
-            alike = RowByRow() if rows.exact else nullcontext()
-            with attending(attention, self.architecture.windows), alike:
+            with attending(attention, self.architecture.windows):
                 # Which rows see which: the attention needs no mask, but whoever looks may.
                 return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
         if len(rows.spans) > 1:

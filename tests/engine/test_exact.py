@@ -21,7 +21,7 @@ from ragaccel.models.huggingface import HuggingFaceModel
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
-NEW = 36
+NEW = 24
 BIG = {"hidden_size": 256, "intermediate_size": 512}
 KINDS = {
     "float32": (torch.float32, {}, False),
@@ -116,8 +116,8 @@ def test_without_exact_mode_they_are_not():
 
 def test_tokens_are_those_of_plain_decoding(target):
     engine = make_engine(target)
-    for seed in range(4):
-        prompt = random_prompt(3 + 11 * seed, 100 + seed)
+    for seed in range(3):
+        prompt = random_prompt(3 + 16 * seed, 100 + seed)
         request = Request(prompt, max_new_tokens=NEW)
         expected = plain(engine, request)
         assert len(set(expected)) > 1
