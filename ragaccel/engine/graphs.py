@@ -12,6 +12,7 @@ Shapes: N rows with padding, H query heads, K KV heads, D head size, M moves.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -29,6 +30,7 @@ from ragaccel.engine.row_blocks import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -182,6 +184,8 @@ class StepGraphs:
         self._passes: dict[Size, StaticPass] = {}
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
+        self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """A context around what the device computes of every pass, for who measures it."""
 
     def takes(self, rows: Rows) -> bool:
         """Whether a pass fits: few enough rows, sequences and moves, all of them in the arena.
@@ -214,7 +218,8 @@ class StepGraphs:
             self._passes[size] = static
         if not self._capture:
             static.fill(rows)
-            return self._step(static)[: rows.num_rows]
+            with self.running():
+                return self._step(static)[: rows.num_rows]
         if size not in self._graphs:
             for span in rows.spans:
                 span.cache.settle()  # a capture runs the pass several times, moves only once
@@ -223,7 +228,8 @@ class StepGraphs:
         else:
             static.fill(rows)
         graph, logits = self._graphs[size]
-        graph.replay()
+        with self.running():
+            graph.replay()
         return logits[: rows.num_rows]
 
     def _step(self, static: StaticPass) -> Tensor:

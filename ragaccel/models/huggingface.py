@@ -111,6 +111,11 @@ class HuggingFaceModel:
         return self._masks.dtype
 
     @property
+    def graphs(self) -> StepGraphs | None:
+        """What runs passes of few rows over static buffers, where there are such."""
+        return self._graphs
+
+    @property
     def joins_sequences(self) -> bool:
         """Whether one pass can take the rows of several sequences."""
         return self._attends
@@ -203,12 +208,21 @@ class HuggingFaceModel:
         if made is not None:
             self.arena, self._graphs, self._static = made
 
+    def launch_each(self) -> None:
+        """Launch passes operation by operation from now on: no static buffers, no graphs."""
+        self.arena, self._graphs, self._static = None, None, None
+
     def compile(self) -> bool:
         """Have torch compile the passes that are replayed; say whether there are such."""
         if self._static is None:
             return False
         self._static.compile()
         return True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether replayed passes are compiled; not where torch did not take the model."""
+        return self._static is not None and self._static.is_compiled
 
     def _attention_mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
         architecture, span = self.architecture, rows.spans[0]

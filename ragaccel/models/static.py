@@ -117,6 +117,11 @@ class StaticNetwork:
         """Have torch compile the pass at its next runs, for any number of rows."""
         self._network = torch.compile(self._eager, dynamic=True)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether passes are compiled, or will be at their next run."""
+        return self._network is not self._eager
+
     def _run(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         kinds = ("full_attention", "sliding_attention")
         mask = dict.fromkeys(kinds, self._mask) if self._is_mixed else self._mask
