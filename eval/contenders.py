@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
+from eval.forced import following
 from eval.passes import synchronize, watching
+from eval.runs import Run, model_stage
+from eval.stock import Generate, GenerateStatic
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
@@ -20,8 +20,10 @@ from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
+    from eval.forced import Forcing
     from eval.jobs import Job
     from eval.targets import Target
     from ragaccel.decode.interfaces import Drafter
@@ -30,34 +32,25 @@ PAPER_K = 20
 PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One generation: its new tokens and where the time went.
-
-    ``decode_seconds`` is all after prefill. Prefill is the prompt's pass: with ``generate`` it
-    yields the first token as well, with ours the first verify pass does. ``stages`` splits the
-    decoding: ``draft``, ``verify`` and ``model`` (inside the model's passes), as far as seen.
-    ``rows_of_each`` has the rows of every pass after prefill.
-    """
-
-    token_ids: tuple[int, ...]
-    prefill_seconds: float
-    decode_seconds: float
-    passes: int
-    rows: int
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    stages: dict[str, float] = field(default_factory=dict)
-    rows_of_each: tuple[int, ...] = ()
-
-
 class Contender(Protocol):
     """A way to decode."""
 
     name: str
 
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Do what is done once, before anything is timed."""
+        ...
+
+    def following(self, job: Job) -> AbstractContextManager[Forcing]:
+        """Make the model follow the job's recorded answer while the context is open."""
+        ...
+
     def run(self, job: Job) -> Run:
         """Generate greedily, timed."""
+        ...
+
+    def held_bytes(self, allocated: int) -> int:
+        """How much of what is allocated on the device between runs it needs itself."""
         ...
 
 
@@ -86,6 +79,18 @@ class Ours:
         # No prompt is known from a run before: what a contender reads it reads each time.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._networks, self._device = target.networks, target.ours.device
+        self._graphs = target.ours.graphs
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Do nothing: passes are captured by ``eval.warm``, for all contenders of ours."""
+
+    def following(self, job: Job) -> AbstractContextManager[Forcing]:
+        """Make the model follow the job's recorded answer while the context is open."""
+        return following(self._networks, job.prompt_ids, job.answer_ids, self._graphs)
+
+    def held_bytes(self, allocated: int) -> int:
+        """All of it: what little the others hold is counted against ours."""
+        return allocated
 
     def know_costs(self, seconds: dict[int, float]) -> None:
         """Begin with what greedy passes cost by their rows, as a run before would have kept it."""
@@ -114,7 +119,7 @@ class Ours:
         session.prefill()
         synchronize(device)
         prefilled = perf_counter()
-        with watching(self._networks) as passes:
+        with watching(self._networks, self._graphs) as passes:
             for _ in session:
                 pass
             synchronize(device)
@@ -129,65 +134,13 @@ class Ours:
             rows=passes.rows,
             draft_tokens=stats.draft_tokens,
             accepted_tokens=stats.accepted_tokens,
-            stages=stages | _model_stage(device, passes.seconds),
+            stages=stages | model_stage(device, passes.seconds),
             rows_of_each=tuple(passes.rows_of_each),
         )
 
 
-class Generate:
-    """transformers' ``model.generate``, greedy, over its default cache."""
-
-    def __init__(self, name: str, target: Target, **settings: Any) -> None:
-        self.name, self._settings, self._model = (
-            name,
-            settings,
-            cast("Any", target.model),
-        )
-        self._networks = target.networks
-
-    def run(self, job: Job) -> Run:
-        """Generate greedily, timed."""
-        model, device = self._model, self._model.device
-        ids = torch.tensor([job.prompt_ids], device=device)
-        synchronize(device)
-        start = perf_counter()
-        with watching(self._networks) as passes:
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=job.max_new_tokens,
-                eos_token_id=sorted(job.eos_ids) or None,
-                pad_token_id=min(job.eos_ids, default=0),
-                **_GREEDY,
-                **self._settings,
-            )
-            synchronize(device)
-            end = perf_counter()
-        new = output[0, len(job.prompt_ids) :].tolist()
-        return Run(
-            token_ids=tuple(new),
-            prefill_seconds=passes.first_end - start,
-            decode_seconds=end - passes.first_end,
-            passes=passes.count,
-            rows=passes.rows - len(job.prompt_ids) + 1,
-            draft_tokens=passes.rows - len(job.prompt_ids) + 1 - passes.count,
-            accepted_tokens=len(new) - passes.count,
-            stages=_model_stage(device, passes.seconds - passes.first_seconds),
-            rows_of_each=(1, *passes.rows_of_each[1:]),
-        )
-
-
-# Spelled out, so that a checkpoint's own sampling settings and penalties do not apply.
-_GREEDY = {
-    "do_sample": False,
-    "temperature": None,
-    "top_k": None,
-    "top_p": None,
-    "repetition_penalty": 1.0,
-}
-
 DEFAULT = ("ours", "ours_paper", "ours_plain", "generate", "generate_lookup")
-PLAIN, BASELINE, COPYING = "ours_plain", "generate", "ours"
+PLAIN, BASELINE, COPYING, STATIC = "ours_plain", "generate", "ours", "generate_static"
 
 
 def make_contender(name: str, target: Target) -> Contender:
@@ -199,7 +152,8 @@ def make_contender(name: str, target: Target) -> Contender:
     settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
     ``ours_near_ties`` is ``ours_tree`` with near ties asked again, ``ours_exact`` and
     ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
-    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses.
+    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses,
+    ``generate_static`` its greedy search over a static cache, compiled on a GPU.
 
     Raises:
         ValueError: names the contenders there are.
@@ -235,8 +189,5 @@ _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
     "ours_exact_plain": partial(_plain, exact=True),
     "generate": Generate,
     "generate_lookup": partial(Generate, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS),
+    "generate_static": GenerateStatic,
 }
-
-
-def _model_stage(device: torch.device, seconds: float) -> dict[str, float]:
-    return {"model": seconds} if device.type == "cpu" else {}

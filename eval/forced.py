@@ -9,8 +9,10 @@ after wrong guesses learns nothing of the recording.
 
 The seam is a forward hook below every decoder, on the stock model and on our twin of it: ours
 (chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
-through the same few tensor operations, which need no synchronization with the device. What they
-took is counted.
+through the same few tensor operations, which need no synchronization with the device. Passes that
+are replayed as CUDA graphs call no module: there the same is done around the replay. Compiled
+modules take no hooks without breaking apart: ``generate`` over a static cache follows by a logits
+processor. What forcing took is counted.
 """
 
 from __future__ import annotations
@@ -22,11 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval.passes import around
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from ragaccel.engine.graphs import StepGraphs
+    from ragaccel.engine.layout import Rows
 
 FORCED_LOGIT = 1e4
 """Above any logit of a language model, and finite in float16 after a penalty or a temperature."""
@@ -42,11 +49,15 @@ class Forcing:
 
 @contextmanager
 def following(
-    networks: Sequence[PreTrainedModel], prompt_ids: Sequence[int], answer_ids: Sequence[int]
+    networks: Sequence[PreTrainedModel],
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    graphs: StepGraphs | None = None,
 ) -> Iterator[Forcing]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
-    ``networks`` are all modules that its passes may run through, of one configuration.
+    ``networks`` are all modules that its passes may run through, of one configuration; ``graphs``
+    is what replays passes without them.
     ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
     go: past the recording the model chooses for itself. One sequence at a time; the tokens a
     decoder has committed to must be the recording's, as they are when it decodes greedily.
@@ -74,9 +85,21 @@ def following(
         forcing.passes += 1
         forcing.seconds += perf_counter() - started
 
+    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+        started = perf_counter()
+        places = to_device(_places(tokens, rows), recording.device)  # while the device is idle
+        computed = perf_counter()
+        logits = run(rows)
+        returned = perf_counter()
+        logits[places[0], places[1]] = FORCED_LOGIT
+        forcing.passes += 1
+        forcing.seconds += perf_counter() - returned + computed - started
+        return logits
+
     handles = [network.register_forward_hook(force, with_kwargs=True) for network in networks]
     try:
-        yield forcing
+        with around(graphs, replayed):
+            yield forcing
     finally:
         for handle in handles:
             handle.remove()
@@ -101,6 +124,23 @@ def _force(recording: Tensor, input_ids: Tensor, kwargs: Mapping[str, Any], outp
     index = index[None, :, None]
     own = logits.gather(-1, index)
     logits.scatter_(-1, index, own.masked_fill(on_path[None, :, None], FORCED_LOGIT))
+
+
+def to_device(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Put integers on a device without waiting for what it is computing."""
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _places(tokens: Sequence[int], rows: Rows) -> list[list[int]]:
+    """The rows of a pass that follow the recording, and the token that is next for each."""
+    if len(rows.spans) != 1:
+        raise ValueError(f"a recording is one sequence, not a batch of {len(rows.spans)}")
+    positions, ids = rows.positions[0].tolist(), rows.token_ids[0].tolist()
+    known = [tokens[at : at + 1] == [token] for at, token in zip(positions, ids, strict=True)]
+    on_path = (~(rows.sees() & ~torch.tensor(known)).any(1)).tolist()
+    found = [row for row, on in enumerate(on_path) if on and positions[row] + 1 < len(tokens)]
+    return [found, [tokens[positions[row] + 1] for row in found]]
 
 
 def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:

@@ -170,7 +170,7 @@ def run_set(
     if left:
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
         for warm in (contender, PLAIN):
-            run_once(target, make_contender(warm, target), short, forced=True)
+            run_once(make_contender(warm, target), short, forced=True)
     for at, job in left:
         order = ((contender, PLAIN), (PLAIN, contender))[at % 2]
         rows = [_row(target, task, job, which, costs) for which in order]
@@ -187,7 +187,7 @@ def _row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]
     contender = make_contender(name, target)
     if isinstance(contender, Ours):
         contender.know_costs(costs)
-    run, forcing = run_once(target, contender, job, forced=True)
+    run, forcing = run_once(contender, job, forced=True)
     row = as_row(contender, job, 0, run, forcing)
     return {"task": task, **row}
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+    from ragaccel.engine.graphs import StepGraphs
+    from ragaccel.engine.layout import Rows
 
 
 @dataclass(slots=True)
@@ -33,8 +38,12 @@ class Passes:
 
 
 @contextmanager
-def watching(networks: Sequence[PreTrainedModel]) -> Iterator[Passes]:
+def watching(
+    networks: Sequence[PreTrainedModel], graphs: StepGraphs | None = None
+) -> Iterator[Passes]:
     """Watch a model's passes while the context is open; through whichever network they run.
+
+    Passes that ``graphs`` replay call no module, so they are seen there.
 
     Waits for the device after the first pass alone, so that prefill can be told from decoding.
     """
@@ -42,13 +51,15 @@ def watching(networks: Sequence[PreTrainedModel]) -> Iterator[Passes]:
     started = 0.0
     device = networks[0].device
 
-    def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(num_rows: int) -> None:
         nonlocal started
-        ids = args[0] if args else kwargs["input_ids"]
         passes.count += 1
-        passes.rows += ids.shape[1]
-        passes.rows_of_each.append(ids.shape[1])
+        passes.rows += num_rows
+        passes.rows_of_each.append(num_rows)
         started = perf_counter()
+
+    def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        begin((args[0] if args else kwargs["input_ids"]).shape[1])
 
     def after(*_unused: Any) -> None:
         if passes.count == 1:
@@ -57,6 +68,12 @@ def watching(networks: Sequence[PreTrainedModel]) -> Iterator[Passes]:
         passes.seconds += ended - started
         if passes.count == 1:
             passes.first_seconds, passes.first_end = ended - started, ended
+
+    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+        begin(rows.num_rows)
+        logits = run(rows)
+        after()
+        return logits
 
     handles = [
         handle
@@ -67,13 +84,44 @@ def watching(networks: Sequence[PreTrainedModel]) -> Iterator[Passes]:
         )
     ]
     try:
-        yield passes
+        with around(graphs, replayed):
+            yield passes
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def around(
+    graphs: StepGraphs | None, wrapper: Callable[[Callable[[Rows], Tensor], Rows], Tensor]
+) -> Iterator[None]:
+    """Have static passes go through a wrapper, which is given what runs them and their rows."""
+    if graphs is None:
+        yield
+        return
+    run: Any = graphs.run
+    graphs.run = partial(wrapper, run)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        graphs.run = run  # type: ignore[method-assign]
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """What lies on a GPU now, from where its peak counts anew; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that lay on a GPU at once since ``allocated_bytes``."""
+    return torch.cuda.max_memory_allocated(device)

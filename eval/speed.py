@@ -23,10 +23,11 @@ import torch
 
 from eval.contenders import DEFAULT, PLAIN, Ours, make_contender
 from eval.examples import load_task
-from eval.forced import Forcing, following
+from eval.forced import Forcing
 from eval.jobs import as_recorded, make_jobs
 from eval.ledger import Ledger
 from eval.machine import current_commit, describe_machine, describe_run
+from eval.passes import allocated_bytes, peak_bytes
 from eval.rows_cost import known_costs
 from eval.summary import summarize
 from eval.tables import speed_table
@@ -37,6 +38,7 @@ from eval.targets import (
     default_dtype,
     shown_name,
 )
+from eval.warm import capture_passes
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=1, help="rounds over all examples")
     add("--max-new-tokens", type=int, default=256)
     add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
+    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
@@ -100,6 +103,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = describe_settings(options, forced, len(jobs))
     ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
     contenders = [make_contender(name, target) for name in options.contenders.split(",")]
+    capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, contenders, ledger, options.cost_repeats)
     run_rounds(target, jobs, contenders, ledger, repeats=options.repeats, forced=forced)
     document = {
@@ -143,6 +147,7 @@ def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) 
         "device": options.device,
         "threads": torch.get_num_threads(),
         "contenders": options.contenders,
+        **({"compile": True} if options.compile else {}),
         "commit": current_commit(),
     }
 
@@ -169,14 +174,19 @@ def run_rounds(
         note("warming up")
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
         for contender in contenders:
-            run_once(target, contender, short, forced=forced)
+            contender.prepare(jobs)
+            run_once(contender, short, forced=forced)
     for at, (turn, job) in enumerate(left, start=1):
         shift = (at + turn) % len(contenders)
         rows = []
         for contender in (*contenders[shift:], *contenders[:shift]):
-            run, forcing = run_once(target, contender, job, forced=forced)
-            answer = {"token_ids": run.token_ids} if keep_answers else {}
-            rows.append(as_row(contender, job, turn, run, forcing) | answer)
+            before = allocated_bytes(target.ours.device)
+            run, forcing = run_once(contender, job, forced=forced)
+            row = as_row(contender, job, turn, run, forcing)
+            if before is not None:
+                own = peak_bytes(target.ours.device) - before
+                row["peak_bytes"] = own + contender.held_bytes(before)
+            rows.append(row | ({"token_ids": run.token_ids} if keep_answers else {}))
         order = {contender.name: i for i, contender in enumerate(contenders)}
         for row in sorted(rows, key=lambda row: order[row["contender"]]):
             ledger.add(row)
@@ -186,9 +196,7 @@ def run_rounds(
         note(f"{at}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
 
 
-def run_once(
-    target: Target, contender: Contender, job: Job, *, forced: bool
-) -> tuple[Run, Forcing]:
+def run_once(contender: Contender, job: Job, *, forced: bool) -> tuple[Run, Forcing]:
     """Run one contender on one job; a forced run must give the recording, token for token.
 
     Raises:
@@ -196,9 +204,7 @@ def run_once(
     """
     recorded = job.answer_ids[: job.max_new_tokens]
     force: AbstractContextManager[Forcing] = nullcontext(Forcing())
-    if forced:
-        force = following(target.networks, job.prompt_ids, job.answer_ids)
-    with force as forcing:
+    with contender.following(job) if forced else force as forcing:
         run = contender.run(job)
     if forced and run.token_ids != recorded:
         raise RuntimeError(

@@ -8,7 +8,7 @@ from statistics import fmean, harmonic_mean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from eval.contenders import BASELINE, COPYING, PLAIN
+from eval.contenders import BASELINE, COPYING, PLAIN, STATIC
 from eval.ratios import paired_ratio
 from eval.rows_cost import seconds_of
 
@@ -25,11 +25,13 @@ def summarize(
     """Summarize each contender, in order of first appearance.
 
     ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
-    ``ratio_generate`` and ``ratio_copying`` are median paired speed-ups of decoding over our plain
-    decoding, over ``model.generate`` and over one copied span; ``end_to_end`` holds the same with
-    prefill included. ``acceptance_length`` is all tokens over all passes. Seconds are sums over all
-    rows. Where ``costs`` are given, the seconds of a pass by its rows, ``efficiency`` is the median
-    share that our drafting decoders reached of the ``promised_ratio`` of their passes.
+    ``ratio_generate``, ``ratio_copying`` and ``ratio_static`` are median paired speed-ups of
+    decoding over our plain decoding, over ``model.generate``, over one copied span and over
+    ``generate`` with a static cache; ``end_to_end`` holds the same with prefill included.
+    ``acceptance_length`` is all tokens over all passes. Seconds are sums over all rows. Where
+    ``costs`` are given, the seconds of a pass by its rows, ``efficiency`` is the median share that
+    our drafting decoders reached of the ``promised_ratio`` of their passes. ``peak_bytes``, on a
+    GPU, is the most that lay there in any run, other decoders' own left out.
     """
     by_name: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -58,6 +60,7 @@ def _speed(own: list[Row], speeds: Mapping[str, Speeds], name: str, *parts: str)
         ("ratio", PLAIN),
         ("ratio_generate", BASELINE),
         ("ratio_copying", COPYING),
+        ("ratio_static", STATIC),
     ):
         if other in speeds:
             ratio = asdict(paired_ratio(speeds[name], speeds[other]))
@@ -113,6 +116,7 @@ def _counts(own: list[Row]) -> dict[str, Any]:
         "rows_per_pass": sum(row["rows"] for row in own) / passes,
         "draft_tokens": sum(row["draft_tokens"] for row in own),
         "accepted_tokens": sum(row["accepted_tokens"] for row in own),
+        **_peak(own),
         "prefill_seconds_median": median(row["prefill_seconds"] for row in own),
         "seconds": {
             "prefill": sum(row["prefill_seconds"] for row in own),
@@ -121,6 +125,11 @@ def _counts(own: list[Row]) -> dict[str, Any]:
             "forcing": sum(row["forcing_seconds"] for row in own),
         },
     }
+
+
+def _peak(own: list[Row]) -> dict[str, int]:
+    peaks = [row["peak_bytes"] for row in own if "peak_bytes" in row]
+    return {"peak_bytes": max(peaks)} if peaks else {}
 
 
 def _identical(own: list[Row], answers: Mapping[tuple[str, int], str]) -> float | None:
