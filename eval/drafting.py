@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from eval.tables import drafting_table
+from eval.draft_tables import drafting_table
 from eval.tree_drafting import FOLLOWED, PAST_SETS, measure_trees
 from ragaccel.decode.context import Context
 from ragaccel.decode.request import Reference

@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eval.draft_tables import ablation_table, drafting_table, reliability_table, replay_table
 from eval.tables import (
     NAMES,
-    ablation_table,
-    drafting_table,
+    batch_table,
     exactness_table,
     indexing_table,
     lossless_table,
     memory_table,
     never_slower_table,
-    reliability_table,
-    replay_table,
+    roofline_table,
     speed_table,
 )
 
@@ -57,6 +56,8 @@ REPLAY_TITLES = {
 }
 TABLES = {
     "speed": speed_table,
+    "batch": batch_table,
+    "roofline": roofline_table,
     "lossless": lossless_table,
     "exactness": exactness_table,
     "memory": memory_table,
@@ -80,9 +81,12 @@ def _title(document: dict[str, Any]) -> str:
         return f"### a draft tree's time, from {context} to the cut tree"
     if kind == "memory":
         return f"### a process that goes on answering: {settings['model']}"
+    if kind == "roofline":
+        return f"### passes against the memory's bandwidth: {settings['model']}"
     if kind in REPLAY_TITLES:
         return f"### {REPLAY_TITLES[kind]}"
-    same = "" if kind == "speed" else "identical answers: "
+    before = {"speed": "", "batch": "several at a time: "}
+    same = before.get(kind, "identical answers: ")
     how = "recorded answers" if settings.get("forced") else "its own answers"
     return f"### {same}{settings['model']}, task {settings['task']}, {how}"
 

@@ -15,42 +15,19 @@ NAMES = {
     "ours_exact_plain": "ours, exact and plain",
     "generate": "`model.generate`",
     "generate_lookup": "`model.generate`, prompt lookup",
-}
-
-ABLATED = {
-    "full": "all",
-    "longest_only": "only the longest matches",
-    "no_beyond": "no agreement beyond a change",
-    "one_branch": "one branch",
-    "parallel_branches": "branches parting at the root only",
-    "no_calibration": "no calibration",
-    "no_support": "no count of equally long matches",
-    "no_frequent": "no frequent tokens",
-    "no_reference": "not from references",
-    "no_prompt": "not from the rest of the prompt",
-    "no_output": "not from the answer so far",
-    "no_past_prompt": "not from past prompts",
-    "no_past_answer": "not from past answers",
-    "no_successors": "no successors in past requests",
-    "no_past": "no past requests at all",
-}
-REPLAYED = {
-    "ours_64_history": "tree, 64 guesses, past rows known",
-    "ours_64": "tree, 64 guesses",
-    "ours_16": "tree, 16 guesses",
-    "copy": "one copied span",
-    "llma": "LLMA as published",
-    "lookup": "prompt lookup",
-    "suffix": "suffix decoding, past rows known",
+    "generate_static": "`model.generate`, static cache",
 }
 
 
 def speed_table(document: dict[str, Any]) -> str:
     """Lay out a speed result: one row a contender, decoding first, then prefill included."""
+    peaks = any("peak_bytes" in figures for figures in document["contenders"].values())
+    static = any("ratio_static" in figures for figures in document["contenders"].values())
     lines = [
-        "| decoder | tokens/s | x plain | x `generate` | x copying | acceptance length "
-        "| efficiency | with prefill: tokens/s | x plain | x `generate` | same tokens |",
-        "|---" * 11 + "|",
+        f"| decoder | tokens/s | x plain | x `generate` |{' x static cache |' * static} x copying "
+        "| acceptance length | efficiency | with prefill: tokens/s | x plain | x `generate` "
+        f"| same tokens |{' peak memory |' * peaks}",
+        "|---" * (11 + peaks + static) + "|",
     ]
     for name, figures in document["contenders"].items():
         whole = figures["end_to_end"]
@@ -60,6 +37,7 @@ def speed_table(document: dict[str, Any]) -> str:
             f"{figures['tokens_per_second']:.1f}",
             _ratio(figures, "ratio"),
             _ratio(figures, "ratio_generate"),
+            *[_ratio(figures, "ratio_static")] * static,
             _ratio(figures, "ratio_copying"),
             f"{figures['acceptance_length']:.2f}",
             _ratio(figures, "efficiency"),
@@ -67,6 +45,7 @@ def speed_table(document: dict[str, Any]) -> str:
             _ratio(whole, "ratio"),
             _ratio(whole, "ratio_generate"),
             "" if same is None else f"{100 * same:.0f} %",
+            *[f"{figures.get('peak_bytes', 0) / 1e9:.1f} GB"] * peaks,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", seconds_table(document)])
@@ -142,20 +121,6 @@ def indexing_table(document: dict[str, Any]) -> str:
     )
 
 
-def replay_table(document: dict[str, dict[str, float]]) -> str:
-    """Lay out tokens a verify pass: one row a set, one column a drafter."""
-    names = list(next(iter(document.values())))
-    lines = [
-        "### tokens a verify pass, recorded answers replayed without a model\n",
-        f"| set | {' | '.join(REPLAYED.get(name, name) for name in names)} |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for title, row in document.items():
-        lines.append(f"| {title} | {' | '.join(f'{row[name]:.2f}' for name in names)} |")
-    command = "`python -m eval.replay --json eval/results/replay.json`"
-    return "\n".join([*lines, f"\nLlama-2 tokens, the first 150 rows of each file: {command}\n"])
-
-
 def never_slower_table(document: dict[str, Any]) -> str:
     """Lay out what drafting costs where nothing is copied: one row a set."""
     lines = [
@@ -184,69 +149,6 @@ def never_slower_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", wanted])
 
 
-def ablation_table(document: dict[str, Any]) -> str:
-    """Lay out tokens a pass and differences to the full drafter: one row a variant."""
-    parts = []
-    for label, variants in document["drafters"].items():
-        names = list(next(iter(variants.values())))
-        lines = [
-            f"| {REPLAYED.get(f'ours_{label}', label)} | {' | '.join(names)} |",
-            "|---" * (len(names) + 1) + "|",
-        ]
-        for variant, row in variants.items():
-            cells = [f"{row[name]['tokens_per_pass']:.2f}" for name in names]
-            if variant != "full":
-                changes = [row[name]["difference"] for name in names]
-                cells = [f"{c} ({d:+.2f})" for c, d in zip(cells, changes, strict=True)]
-            lines.append(f"| {ABLATED.get(variant, variant)} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def drafting_table(document: dict[str, Any]) -> str:
-    """Lay out the time of a step that drafts a tree."""
-    lines = [
-        "| guesses | past requests | a step, median | 95 % below | first step of a request |",
-        "|---" * 5 + "|",
-    ]
-    pasts = {"no_past": "none", "past": f"{document['settings']['past_tokens']:,} tokens"}
-    for budget, rows in document["budgets"].items():
-        for label, figures in rows.items():
-            cells = [
-                budget,
-                pasts[label],
-                f"{figures['median_us']:.0f} µs",
-                f"{figures['p95_us']:.0f} µs",
-                f"{figures['first_step_ms']:.1f} ms",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    first = document["first_draft"]
-    told = (
-        f"The first draft of a process takes {first['compiling_seconds']:.1f} s while it is "
-        f"compiled, once, and {first['compiled_seconds']:.1f} s later; to remember a request takes "
-        f"{document['add_ms']:.1f} ms where so much is remembered."
-    )
-    return "\n".join([*lines, "", told])
-
-
-def reliability_table(document: dict[str, Any]) -> str:
-    """Lay out how far estimated chances were right: one row a source."""
-    lines = [
-        "| guessed from | guesses | accepted | calibration error | log-loss below a constant's |",
-        "|---" * 5 + "|",
-    ]
-    for source, figures in document["sources"].items():
-        cells = [
-            source,
-            f"{figures['guesses']:,}",
-            f"{100 * figures['accepted']:.1f} %",
-            f"{figures['calibration_error']:.4f}",
-            f"{100 * figures['below_constant']:.0f} %",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def memory_table(document: dict[str, Any]) -> str:
     """Lay out how a process grows between two of its requests: one row a setting."""
     first, last = (
@@ -269,6 +171,70 @@ def memory_table(document: dict[str, Any]) -> str:
         ]
         lines.append(f"| {name} | {' | '.join(f'{size / 1e6:.1f} MB' for size in sizes)} |")
     return "\n".join(lines)
+
+
+def batch_table(document: dict[str, Any]) -> str:
+    """Lay out how much sooner answers are there that share passes: one row a size."""
+    lines = [
+        "| sequences | together: tokens/s | tokens a pass | x one by one | x together, plain "
+        "| x `generate`, padded | plain x `generate`, padded |",
+        "|---" * 7 + "|",
+    ]
+    for size, figures in document["sizes"].items():
+        together, over = figures["contenders"]["together"], figures["together_over"]
+        ratios = [over["one_by_one"], over["together_plain"], over["generate"]]
+        cells = [
+            size,
+            f"{together['tokens_per_second']:.1f}",
+            f"{together['tokens_per_pass']:.1f}",
+            *(_spread(one) for one in (*ratios, figures["plain_over_generate"])),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+WAYS = {
+    "compiled": "graphs, compiled",
+    "graphs": "graphs",
+    "launched": "launched one by one",
+    "transformers": "transformers' own pass",
+}
+
+
+def roofline_table(document: dict[str, Any]) -> str:
+    """Lay out what passes take against the bandwidth's limit: one row a context and way."""
+    lines = [
+        "| context | passes | limit, one row | t(1) | of the limit | t(64) / t(1) "
+        "| beside the device, a step | peak memory |",
+        "|---" * 8 + "|",
+    ]
+    for context, figures in document["contexts"].items():
+        for way, found in figures["ways"].items():
+            cells = [f"{int(context):,}", WAYS[way], f"{1e3 * figures['limit_seconds']:.2f} ms"]
+            lines.append(f"| {' | '.join([*cells, *_roofline_cells(found)])} |")
+    gigabytes = document["bandwidth_bytes_per_second"] / 1e9
+    told = (
+        f"Memory is read at {gigabytes:,.0f} GB/s as measured; a pass reads "
+        f"{document['weight_bytes'] / 1e9:.2f} GB of weights and the states of its context."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _roofline_cells(found: dict[str, Any]) -> list[str]:
+    if "error" in found:
+        return [found["error"], "", "", "", ""]
+    step, peak = found.get("step"), found["peak_bytes"]
+    return [
+        f"{found['milliseconds']['1']:.2f} ms",
+        f"{100 * found['share_of_limit']:.0f} %",
+        f"{found['most_rows_over_one']:.2f}",
+        f"{100 * step['beside_device']:.1f} %" if step else "",
+        f"{peak / 1e9:.1f} GB" if peak is not None else "",
+    ]
+
+
+def _spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def _largest_gap(figures: dict[str, Any]) -> str:
