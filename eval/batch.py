@@ -4,8 +4,9 @@
 
 Groups of recorded answers are decoded one by one, together by our scheduler with and without
 guesses, and by ``model.generate`` on a padded batch; all follow the recordings, so that all write
-the same tokens. Interleaved group by group; prompts are read before the clock starts. The last
-line of stdout is one JSON document.
+the same tokens. Interleaved group by group; prompts are read before the clock starts. ``generate``
+gets each first token with its prompt, and is charged for the others alone. The last line of stdout
+is one JSON document.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,10 +24,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.examples import load_task
+from eval.forced import to_device
 from eval.jobs import as_recorded, make_jobs
 from eval.machine import describe_machine, describe_run
 from eval.passes import synchronize
 from eval.ratios import paired_ratio
+from eval.stock import FollowAll, greedy
+from eval.tables import batch_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
@@ -34,6 +38,7 @@ from eval.targets import (
     default_dtype,
     shown_name,
 )
+from eval.warm import capture_passes
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
@@ -92,7 +97,7 @@ class FollowingChooser(Chooser):
                 rows.append(node)
                 tokens.append(known[at + 1])
         if rows:
-            places = torch.tensor([rows, tokens], device=chosen.device)
+            places = to_device([rows, tokens], chosen.device)
             chosen[places[0], 0] = places[1]
         return chosen
 
@@ -107,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(batch_table(document))
     print(json.dumps(document["sizes"]))
 
 
@@ -121,6 +127,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--sizes", default="2,4,8,16", help="sequences of a group (default: %(default)s)")
     add("--groups", type=int, default=2, help="groups of each size (default: %(default)s)")
     add("--max-new-tokens", type=int, default=128)
+    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
     add("--out", type=Path, help="result file")
     return parser.parse_args(arguments)
 
@@ -135,17 +142,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         max_new_tokens=options.max_new_tokens,
         max_tokens=target.ours.max_positions,
     )
-    jobs = [as_recorded(job) for job in jobs if job.answer_ids]
+    # A single token comes with the prompt: there is no decoding to time.
+    jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
+    capture_passes(target.ours, jobs, compile=options.compile)
     return {
         "kind": "batch",
         "settings": {
             "model": shown_name(options.model),
-            "task": options.task,
+            "task": Path(options.task).name,
+            "forced": True,
             "dtype": options.dtype or default_dtype(options.device),
+            "device": options.device,
+            "threads": torch.get_num_threads(),
             "max_new_tokens": options.max_new_tokens,
             "groups": options.groups,
+            **({"compile": True} if options.compile else {}),
         },
         "machine": describe_machine(options.device),
         "run": describe_run("eval.batch"),
@@ -157,9 +170,14 @@ def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) ->
     """Decode some groups of one size by every contender, and compare their speeds in pairs."""
     engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
     found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
-    run_ours(engine, jobs[:size], together=True, drafts=True)  # warms up
-    for number in range(groups):
-        group = [jobs[(number * size + i) % len(jobs)] for i in range(size)]
+    grouped = [
+        [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
+    ]
+    # Passes of several sequences are captured where they are first met, so every group is met.
+    for group in grouped if target.ours.graphs is not None else grouped[:1]:
+        for name in CONTENDERS:
+            run(name, target, engine, group)
+    for number, group in enumerate(grouped):
         turns = CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
         for name in turns:
             found[name][group[0].job_id, number] = run(name, target, engine, group)
@@ -176,11 +194,11 @@ def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) ->
             for name, each in speeds.items()
         },
         "together_over": {
-            name: paired_ratio(speeds[TOGETHER], speeds[name]).value
+            name: asdict(paired_ratio(speeds[TOGETHER], speeds[name]))
             for name in CONTENDERS
             if name != TOGETHER
         },
-        "plain_over_generate": paired_ratio(speeds[PLAIN], speeds[GENERATE]).value,
+        "plain_over_generate": asdict(paired_ratio(speeds[PLAIN], speeds[GENERATE])),
     }
 
 
@@ -236,25 +254,6 @@ def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) ->
     return Session(verifier, NoDrafter(), request, token_budget=0)
 
 
-class _FollowAll:
-    """A logits processor that makes every row of a padded batch follow its recording."""
-
-    def __init__(self, answers: Sequence[Sequence[int]], device: torch.device) -> None:
-        longest = max(map(len, answers))
-        # A finished row is padded by generate itself, whatever is chosen.
-        rows = [[*answer, *[answer[-1]] * (longest - len(answer))] for answer in answers]
-        self._tokens = torch.tensor(rows, device=device)
-        self._start: int | None = None
-        self.first_end = 0.0
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        if self._start is None:
-            synchronize(scores.device)
-            self._start, self.first_end = ids.shape[1], perf_counter()
-        wanted = self._tokens[:, ids.shape[1] - self._start, None]
-        return scores.scatter(1, wanted, scores.new_full(wanted.shape, 1e4))
-
-
 def run_generate(target: Target, group: Sequence[Job]) -> Group:
     """Decode a group by transformers, greedily, left-padded; timed from the first logits on."""
     model: Any = target.model
@@ -265,22 +264,17 @@ def run_generate(target: Target, group: Sequence[Job]) -> Group:
     for row, job in enumerate(group):
         ids[row, longest - len(job.prompt_ids) :] = torch.tensor(job.prompt_ids)
         mask[row, longest - len(job.prompt_ids) :] = 1
-    follow = _FollowAll([job.answer_ids for job in group], device)
-    most = max(len(job.answer_ids) for job in group)
-    with torch.inference_mode():
-        model.generate(
-            ids.to(device),
-            attention_mask=mask.to(device),
-            max_new_tokens=most,
-            do_sample=False,
-            eos_token_id=sorted(group[0].eos_ids) or None,
-            pad_token_id=0,
-            logits_processor=[follow],
-        )
+    follow = FollowAll([job.answer_ids for job in group], device)
+    most = max(group, key=lambda job: job.max_new_tokens)
+    ids, mask = ids.to(device), mask.to(device)
+    output = greedy(model, ids, most, attention_mask=mask, logits_processor=[follow])
     synchronize(device)
     seconds = perf_counter() - follow.first_end
+    for row, job in enumerate(group):
+        if tuple(output[row, longest:][: len(job.answer_ids)].tolist()) != job.answer_ids:
+            raise ValueError(f"{job.job_id}: the recording was not followed")
     # The first token of each came with the prompt.
-    return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, most - 1)
+    return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, follow.calls - 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""Several answers at a time, by ours and by transformers."""
+
+import json
+
+import pytest
+import torch
+from recorded import ANSWER, make_job, make_target, write_inputs
+
+from eval import batch, report
+from eval.batch import CONTENDERS, run
+from eval.stock import FollowAll
+from ragaccel.engine.engine import Engine
+
+SHORT = (*ANSWER[:9], ANSWER[-1])
+
+
+def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
+    out = tmp_path / "r" / "b.json"
+    sizes = ["--sizes=2,3", "--groups=1", "--max-new-tokens=12", "--threads=1"]
+    batch.main([*write_inputs(tmp_path), *sizes, f"--out={out}"])
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(out.read_text())
+    assert document["sizes"] == shown
+    for figures in shown.values():
+        assert list(figures["contenders"]) == list(CONTENDERS)
+        assert all(one["tokens_per_second"] > 0 for one in figures["contenders"].values())
+        assert figures["together_over"]["one_by_one"]["value"] > 0
+    assert str(tmp_path) not in json.dumps(document["settings"])
+    table = report.all_results(tmp_path / "r")
+    assert "several at a time: random:tiny.json, task task.jsonl, recorded answers" in table
+    assert "\n| 3 | " in table
+    with pytest.raises(SystemExit, match="has 3 recorded answers"):
+        batch.main([*write_inputs(tmp_path), "--sizes=4"])
+
+
+def test_tokens_and_passes_are_those_that_were_timed():
+    target = make_target()
+    group = [make_job(job_id="a"), make_job(SHORT, job_id="b", prompt_ids=(0, 5, 6, 23))]
+    engine = Engine(target.ours, kept_prefixes=0)
+    found = {name: run(name, target, engine, group) for name in CONTENDERS}
+    both = len(ANSWER) + len(SHORT)
+    assert [found[name].tokens for name in CONTENDERS] == [both, both, both, both - 2]
+    assert found["together_plain"].passes == len(ANSWER)
+    assert found["generate"].passes == len(ANSWER) - 1
+    assert found["together"].passes < found["one_by_one"].passes < both
+
+
+def test_an_answer_that_is_not_the_recorded_one_is_an_error(monkeypatch):
+    target, job = make_target(), make_job()
+    monkeypatch.setattr(FollowAll, "__call__", lambda self, _ids, scores: scores)
+    with pytest.raises(ValueError, match="was not followed"):
+        batch.run_generate(target, [job])
+
+
+def test_finished_rows_choose_for_themselves():
+    follow = FollowAll([(3, 4), (2,)], torch.device("cpu"))
+    scores = torch.zeros(2, 6)
+    scores[:, 5] = 1.0
+    assert follow(None, scores).argmax(-1).tolist() == [3, 2]
+    assert follow(None, scores).argmax(-1).tolist() == [4, 5]
+    assert follow(None, scores).argmax(-1).tolist() == [5, 5]
+    assert follow.calls == 3
