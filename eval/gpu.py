@@ -1,0 +1,148 @@
+"""GPU: everything that is asked of a data-centre GPU, in order, by one command.
+
+    python -m eval.gpu --data DATA --out eval/results
+    python -m eval.gpu --device cpu --models random:llama-135m --data DATA --out /tmp/r --quick
+
+Every result is a file and a process of its own: what fails is told at the end and loses no other,
+and what is there already is not measured again. Afterwards ``python -m eval.report`` writes the
+tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).parents[1]
+MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
+DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
+_HOURS = 3600.0
+_TAIL = 400  # characters of an error that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One result: the module that makes it, its arguments, its file, the most seconds it takes.
+
+    Where ``fallback`` is given, it is run if this fails.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    out: Path
+    seconds: float = 2 * _HOURS
+    fallback: Step | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    options.out = options.out.resolve()  # steps run in the project's folder
+    options.data = options.data and options.data.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = [step.out.name for step in steps(options) if not done(step)]
+    if failed:
+        sys.exit(f"eval.gpu: no {', '.join(failed)}: run the same command again to try these only")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m eval.gpu", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--out", type=Path, required=True, help="folder of the results")
+    add("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out")
+    add("--models", default=MODELS, help="comma-separated (default: %(default)s)")
+    add("--task", default="llma", help="whose recorded answers are followed")
+    add("--tokenizer", help="in place of the one a shape names")
+    add("--quick", action="store_true", help="a few tokens of two examples, to try it out")
+    return parser.parse_args(arguments)
+
+
+def steps(options: argparse.Namespace) -> Iterator[Step]:
+    """What is measured, model by model: passes, decoding, batches, exactness; then memory."""
+    for model in options.models.split(","):
+        yield from model_steps(model, options)
+    asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
+    last = options.models.split(",")[-1]  # the smallest
+    yield step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
+
+
+def model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
+    quick, compiled = options.quick, ("--compile",)
+    few = ("--max-new-tokens=8",) if quick else ()
+    task = (f"--task={options.task}",)
+    passes = ("--contexts=64", "--repeats=1", "--steps=16") if quick else ()
+    yield step("roofline", model, options, passes)
+    limit = ("--limit=2", "--cost-repeats=1") if quick else ("--limit=20",)
+    asked = (*task, *limit, *few)
+    without = step(
+        "speed", model, options, (*asked, f"--contenders={DECODERS}"), name="speed-not-static"
+    )
+    names = f"--contenders={DECODERS},generate_static"
+    yield step("speed", model, options, (*asked, *compiled, names), fallback=without)
+    sizes = ("--sizes=2", "--groups=1") if quick else ("--sizes=2,4,8,16",)
+    yield step("batch", model, options, (*task, *sizes, *few, *compiled))
+    yield step("exactness", model, options, (*task, *limit[:1], *few))
+
+
+def step(
+    kind: str,
+    model: str,
+    options: argparse.Namespace,
+    arguments: tuple[str, ...],
+    *,
+    name: str = "",
+    fallback: Step | None = None,
+) -> Step:
+    """Make a step, whose file is named after device, model and kind."""
+    shape = Path(model.rpartition(":")[2]).stem if model.endswith(".json") else model.split(":")[-1]
+    place = "cpu" if options.device == "cpu" else "gpu"
+    out = options.out / f"{place}-{Path(shape).name}-{name or kind}.json"
+    common = [f"--model={model}", f"--device={options.device}", f"--out={out}"]
+    common += [f"--data={options.data}"] * (options.data is not None)
+    common += [f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None)
+    common += ["--dtype=bfloat16"] * (options.device != "cpu")
+    return Step(f"eval.{kind}", (*common, *arguments), out, fallback=fallback)
+
+
+def done(step: Step) -> bool:
+    """Whether a result is there, now that it was made if it was not."""
+    if step.out.exists():
+        note(f"{step.out.name} is there already: skipped")
+        return True
+    note(f"{step.out.name}: python -m {step.module} {' '.join(step.arguments)}")
+    try:
+        code = run_module(step.module, step.arguments, step.seconds)
+    except Exception as error:
+        code = repr(error)[-_TAIL:]
+    if code:
+        note(f"{step.out.name}: failed, {code}")
+        if step.fallback is not None and done(step.fallback):
+            note(f"{step.fallback.out.name} stands in for {step.out.name}")
+    return step.out.exists()
+
+
+def run_module(module: str, arguments: Sequence[str], seconds: float) -> int:
+    """Run a module in a fresh process, as an error of the device outlives whoever catches it."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
+
+
+def _own_task(options: argparse.Namespace) -> str:
+    """The memory's questions ship, unless the caller brings a file of questions."""
+    return options.task if options.task.endswith(".jsonl") else "demo"
+
+
+def note(text: str) -> None:
+    """Say where the run stands."""
+    print(f"eval.gpu: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What is asked of a GPU: tried out on a CPU, with eager twins of what is replayed there."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import RandomDrafter
+from plain_kernel import plain_kernel
+from recorded import ANSWER, make_job, make_target, write_inputs
+
+from eval import gpu, report, roofline
+from eval.contenders import Ours, make_contender
+from eval.passes import watching
+from eval.roofline_steps import copied_answer, measure_step
+from eval.summary import summarize
+from eval.tables import roofline_table, speed_table
+from eval.warm import capture_passes, contexts
+from ragaccel.engine.engine import Engine
+
+
+def static_target(family="llama"):
+    target = make_target(family)
+    target.ours.use_graphs(plain_kernel, capture=False)
+    assert target.ours.graphs is not None
+    return target
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    calls = []
+
+    def run_module(module, arguments, _seconds):
+        calls.append(module)
+        importlib.import_module(module).main([*arguments, "--threads=1"])
+        return 0
+
+    monkeypatch.setattr(gpu, "run_module", run_module)
+    monkeypatch.setattr("eval.memory.in_own_process", lambda function, *given: function(*given))
+    return calls
+
+
+def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, capsys):
+    monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
+    model, data, task = write_inputs(tmp_path)
+    out = tmp_path / "r"
+    model = model.replace("--model", "--models")
+    arguments = [model, data, task, "--device=cpu", "--quick", f"--out={out}"]
+    gpu.main(arguments)
+    kinds = ["roofline", "speed", "batch", "exactness", "memory"]
+    assert in_process == [f"eval.{kind}" for kind in kinds]
+    assert sorted(path.name for path in out.glob("*.json")) == sorted(
+        f"cpu-tiny-{kind}.json" for kind in kinds
+    )
+    text = report.all_results(out)
+    for title in ("memory's bandwidth", "several at a time", "identical answers", "goes on"):
+        assert title in text
+    assert "`model.generate`, static cache" in text
+    assert "x static cache" in text
+    gpu.main(arguments)
+    assert len(in_process) == len(kinds)
+    assert capsys.readouterr().err.count("there already: skipped") == len(kinds)
+
+
+def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def run_module(module, arguments, _seconds):
+        calls.append(module)
+        out = next(a for a in arguments if a.startswith("--out="))
+        if module == "eval.roofline":
+            raise RuntimeError("the device is lost")
+        if module == "eval.speed" and "not-static" not in out:
+            return 1
+        (tmp_path / out.partition("=")[2]).write_text("{}")
+        return 0
+
+    monkeypatch.setattr(gpu, "run_module", run_module)
+    with pytest.raises(SystemExit, match=r"no gpu-x-roofline\.json, gpu-x-speed\.json: run"):
+        gpu.main(["--models=random:x", f"--out={tmp_path}"])
+    assert calls == [
+        f"eval.{kind}" for kind in ("roofline", "speed", "speed", "batch", "exactness", "memory")
+    ]
+    printed = capsys.readouterr().err
+    assert "the device is lost" in printed
+    assert "gpu-x-speed-not-static.json stands in for gpu-x-speed.json" in printed
+
+
+def test_a_module_runs_in_a_process_of_its_own():
+    assert gpu.run_module("eval.roofline", ["--no-such-option"], 120.0) == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])
+def test_replayed_passes_follow_the_recording_too(family):
+    target, job = static_target(family), make_job()
+    decoders = [make_contender(name, target) for name in ("ours_tree", "ours_plain")]
+    decoders.append(Ours("nonsense", target, RandomDrafter(1, 97), token_budget=12))
+    for contender in decoders:
+        with contender.following(job) as forcing:
+            run = contender.run(job)
+        assert run.token_ids == ANSWER
+        assert forcing.passes >= run.passes == len(run.rows_of_each)
+        assert run.rows == sum(run.rows_of_each) > 0
+    assert not hasattr(target.ours.graphs.run, "func")  # nothing is left around it
+
+
+def test_generate_over_a_static_cache_gives_what_generate_gives():
+    target = make_target()
+    static, plain = (make_contender(name, target) for name in ("generate_static", "generate"))
+    jobs = [make_job(), make_job(ANSWER[:9], prompt_ids=(0, 5, 6, 23), eos_ids=frozenset())]
+    static.prepare(jobs)
+    held = static.held_bytes(0)
+    for job in (*jobs, *jobs):
+        assert static.run(job).token_ids == plain.run(job).token_ids
+        with static.following(job):
+            run = static.run(job)
+        assert run.token_ids == job.answer_ids
+        assert run.passes == len(job.answer_ids)
+        assert run.prefill_seconds > 0 < run.decode_seconds
+    assert static.held_bytes(0) == held > plain.held_bytes(0)
+
+
+def test_peaks_are_told_where_they_were_measured():
+    rows = [
+        {
+            "contender": name,
+            "example": "a",
+            "round": 0,
+            "tokens": 4,
+            "passes": 4,
+            "rows": 4,
+            "answer_hash": "h",
+            "prefill_seconds": 1.0,
+            "decode_seconds": 2.0,
+            "draft_tokens": 0,
+            "accepted_tokens": 0,
+            "stages": {},
+            "forcing_seconds": 0.0,
+            "peak_bytes": peak,
+        }
+        for name, peak in (("generate", 3e9), ("generate", 5e9), ("generate_static", 7e9))
+    ]
+    figures = summarize(rows)
+    assert [one["peak_bytes"] for one in figures.values()] == [5e9, 7e9]
+    assert figures["generate"]["ratio_static"] == 1.0
+    table = speed_table({"contenders": figures})
+    assert "peak memory" in table
+    assert "| 5.0 GB |" in table
+
+
+def test_steps_tell_what_the_device_does_not_compute():
+    target = static_target().ours
+    engine = Engine(target, kept_prefixes=0)
+    step = measure_step(engine, target, 90, 24)
+    assert step["tokens"] == 24
+    assert 0 < step["steps"] < 24
+    assert 0 < step["beside_device"] < 1
+    assert step["device_seconds"] + step["draft_seconds"] < step["seconds"]
+    target.launch_each()
+    assert target.graphs is None
+    assert measure_step(Engine(target), target, 60, 24) is None
+    prompt, answer = copied_answer(50, 30, 97)
+    assert (len(prompt), len(answer)) == (50, 30)
+
+
+def test_every_length_that_is_attended_to_is_captured_before():
+    target, job = static_target(), make_job()
+    with watching(target.networks, target.ours.graphs) as passes:
+        capture_passes(target.ours, [job], compile=False)
+    assert set(passes.rows_of_each) >= {1, 2, 4, 8, 16, 24, 32, 48, 64}
+    long = make_job(prompt_ids=(5,) * 3000)
+    found = contexts([job, long], 64)
+    assert found == sorted(found)
+    assert len(found) >= 3
+
+
+def test_a_way_that_fails_stands_as_an_error(tmp_path, monkeypatch):
+    model, data, _ = write_inputs(tmp_path)
+    options = roofline.parse([model, data, "--contexts=40,4000", "--repeats=1", "--steps=8"])
+
+    def fail(*_args):
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(roofline, "stock_passes", fail)
+    document = roofline.measure(options)
+    assert list(document["contexts"]) == ["40"]
+    figures = document["contexts"]["40"]
+    assert figures["state_bytes"] == 40 * 2 * 2 * 2 * 8 * 4
+    assert figures["ways"]["transformers"] == {"error": "OutOfMemoryError"}
+    assert figures["ways"]["launched"]["share_of_limit"] > 0
+    assert "OutOfMemoryError" in roofline_table(document)
+    with pytest.raises(ValueError, match="choose shorter"):
+        roofline.measure(SimpleNamespace(**{**vars(options), "contexts": "4000"}))
