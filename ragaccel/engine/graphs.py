@@ -82,6 +82,7 @@ class StaticPass:
         pinned = device.type == "cuda"
         self._host = torch.zeros(3 * rows + 2 * _MAX_MOVES, dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
+        self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
         parts = torch.split(self._inputs, [rows, rows, rows, _MAX_MOVES, _MAX_MOVES])
         self.token_ids, self.positions = parts[0][None], parts[1][None]
         self._slots, self._sources, self._targets = parts[2:]
@@ -91,7 +92,9 @@ class StaticPass:
         )
 
     def fill(self, rows: Rows) -> None:
-        """Put a pass into the buffers; does not wait for the device."""
+        """Put a pass into the buffers; waits for the device only until it has read the last one."""
+        if self._copied is not None:
+            self._copied.synchronize()  # after a prefill pass, nobody waited for what it chose
         size = self.size
         ids, positions, slots, sources, targets = np.split(
             self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, _MAX_MOVES])
@@ -113,6 +116,8 @@ class StaticPass:
             where = (span.first, span.num_rows, cache.base, span.start)
             segments.append(Segment(*where, sees, positions[span.rows]))
         self._inputs.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._inputs.device))
         table = block_table(
             segments,
             num_rows=size.rows,

@@ -1,6 +1,7 @@
 """Static passes, by the operations that a CUDA graph captures, run one by one on a CPU."""
 
 import os
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -65,6 +66,30 @@ def test_the_arena_grows_under_running_requests():
     found = run_together(engine, requests, [RandomDrafter(i, VOCAB) for i in range(len(prompts))])
     assert found == [generate(tiny_model("llama"), prompt, 14) for prompt in prompts]
     assert target.arena.version > 0
+
+
+def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten():
+    target = static_target()
+    engine = Engine(target, prefill_chunk=1)  # passes of one row that nobody waits for
+    read, waited = [], []
+
+    class Copied:
+        def __init__(self, static):
+            self.static = static
+
+        def record(self, stream):
+            read.append(self.static._host.clone())
+
+        def synchronize(self):
+            waited.append(not read or torch.equal(self.static._host, read[-1]))
+
+    request = Request(random_prompt(9), max_new_tokens=3)
+    decode(engine, request, NoDrafter())
+    for static in target._graphs._passes.values():
+        static._copied = Copied(static)
+    with patch("torch.cuda.current_stream"):
+        decode(engine, Request(random_prompt(9, 1), max_new_tokens=3), NoDrafter())
+    assert waited == [True] * 11
 
 
 def test_slots_are_given_back():
