@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -13,14 +14,29 @@ if TYPE_CHECKING:
     from ragaccel.answer import Answer, Stream
 
 _MOST = 64  # callers waiting at one time; the others queue
-_THREADS = ThreadPoolExecutor(_MOST, thread_name_prefix="ragaccel-async")  # started when needed
+_NAME = "ragaccel-async"
+
+
+class _Threads:
+    """Threads that wait for answers, started when needed; a forked process has its own."""
+
+    def __init__(self) -> None:
+        self.reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        self.executor = ThreadPoolExecutor(_MOST, thread_name_prefix=_NAME)
+
+
+_THREADS = _Threads()
 
 Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Run blocking work beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, work)
 
 
 async def answered(stream: Stream) -> Answer:

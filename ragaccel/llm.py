@@ -47,7 +47,8 @@ class LLM:
     first seconds of the first use on a machine, one copied span is guessed instead.
 
     Args:
-        model: a causal language model of transformers, or what ``load_model`` makes of one.
+        model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
+            weights are followed; modules, hooks and adapters added later are not.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,

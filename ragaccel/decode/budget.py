@@ -36,22 +36,34 @@ def worth_verifying_together(
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
     rows_per_node: Sequence[int],
+    *,
+    max_rows: int | None = None,
+    expected_besides: float = 0.0,
 ) -> list[DraftTree]:
     """Keep those guesses of several trees that give the most tokens a second in one pass.
 
     One budget for all, given to the likeliest guesses wherever they stand: a sequence that copies
     takes rows that would be lost on one that writes. As ``worth_verifying`` for a single tree; a
     guess with probes under it costs its rows and theirs.
+
+    Args:
+        trees: what was drafted.
+        cost_seconds: what a pass takes, by the rows of these trees that are in it.
+        rows_per_node: of each tree, the probes under a node and itself.
+        max_rows: most rows of these trees in the pass, the roots included.
+        expected_besides: tokens that the pass is expected to give others.
     """
     guesses = sorted(
         (-prob / rows_per_node[i], i)
         for i, tree in enumerate(trees)
         for prob in tree.path_probs[1:]
     )
-    rows, tokens = sum(rows_per_node), float(len(trees))
+    rows, tokens = sum(rows_per_node), len(trees) + expected_besides
     best, best_rate = 0, tokens / cost_seconds(rows)
     for count, (negative, i) in enumerate(guesses, start=1):
         rows += rows_per_node[i]
+        if max_rows is not None and rows > max_rows:
+            break
         tokens -= negative * rows_per_node[i]
         if tokens > best_rate * cost_seconds(rows):
             best, best_rate = count, tokens / cost_seconds(rows)

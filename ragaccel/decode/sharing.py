@@ -17,6 +17,7 @@ def settle_together(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
+    max_rows: int,
 ) -> list[DraftTree]:
     """Narrow drafted trees to what is worth verifying in one pass of all, and settle them.
 
@@ -27,12 +28,15 @@ def settle_together(
     widths = [session.rows_per_node for session in sessions]
     free = [i for i, session in enumerate(sessions) if session.chooses_width]
     kept = list(trees)
-    given = sum(len(kept[i]) * widths[i] for i in range(len(kept)) if i not in set(free))
+    fixed = [i for i in range(len(kept)) if i not in set(free)]
+    given = sum(len(kept[i]) * widths[i] for i in fixed)
     if free:
         narrowed = worth_verifying_together(
             [trees[i] for i in free],
             lambda rows: cost_seconds(given + rows),
             [widths[i] for i in free],
+            max_rows=max_rows - given,
+            expected_besides=sum(sum(kept[i].path_probs) for i in fixed),
         )
         for i, tree in zip(free, narrowed, strict=True):
             kept[i] = tree

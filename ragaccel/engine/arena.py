@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.memory_limits import memory_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-FIRST_SLOTS = 16_384
+FIRST_SLOTS = 16_384  # less where that is more than this share of the device's memory
+_FIRST_SHARE = 0.1
+_FEWEST_SLOTS = 1024
 TRASH = 0
 """A slot of no sequence: where rows that only fill up a pass are written."""
 
@@ -50,14 +53,23 @@ class StateLayout:
             return None
         return cls(len(cache.buffers) // 2, *kinds.pop())
 
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that one token's states take, in bytes."""
+        return 2 * self.num_layers * self.num_heads * self.head_size * self.dtype.itemsize
+
 
 class Arena:
     """States of all sequences, [2L, K, S, D]: keys and values of the layers in turn.
 
-    Grows by doubling; ``version`` changes when the states have moved.
+    ``num_slots`` is how many tokens it holds at first. Grows by doubling; ``version`` changes when
+    the states have moved.
     """
 
-    def __init__(self, layout: StateLayout, num_slots: int = FIRST_SLOTS) -> None:
+    def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
+        if num_slots is None:
+            room = memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes
+            num_slots = max(_FEWEST_SLOTS, min(FIRST_SLOTS, room))
         self.layout, self.version = layout, 0
         self.states = self._new(num_slots)
         self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end

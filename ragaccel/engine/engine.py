@@ -19,12 +19,12 @@ from ragaccel.engine.layout import (
     together,
     tree_rows,
 )
-from ragaccel.engine.memory_limits import memory_share, within_memory
+from ragaccel.engine.memory_limits import memory_share, no_room, within_memory
 from ragaccel.engine.prefixes import PrefixPool
 from ragaccel.engine.select import read_choices, to_host
 from ragaccel.engine.threads import on_threads
 from ragaccel.engine.verifier import EngineVerifier
-from ragaccel.errors import CapacityError, ConfigurationError
+from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +107,6 @@ class Engine:
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.costs = KeptCosts(share, cost_file)
-        self._fixed = capacity is not None
         self._pass_lock = RLock()
         self.pool = PrefixPool(
             self._new_cache,
@@ -132,17 +131,7 @@ class Engine:
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         if self.max_tokens is None or num_prompt + num_new <= self.max_tokens:
             return
-        needed = num_prompt + num_new
-        limit = self.model.max_positions
-        advice = (
-            f"load with capacity={needed:,} or more"
-            if limit is None or needed <= limit
-            else f"the model reads at most {limit:,}: shorten the prompt or ask for fewer tokens"
-        )
-        raise CapacityError(
-            f"prompt ({num_prompt:,}) + max_new_tokens ({num_new:,}) exceed the capacity of "
-            f"{self.max_tokens:,} tokens: {advice}"
-        )
+        raise no_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
     def take_cache(self, request: Request) -> Holding:
         """Hand out a cache for a request, with what is known of its prompt; given back to the pool.
@@ -203,17 +192,28 @@ class Engine:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
         with self._pass_lock, torch.inference_mode():
             groups = [[each] for each in batch] if self.passes_apart else [list(batch)]
-            found = [choices for group in groups for choices in self._verify(group)]
+            found = [choices for group in groups for choices in self._verify_group(group)]
             if self.near_ties and not self.passes_apart and len(batch) > 1:
-                for i, (each, choices) in enumerate(zip(batch, found, strict=True)):
-                    if _is_to_be_asked_again(each, choices):
-                        found[i] = self._verify([each])[0]
+                for i, (verifier, tree, _) in enumerate(batch):
+                    if verifier.doubts(tree, found[i]):
+                        found[i] = self._verify_group([batch[i]])[0]
             return found
 
     @property
     def passes_apart(self) -> bool:
         """Whether every request has a pass of its own."""
         return self.exact or not self.model.joins_sequences
+
+    def _verify_group(
+        self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
+    ) -> list[Choices | Exception]:
+        """Verify in one pass; what fails in a pass of its own is told of that request alone."""
+        if not self.passes_apart:
+            return self._verify(group)
+        try:
+            return self._verify(group)
+        except Exception as error:
+            return [error]
 
     def _verify(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
@@ -228,7 +228,7 @@ class Engine:
         for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
             own = logits[span.first : span.first + len(tree)]
             try:
-                parts.append(verifier.chooser.choose(own, tree, span.start, num_runner_ups))
+                parts.append(self._choose(verifier, own, (tree, span.start, num_runner_ups)))
             except Exception as error:
                 parts.append(error)
         chosen = iter(to_host([part for part in parts if not isinstance(part, Exception)]))
@@ -243,6 +243,14 @@ class Engine:
                 else read_choices(next(chosen), num_runner_ups, near_ties=self.near_ties)
             )
         return found
+
+    def _choose(
+        self, verifier: EngineVerifier, logits: Tensor, asked: tuple[DraftTree, int, int]
+    ) -> Tensor:
+        if verifier.request.processors:  # not to be called twice
+            return verifier.chooser.choose(logits, *asked)
+        what = f"choosing from {len(logits)} rows of logits"
+        return self._in_memory(lambda: verifier.chooser.choose(logits, *asked), what)
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache
@@ -289,15 +297,4 @@ class Engine:
         if self.max_tokens is None:
             return self.model.new_cache(None, None)
         # The rows of the last pass stand past the answer.
-        slots = self.max_tokens + self.padded(self.max_rows)
-        return self.model.new_cache(slots if self._fixed else None, slots)
-
-
-def _is_to_be_asked_again(
-    asked: tuple[EngineVerifier, DraftTree, int], choices: Choices | Exception
-) -> bool:
-    """Whether a single row's choice was a near tie, made beside the rows of other requests."""
-    verifier, tree, _ = asked
-    if len(tree) > 1 or isinstance(choices, Exception) or not choices.uncertain[0]:
-        return False
-    return not verifier.request.is_plain  # a stateful processor sees each token once
+        return self.model.new_cache(None, self.max_tokens + self.padded(self.max_rows))

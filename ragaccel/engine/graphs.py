@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ragaccel.engine.arena import TRASH, Arena, ArenaCache
+from ragaccel.engine.cost import ROW_BUCKETS
 from ragaccel.engine.row_blocks import (
     RowBlocks,
     Segment,
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 
     from ragaccel.engine.layout import Rows
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
 _MAX_MOVES = 64
 _WARM_UPS = 2
 
 logger = logging.getLogger("ragaccel")
+
+
+class CaptureError(RuntimeError):
+    """A pass cannot be captured: the model waits for the device, or does what no graph can."""
 
 
 class Kernel(Protocol):
@@ -210,9 +214,20 @@ class StepGraphs:
         """Capture anew: what the graphs read has moved."""
         self._graphs.clear()
         self._passes.clear()
+        self._pool = None  # a pool ends with the last graph in it
 
     def run(self, rows: Rows) -> Tensor:
-        """Run a pass; return its logits, [n, V], valid until the next one of this size."""
+        """Run a pass; return its logits, [n, V], valid until the next one of this size.
+
+        Raises:
+            CaptureError: it cannot be captured; nothing was computed, no move is lost.
+        """
+        if not self._capture:
+            return self._run(rows)
+        with torch.cuda.device(self._arena.layout.device):  # else another device's stream
+            return self._run(rows)
+
+    def _run(self, rows: Rows) -> Tensor:
         if self._version != self._arena.version:  # the graphs read where the states were
             self.clear()
             self._version = self._arena.version
@@ -229,7 +244,7 @@ class StepGraphs:
             for span in rows.spans:
                 span.cache.settle()  # a capture runs the pass several times, moves only once
             static.fill(rows)
-            self._graphs[size] = self._captured(static)
+            self._graphs[size] = self._captured_or_refused(static)
         else:
             static.fill(rows)
         graph, logits = self._graphs[size]
@@ -241,6 +256,14 @@ class StepGraphs:
         static.move()
         return self._compute(static)
 
+    def _captured_or_refused(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        try:
+            return self._captured(static)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CaptureError(str(error)) from error
+
     def _captured(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a pass over its static buffers, after runs that make what is made lazily."""
         stream: Any = cast("Any", torch.cuda).Stream()
@@ -250,7 +273,8 @@ class StepGraphs:
                 self._step(static)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the device meanwhile: an embedder, a request that is closed.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._step(static)
         self._pool = self._pool or graph.pool()
         return graph, logits

@@ -28,6 +28,20 @@ def memory_share(device: torch.device, share: float) -> int:
     return int(memory * share)
 
 
+def no_room(num_prompt: int, num_new: int, max_tokens: int, limit: int | None) -> CapacityError:
+    """Say that a prompt and its longest answer do not fit, and what to do."""
+    needed = num_prompt + num_new
+    advice = (
+        f"load with capacity={needed:,} or more"
+        if limit is None or needed <= limit
+        else f"the model reads at most {limit:,}: shorten the prompt or ask for fewer tokens"
+    )
+    return CapacityError(
+        f"prompt ({num_prompt:,}) + max_new_tokens ({num_new:,}) exceed the capacity of "
+        f"{max_tokens:,} tokens: {advice}"
+    )
+
+
 def within_memory(
     compute: Callable[[], Result],
     what: str,
@@ -52,8 +66,8 @@ def within_memory(
             raise
         free()
         raise CapacityError(
-            f"no memory left on {device} for {what}: shorten the prompt, answer "
-            "fewer requests at once, or load with a smaller prefill_chunk"
+            f"no memory left on {device} for {what}: shorten the prompt, or answer "
+            "fewer requests at once (max_batch)"
         ) from error
 
 

@@ -7,6 +7,7 @@ quickly an answer comes would tell what others have asked.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from itertools import count
 from threading import RLock
@@ -16,6 +17,8 @@ from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("ragaccel")
 
 _SHORTEST = 8  # tokens below which copying states is more trouble than computing them
 _ticks = count()
@@ -108,7 +111,11 @@ class PrefixPool:
             if holding not in self._open:
                 return
             self._open.remove(holding)
-            holding.cache.truncate(len(holding.token_ids))
+            try:
+                holding.cache.truncate(len(holding.token_ids))
+            except RuntimeError as error:  # no memory to move rows; the answer is there
+                logger.debug("states are not kept: %s", error)
+                return
             holding.used = next(_ticks)
             self._idle = [kept for kept in self._idle if not _extends(holding, kept)]
             longer = next((kept for kept in self._idle if _extends(kept, holding)), None)

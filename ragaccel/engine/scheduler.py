@@ -9,7 +9,7 @@ that nobody waits for, and a single caller pays for no hand-over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -83,7 +83,7 @@ class Scheduler:
         self.engine = engine
         self._turns: list[_Turn] = []
         self._changed = Condition()
-        self._is_led = False
+        self._leader: int | None = None  # the thread that runs a round
         self._expected: list[Session] = []
         self._pass_seconds = 0.0
 
@@ -97,7 +97,10 @@ class Scheduler:
 
         Raises:
             Exception: what the first of them raised that raised anything.
+            ValueError: there are none.
         """
+        if not sessions:
+            raise ValueError("nothing would ever come of no sessions")
         turns = [_Turn(session) for session in sessions]
         with self._changed:
             self._turns += turns
@@ -105,10 +108,7 @@ class Scheduler:
         try:
             while not any(turn.is_done for turn in turns):
                 if self._takes_lead(turns):
-                    try:
-                        self._round()
-                    finally:
-                        self._hand_over()
+                    self._lead()
         finally:
             self._withdraw(turns)
         for turn in turns:
@@ -116,9 +116,25 @@ class Scheduler:
                 raise turn.error
         return [(turn.session, turn.step) for turn in turns if turn.step is not None]
 
+    def _lead(self) -> None:
+        """Run a round and hand over; whoever is interrupted ends what it was computing for all."""
+        try:
+            self._round()
+        except BaseException as error:
+            for turn in self._turns:
+                if turn.is_running and not turn.is_done:
+                    # It may have been between two changes that belong together.
+                    turn.error = RuntimeError(f"the pass was interrupted: {error!r}")
+            raise
+        finally:
+            self._hand_over()
+
     def _withdraw(self, turns: list[_Turn]) -> None:
         """Whatever happened, none of these is queued or running afterwards."""
         with self._changed:
+            if self._leader == get_ident():  # interrupted before it could begin
+                self._leader = None
+                self._changed.notify_all()
             while any(turn.is_running for turn in turns):
                 self._changed.wait()
             self._turns = [turn for turn in self._turns if turn not in turns]
@@ -127,16 +143,16 @@ class Scheduler:
     def _takes_lead(self, turns: list[_Turn]) -> bool:
         """Wait until nobody leads or a turn is done; lead in the first case."""
         with self._changed:
-            while self._is_led and not any(turn.is_done for turn in turns):
+            while self._leader is not None and not any(turn.is_done for turn in turns):
                 self._changed.wait()
             if any(turn.is_done for turn in turns):
                 return False
-            self._is_led = True
+            self._leader = get_ident()
             return True
 
     def _hand_over(self) -> None:
         with self._changed:
-            self._is_led = False
+            self._leader = None
             for turn in self._turns:
                 turn.is_running = False
             self._turns = [turn for turn in self._turns if not turn.is_done]
@@ -158,9 +174,13 @@ class Scheduler:
             while True:
                 queued = [turn.session for turn in self._turns]
                 left = until - perf_counter()
-                if left <= 0.0 or all(
-                    session in queued or session.finish_reason is not None
-                    for session in self._expected
+                if (
+                    left <= 0.0
+                    or self.engine.passes_apart
+                    or all(
+                        session in queued or session.finish_reason is not None
+                        for session in self._expected
+                    )
                 ):
                     break
                 self._changed.wait(left)
@@ -223,5 +243,5 @@ class Scheduler:
             return
         sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
         cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
-        settled = settle_together(sessions, trees, cost.seconds)
+        settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
         yield from zip((turn for turn, _ in drafted), settled, strict=True)

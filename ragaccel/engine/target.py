@@ -17,8 +17,7 @@ class TargetModel(Protocol):
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
     ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
-    take the rows of several, and exact ones; ``arena`` where caches must lie to be read fastest,
-    if anywhere.
+    take the rows of several, and exact ones.
     """
 
     @property

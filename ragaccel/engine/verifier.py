@@ -97,6 +97,12 @@ class EngineVerifier:
         """
         return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
 
+    def doubts(self, tree: DraftTree, choices: Choices | Exception) -> bool:
+        """Whether a single row's choice was a near tie, made beside the rows of other requests."""
+        if len(tree) > 1 or isinstance(choices, Exception) or not choices.uncertain[0]:
+            return False
+        return not self.request.is_plain  # a stateful processor sees each token once
+
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
         if self.tree is None:

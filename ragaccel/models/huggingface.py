@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ragaccel.engine.attention import PassAttention
+from ragaccel.engine.graphs import CaptureError
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.models.architecture import Architecture, quantization_of, read_architecture
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from ragaccel.engine.arena import Arena
     from ragaccel.engine.graphs import Kernel, StepGraphs
+    from ragaccel.models.self_check import Expected
     from ragaccel.models.static import StaticNetwork
 
 
@@ -89,14 +91,15 @@ class HuggingFaceModel:
         """Where caches must lie for passes to be replayed as CUDA graphs."""
         self._graphs: StepGraphs | None = None
         self._static: StaticNetwork | None = None
-        self._choose_network(self_check=self_check)
+        expected = expected_passes(self) if self_check else None
+        self._choose_network(expected)
         if self._attends and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
         if self._packed:
             self.cost_key += "-packed"
         is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
         if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
-            self._make_graphs()
+            self._make_graphs(expected)
         self._weights: list[Tensor] = list(self.network.parameters())
         self._stamps = [stamp(weight) for weight in self._weights]
 
@@ -120,9 +123,8 @@ class HuggingFaceModel:
         """Whether one pass can take the rows of several sequences."""
         return self._attends
 
-    def _choose_network(self, *, self_check: bool) -> None:
+    def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
-        expected = expected_passes(self) if self_check else None
         twin = make_twin(self.model) if self.architecture.exchanges_attention else None
         if twin is not None:
             activate_row_by_row(twin)
@@ -158,7 +160,11 @@ class HuggingFaceModel:
             ValueError: rows of several sequences, where ``joins_sequences`` is false.
         """
         if self._graphs is not None and keep == rows.num_rows and self._graphs.takes(rows):
-            return self._graphs.run(rows)
+            try:
+                return self._graphs.run(rows)
+            except CaptureError as error:
+                logger.warning("passes are launched operation by operation: %s", error)
+                self._graphs = None  # caches stay where they are, other passes read them as well
         rows = rows.to(self.device)
         for span in rows.spans:
             span.cache.settle()
@@ -192,13 +198,15 @@ class HuggingFaceModel:
             trees = [self.network, self.model] if owned else [self.network]
             self._packed = pack_linears(trees, keep=not owned)
 
-    def _make_graphs(self) -> None:
+    def _make_graphs(self, expected: Expected | None) -> None:
         try:
             from ragaccel.engine.kernels import TritonKernel
         except ImportError:
             logger.info("no triton: passes are launched operation by operation")
             return
         self.use_graphs(TritonKernel(), capture=True)
+        if expected is not None and not passes_check(self, expected):
+            self.launch_each()
 
     def use_graphs(self, kernel: Kernel, *, capture: bool) -> None:
         """Run passes of few rows over static buffers with this attention, if the model can."""
@@ -217,6 +225,8 @@ class HuggingFaceModel:
         if self._static is None:
             return False
         self._static.compile()
+        if self._graphs is not None:
+            self._graphs.clear()  # they replay what was captured before
         return True
 
     @property

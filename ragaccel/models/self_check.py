@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decode.tree import DraftTree
-from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.architecture import quantization_of
@@ -117,17 +116,16 @@ _STEPS = (
 def _ours(
     target: HuggingFaceModel, prefix: list[int], tokens: list[int], after: list[int]
 ) -> tuple[Tensor, Tensor]:
-    cache = KVCache(limit=64)
+    cache = target.new_cache(None, 64)
     for start in range(0, len(prefix), _CHUNK):
         chunk = prefix[start : start + _CHUNK]
-        target.forward(run_rows(chunk, cache, target.device), 1)
+        target.forward(run_rows(chunk, cache), 1)
         cache.keep(range(len(chunk)))
     n = len(tokens)
     tree = DraftTree(tuple(tokens), _PARENTS, (1.0,) * n, ((),) * n)
-    verified = target.forward(tree_rows(tree, cache, target.device), n)
+    verified = _exact(target.forward(tree_rows(tree, cache), n))
     cache.keep(_KEPT)
-    rows = run_rows(after, cache, target.device)
-    return _exact(verified), _exact(target.forward(rows, len(after)))
+    return verified, _exact(target.forward(run_rows(after, cache), len(after)))
 
 
 def _theirs(

@@ -4,7 +4,14 @@ from operator import mul
 
 import pytest
 
-from ragaccel.decode.budget import FIRST_WIDTH, LONGEST_REST, PATIENCE, Returns, worth_verifying
+from ragaccel.decode.budget import (
+    FIRST_WIDTH,
+    LONGEST_REST,
+    PATIENCE,
+    Returns,
+    worth_verifying,
+    worth_verifying_together,
+)
 from ragaccel.decode.tree import DraftTree, check_tree
 
 
@@ -119,3 +126,30 @@ def test_a_token_that_was_held_back_is_no_gain():
     for _ in range(99):
         returns.learn(-1, -0.9)
     assert returns.allows(64) == 0
+
+
+def chain_of(*probs):
+    return DraftTree.chain(range(len(probs) + 1), [1.0, *probs])
+
+
+def test_one_budget_goes_to_the_likeliest_guesses_of_all():
+    trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.3, 0.2), chain_of()]
+    found = worth_verifying_together(trees, lambda rows: 30.0 + rows, [1, 1, 1])
+    assert [tree.num_drafts for tree in found] == [3, 2, 0]
+    found = worth_verifying_together(trees, lambda rows: 2.0 + rows, [1, 1, 1])
+    assert [tree.num_drafts for tree in found] == [3, 0, 0]
+    found = worth_verifying_together(trees, float, [1, 1, 1])
+    assert [tree.num_drafts for tree in found] == [0, 0, 0]
+
+
+def test_a_shared_pass_has_no_more_rows_than_it_may():
+    trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.85, 0.2)]
+    found = worth_verifying_together(trees, lambda rows: 1.0, [1, 1], max_rows=4)
+    assert [tree.num_drafts for tree in found] == [1, 1]
+
+
+def test_tokens_that_others_get_from_a_pass_make_it_dearer_to_lengthen():
+    trees, cost = [chain_of(0.3)], (lambda rows: 1.0 + 0.25 * rows)
+    assert worth_verifying_together(trees, cost, [1])[0].num_drafts == 1
+    found = worth_verifying_together(trees, cost, [1], expected_besides=9.0)
+    assert found[0].num_drafts == 0

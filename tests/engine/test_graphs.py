@@ -14,7 +14,10 @@ from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.graphs import CaptureError
+from ragaccel.errors import ModelRefusedError
 from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.self_check import check_model, expected_passes
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 
@@ -146,3 +149,39 @@ def test_a_model_that_does_not_compile_runs_as_it_is(monkeypatch, caplog):
     assert [record.message for record in caplog.records] == [
         "torch.compile does not take this model, it runs without: no compiler"
     ]
+
+
+def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(monkeypatch, caplog):
+    target, prompt = static_target(), random_prompt(21)
+    calls = []
+
+    def refused(rows):
+        calls.append(rows)
+        raise CaptureError("it waits for the device")
+
+    monkeypatch.setattr(target._graphs, "run", refused)
+    expected = generate(tiny_model("llama"), prompt, 25)
+    request = Request(prompt, max_new_tokens=25)
+    assert decode(Engine(target), request, Cheat(prompt, expected)) == expected
+    assert len(calls) == 1
+    assert target.graphs is None
+    assert [record.message for record in caplog.records] == [
+        "passes are launched operation by operation: it waits for the device"
+    ]
+
+
+def test_an_arena_takes_a_share_of_the_memory_at_first():
+    layout = StateLayout(32, 32, 128, torch.bfloat16, torch.device("cpu"))
+    assert layout.slot_bytes == 512 * 1024
+    tiny = StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))
+    assert Arena(tiny).num_slots == 16_384
+
+
+def test_static_passes_are_checked_as_others_are():
+    target = static_target()
+    expected = expected_passes(target)
+    check_model(target, expected)
+    target._graphs._kernel = lambda q, *_args, **_settings: torch.zeros_like(q)
+    target._graphs.clear()
+    with pytest.raises(ModelRefusedError, match="deviates from plain decoding"):
+        check_model(target, expected)

@@ -248,3 +248,37 @@ def test_an_interrupted_leader_leaves_the_others_to_go_on():
     thread.join(30)
     assert found == expected[0]
     assert not scheduler._turns
+
+
+def test_no_sessions_are_refused():
+    with pytest.raises(ValueError, match="no sessions"):
+        Scheduler(make_engine()).advance([])
+
+
+def test_those_who_have_passes_of_their_own_fail_alone():
+    engine = make_engine(exact=True)
+    prompts = [random_prompt(9 + i, i) for i in range(3)]
+    verify = engine._verify
+
+    def failing(batch):
+        if batch[0][0].request.prompt_ids == tuple(prompts[1]):
+            raise CapacityError("no memory left")
+        return verify(batch)
+
+    engine._verify = failing
+    scheduler = Scheduler(engine)
+    with ExitStack() as stack:
+        sessions = [
+            open_session(engine, Request(prompt, max_new_tokens=9), NoDrafter(), stack)
+            for prompt in prompts
+        ]
+        running = list(sessions)
+        while running:
+            try:
+                scheduler.advance(running)
+            except CapacityError:
+                running.remove(sessions[1])
+            running = [session for session in running if session.finish_reason is None]
+        for i in (0, 2):
+            assert sessions[i].token_ids == generate(tiny_model("llama"), prompts[i], 9)
+        assert sessions[1].token_ids == []
