@@ -8,6 +8,7 @@ from tiny_llm import tiny_llm
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.tree import DraftTree
+from ragaccel.engine.engine import EXACT_ROWS
 from ragaccel.errors import CapacityError
 
 PROMPTS = [f"Question {i}: who trims the wick {'at dusk ' * i}?" for i in range(7)]
@@ -172,10 +173,20 @@ def test_exact_mode_and_near_ties_are_settings_of_the_model():
     exact = tiny_llm(drafter=Nonsense(), exact=True)
     near = tiny_llm(drafter=Nonsense(), near_ties=True)
     plain = tiny_llm(drafter=NoDrafter())
+    assert exact.engine.exact
+    assert near.engine.near_ties
+    rows, forward = [], exact.model.forward
+
+    def watched(step, keep):
+        rows.extend([step.num_rows] * (keep > 1))
+        return forward(step, keep)
+
+    exact.model.forward = watched
     for prompt in PROMPTS:
         expected = plain.generate(prompt, **SETTINGS).token_ids
         assert exact.generate(prompt, **SETTINGS).token_ids == expected
         assert near.generate(prompt, **SETTINGS).token_ids == expected
+    assert set(rows) == {EXACT_ROWS}
     assert tokens(exact.generate(PROMPTS, **SETTINGS)) == tokens(
         plain.generate(PROMPTS, **SETTINGS)
     )

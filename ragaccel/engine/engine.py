@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -107,7 +106,7 @@ class Engine:
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.costs = KeptCosts(share, cost_file)
-        self._pass_lock = RLock()
+        self._pass_lock = model.pass_lock
         self.pool = PrefixPool(
             self._new_cache,
             max_kept=kept_prefixes,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
     from torch import Tensor
 
@@ -33,6 +35,11 @@ class TargetModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id the model reads."""
+        ...
+
+    @property
+    def pass_lock(self) -> AbstractContextManager[Any]:
+        """Held while a pass is computed and read, by whichever engine: the model is one."""
         ...
 
     @property

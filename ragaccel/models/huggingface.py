@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import re
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -83,6 +84,7 @@ class HuggingFaceModel:
         self.cost_key: str = _cost_key(self.model, self.device)
         self.weight_bytes: int = _weight_bytes(self.model)
         """How much of its weights one pass reads, in bytes."""
+        self.pass_lock = RLock()  # two engines may share the model, and what its passes write to
         self.network: Any = self.model
         """The modules that passes run through."""
         self._attends = False

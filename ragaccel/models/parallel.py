@@ -27,6 +27,7 @@ from ragaccel.models.processes import expect_passes, is_first, part_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -90,6 +91,11 @@ class ParallelModel:
     def cost_key(self) -> str:
         """Tells the model, so spread, from others whose passes cost differently."""
         return f"{self.target.cost_key}-by-{self._lead.num_processes}"
+
+    @property
+    def pass_lock(self) -> AbstractContextManager[Any]:
+        """Held while a pass is computed and read."""
+        return self.target.pass_lock
 
     @property
     def weight_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
+
+
+logger = logging.getLogger("ragaccel")
 
 
 def make_twin(model: Any, attention: str = NAME) -> Any:
@@ -24,7 +28,8 @@ def make_twin(model: Any, attention: str = NAME) -> Any:
     try:
         twin = deepcopy(model, _shared(model))
         twin.set_attn_implementation(attention)
-    except Exception:  # hooks or weights that cannot be copied: the model itself is used then
+    except Exception as error:  # hooks or weights that cannot be copied
+        logger.info("passes run through the model itself, one request each: %s", error)
         return None
     taken = twin.config.get_text_config(decoder=True)._attn_implementation
     return twin if taken == attention else None

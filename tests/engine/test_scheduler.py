@@ -250,6 +250,35 @@ def test_an_interrupted_leader_leaves_the_others_to_go_on():
     assert not scheduler._turns
 
 
+def test_engines_over_one_model_wait_for_one_another():
+    target = HuggingFaceModel(tiny_model("llama"))
+    first, second = Engine(target), Engine(target)
+    inside, overlaps, forward = [], [], target.forward
+
+    def watched(rows, keep):
+        overlaps.append(len(inside))
+        inside.append(1)
+        time.sleep(0.001)
+        logits = forward(rows, keep)
+        inside.pop()
+        return logits
+
+    target.forward = watched
+    prompts = [random_prompt(9, i) for i in range(2)]
+    found = [None, None]
+
+    def work(i, engine):
+        found[i] = decode(engine, Request(prompts[i], max_new_tokens=20), NoDrafter())
+
+    threads = [threading.Thread(target=work, args=each) for each in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert set(overlaps) == {0}
+    assert found == [generate(tiny_model("llama"), prompt, 20) for prompt in prompts]
+
+
 def test_no_sessions_are_refused():
     with pytest.raises(ValueError, match="no sessions"):
         Scheduler(make_engine()).advance([])
