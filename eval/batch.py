@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,18 +24,17 @@ import torch
 
 from eval.examples import load_task
 from eval.forced import to_device
-from eval.jobs import as_recorded, make_jobs
-from eval.machine import describe_machine, describe_run
+from eval.jobs import as_recorded, jobs_for
 from eval.passes import synchronize
 from eval.ratios import paired_ratio
+from eval.script import measured, new_parser, note, result
 from eval.stock import FollowAll, greedy
 from eval.tables import batch_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
 from eval.warm import capture_passes
 from ragaccel.decode.interfaces import NoDrafter
@@ -46,7 +44,6 @@ from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.engine.select import Chooser
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,23 +100,13 @@ class FollowingChooser(Chooser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.batch: {error}")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("batch", measure, parse(arguments))
     print(batch_table(document))
     print(json.dumps(document["sizes"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.batch", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("batch", __doc__)
     add_target_options(parser, "random:llama-135m")
     add_dtype_option(parser)
     add = parser.add_argument
@@ -136,34 +123,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sizes = [int(size) for size in options.sizes.split(",")]
     target = chosen_target(options, options.dtype)
     examples = load_task(options.task, options.groups * max(sizes), options.data)
-    jobs = make_jobs(
-        examples,
-        target.tokenizer,
-        max_new_tokens=options.max_new_tokens,
-        max_tokens=target.ours.max_positions,
-    )
+    jobs = jobs_for(target, examples, options.max_new_tokens)
     # A single token comes with the prompt: there is no decoding to time.
     jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
     capture_passes(target.ours, jobs, compile=options.compile)
-    return {
-        "kind": "batch",
-        "settings": {
-            "model": shown_name(options.model),
-            "task": Path(options.task).name,
-            "forced": True,
-            "dtype": options.dtype or default_dtype(options.device),
-            "device": options.device,
-            "threads": torch.get_num_threads(),
-            "max_new_tokens": options.max_new_tokens,
-            "groups": options.groups,
-            **({"compile": True} if options.compile else {}),
-        },
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.batch"),
-        "sizes": {str(size): measure_size(target, jobs, size, options.groups) for size in sizes},
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "forced": True,
+        "max_new_tokens": options.max_new_tokens,
+        "groups": options.groups,
+        **({"compile": True} if options.compile else {}),
     }
+    found = {str(size): measure_size(target, jobs, size, options.groups) for size in sizes}
+    return result("batch", settings, device=options.device, sizes=found)
 
 
 def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) -> dict[str, Any]:
@@ -181,7 +156,7 @@ def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) ->
         turns = CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
         for name in turns:
             found[name][group[0].job_id, number] = run(name, target, engine, group)
-            print(f"{size} sequences, group {number + 1}: {name}", file=sys.stderr)
+            note(f"{size} sequences, group {number + 1}: {name}")
     speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
     return {
         "contenders": {

@@ -19,26 +19,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from eval.contenders import make_contender
 from eval.examples import load_task
-from eval.jobs import make_jobs
+from eval.jobs import jobs_for
 from eval.ledger import Ledger
 from eval.lossless import identical
-from eval.machine import current_commit, describe_machine, describe_run
+from eval.machine import current_commit
 from eval.ratios import paired_ratio
-from eval.speed import note, run_rounds
+from eval.script import measured, new_parser, note, result
+from eval.speed import run_rounds
 from eval.summary import summarize
 from eval.tables import exactness_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,14 +73,7 @@ Rows = dict[tuple[str, int], Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.exactness: {error}")
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("exactness", measure, parse(arguments))
     print(exactness_table(document))
     print(json.dumps({"pairs": document["pairs"], "costs": document["costs"]}))
     exact = next(pair for pair in document["pairs"] if (pair["found"], pair["wanted"]) == MUST)
@@ -92,9 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.exactness", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("exactness", __doc__)
     add_target_options(parser)
     add_dtype_option(parser)
     add = parser.add_argument
@@ -110,35 +98,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
-    jobs = make_jobs(
-        examples,
-        target.tokenizer,
-        max_new_tokens=options.max_new_tokens,
-        max_tokens=target.ours.max_positions,
-    )
+    jobs = jobs_for(target, examples, options.max_new_tokens)
     settings = {
-        "model": shown_name(options.model),
+        **describe_target(options),
         "task": Path(options.task).name,
         "examples": len(jobs),
         "max_new_tokens": options.max_new_tokens,
-        "dtype": options.dtype or default_dtype(options.device),
-        "device": options.device,
-        "threads": torch.get_num_threads(),
         "commit": current_commit(),
     }
     ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
     decoders = [make_contender(name, target) for name in DECODERS]
     run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
     rows = {name: _rows_of(name, ledger.rows) for name in DECODERS}
-    return {
-        "kind": "exactness",
-        "settings": settings,
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.exactness"),
-        "pairs": [compare(target, jobs, rows, *pair) for pair in PAIRS],
-        "costs": [cost(rows, *pair) for pair in COSTS],
-        "contenders": summarize(ledger.rows),
-    }
+    return result(
+        "exactness",
+        settings,
+        device=options.device,
+        pairs=[compare(target, jobs, rows, *pair) for pair in PAIRS],
+        costs=[cost(rows, *pair) for pair in COSTS],
+        contenders=summarize(ledger.rows),
+    )
 
 
 def _rows_of(name: str, rows: Sequence[Row]) -> Rows:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from eval.examples import Example
+    from eval.targets import Target
     from ragaccel.models.tokenizer import Tokenizer
 
 
@@ -52,6 +53,12 @@ def make_jobs(
         else:
             jobs.append(_job(example, tokenizer, max_new_tokens, room))
     return jobs
+
+
+def jobs_for(target: Target, examples: Iterable[Example], max_new_tokens: int) -> list[Job]:
+    """Lay out each question for a target: in its tokens, and in as many as it reads."""
+    limit = target.ours.max_positions
+    return make_jobs(examples, target.tokenizer, max_new_tokens=max_new_tokens, max_tokens=limit)
 
 
 def as_recorded(job: Job) -> Job:

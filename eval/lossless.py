@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,11 @@ import torch
 
 from eval.contenders import make_contender
 from eval.examples import load_task
-from eval.jobs import make_jobs
-from eval.machine import current_commit, describe_machine, describe_run
+from eval.jobs import jobs_for
+from eval.machine import current_commit
+from eval.script import measured, new_parser, note, result
 from eval.tables import lossless_table
 from eval.targets import DTYPES, add_target_options, chosen_target, shown_name
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,23 +33,13 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.lossless: {error}")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("lossless", measure, parse(arguments))
     print(lossless_table(document))
     print(json.dumps(document["dtypes"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.lossless", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("lossless", __doc__)
     add_target_options(parser)
     add = parser.add_argument
     add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
@@ -70,27 +59,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if dtype not in DTYPES:
             raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPES)}")
         target = chosen_target(options, dtype)
-        jobs = make_jobs(
-            examples,
-            target.tokenizer,
-            max_new_tokens=options.max_new_tokens,
-            max_tokens=target.ours.max_positions,
-        )
+        jobs = jobs_for(target, examples, options.max_new_tokens)
         results[dtype] = compare(target, jobs, options.contender, dtype)
-    return {
-        "kind": "lossless",
-        "settings": {
-            "model": shown_name(options.model),
-            "task": Path(options.task).name,
-            "contender": options.contender,
-            "examples": len(examples),
-            "max_new_tokens": options.max_new_tokens,
-            "commit": current_commit(),
-        },
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.lossless"),
-        "dtypes": results,
+    settings = {
+        "model": shown_name(options.model),
+        "task": Path(options.task).name,
+        "contender": options.contender,
+        "examples": len(examples),
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
     }
+    return result("lossless", settings, device=options.device, dtypes=results)
 
 
 def compare(target: Target, jobs: Sequence[Job], name: str, label: str = "") -> dict[str, Any]:
@@ -103,7 +82,7 @@ def compare(target: Target, jobs: Sequence[Job], name: str, label: str = "") -> 
         tokens, passes = tokens + len(found.token_ids), passes + found.passes
         answers.append((job, found.token_ids, wanted.token_ids))
         same += found.token_ids == wanted.token_ids
-        print(f"{label} {at}/{len(jobs)}: {same} identical", file=sys.stderr, flush=True)
+        note(f"{label} {at}/{len(jobs)}: {same} identical")
     length = tokens / max(1, passes)
     return {**identical(target, answers), "acceptance_length": length}
 

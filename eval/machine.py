@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def describe_run(module: str) -> dict[str, Any]:
     }
 
 
+@cache
 def current_commit() -> str:
     """Return the commit of the code, with a plus sign if it was changed since."""
     commit = _git("rev-parse", "--short=12", "HEAD")

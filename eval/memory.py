@@ -29,16 +29,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from eval.examples import load_task
-from eval.machine import current_commit, describe_machine, describe_run
+from eval.machine import current_commit
+from eval.script import measured, new_parser, note, result
 from eval.tables import memory_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
-from ragaccel.errors import RagaccelError
 from ragaccel.llm import LLM
 from ragaccel.prompt import build_prompt
 from ragaccel.rehearsal import REHEARSAL
@@ -57,23 +56,13 @@ MOST_OTHERS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.memory: {error}")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("memory", measure, parse(arguments))
     print(memory_table(document))
     print(json.dumps(document["processes"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.memory", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("memory", __doc__)
     add_target_options(parser)
     add_dtype_option(parser)
     add = parser.add_argument
@@ -93,21 +82,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """
     if not 0 < 2 * options.every <= options.requests:
         raise ValueError("--requests must be at least twice --every, to be read twice")
-    return {
-        "kind": "memory",
-        "settings": {
-            "model": shown_name(options.model),
-            "task": Path(options.task).name,
-            "requests": options.requests,
-            "max_new_tokens": options.max_new_tokens,
-            "dtype": options.dtype or default_dtype(options.device),
-            "device": options.device,
-            "commit": current_commit(),
-        },
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.memory"),
-        "processes": {name: in_own_process(grow, options, name) for name in SETTINGS},
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "requests": options.requests,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
     }
+    processes = {name: in_own_process(grow, options, name) for name in SETTINGS}
+    return result("memory", settings, device=options.device, processes=processes)
 
 
 def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
@@ -131,7 +114,7 @@ def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
         if number % options.every == 0:
             readings.append({"requests": number, **reading(llm)})
             resident = readings[-1]["resident_bytes"] / 1e6
-            print(f"{name} {number}: {resident:.1f} MB", file=sys.stderr, flush=True)
+            note(f"{name} {number}: {resident:.1f} MB")
     first, last = readings[0], readings[-1]
     return {
         "growth_bytes": last["resident_bytes"] - first["resident_bytes"],

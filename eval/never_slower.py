@@ -20,31 +20,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from eval.contenders import PLAIN, Ours, make_contender
 from eval.examples import load_task
-from eval.jobs import as_recorded, make_jobs
+from eval.jobs import as_recorded, jobs_for
 from eval.ledger import Ledger
-from eval.machine import current_commit, describe_machine, describe_run
+from eval.machine import current_commit
 from eval.ratios import paired_ratio
 from eval.rows_cost import known_costs, seconds_of
-from eval.speed import WARM_UP_TOKENS, as_row, note, run_once
+from eval.script import measured, new_parser, note, result
+from eval.speed import WARM_UP_TOKENS, as_row, run_once
 from eval.tables import never_slower_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,20 +57,13 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.never_slower: {error}")
+    document = measured("never_slower", measure, parse(arguments))
     print(never_slower_table(document))
     print(json.dumps(document["sets"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.never_slower", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("never_slower", __doc__)
     add_target_options(parser, "random:llama-135m")
     add_dtype_option(parser)
     add = parser.add_argument
@@ -90,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and summarize; writes ``--out`` if it was given."""
+    """Measure whatever the ledger lacks and summarize."""
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
@@ -102,21 +91,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         known = {} if options.cold_costs else costs
         run_set(target, task, jobs, ledger, contender=options.contender, costs=known)
     rows = [row for row in ledger.rows if "task" in row]
-    document = {
-        "kind": "never_slower",
-        "settings": settings,
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.never_slower"),
-        "asked": ASKED,
-        "milliseconds": {str(size): 1e3 * seconds for size, seconds in costs.items()},
-        "sets": {
+    return result(
+        "never_slower",
+        settings,
+        device=options.device,
+        asked=ASKED,
+        milliseconds={str(size): 1e3 * seconds for size, seconds in costs.items()},
+        sets={
             task: summarize([row for row in rows if row["task"] == task], options.contender, costs)
             for task in sets
         },
-    }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return document
+    )
 
 
 def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Job]:
@@ -125,12 +110,7 @@ def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Jo
     Raises:
         ValueError: there are none.
     """
-    jobs = make_jobs(
-        load_task(task, None, options.data),
-        target.tokenizer,
-        max_new_tokens=options.max_new_tokens,
-        max_tokens=target.ours.max_positions,
-    )
+    jobs = jobs_for(target, load_task(task, None, options.data), options.max_new_tokens)
     long = [as_recorded(job) for job in jobs if len(job.answer_ids) >= options.least_answer]
     note(f"{task}: {len(long)} of {len(jobs)} answers of {options.least_answer} tokens or more")
     if not long:
@@ -141,16 +121,13 @@ def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Jo
 def describe_settings(options: argparse.Namespace, requests: dict[str, int]) -> dict[str, Any]:
     """All that must agree for rows to be comparable."""
     return {
-        "model": shown_name(options.model),
+        **describe_target(options),
         "requests": requests,
         "contender": options.contender,
         "least_answer": options.least_answer,
         "max_new_tokens": options.max_new_tokens,
         "cost_repeats": options.cost_repeats,
         "cold_costs": options.cold_costs,
-        "dtype": options.dtype or default_dtype(options.device),
-        "device": options.device,
-        "threads": torch.get_num_threads(),
         "commit": current_commit(),
     }
 

@@ -15,28 +15,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.machine import describe_machine, describe_run
 from eval.passes import allocated_bytes, peak_bytes
 from eval.roofline_steps import measure_step
+from eval.script import measured, new_parser, note, result
 from eval.tables import roofline_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
 from ragaccel.engine.bandwidth import read_bandwidth
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import ROWS, measure_passes
-from ragaccel.errors import RagaccelError
 from ragaccel.models.huggingface import HuggingFaceModel
 
 if TYPE_CHECKING:
@@ -51,23 +48,13 @@ _CHUNK = 512
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.roofline: {error}")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("roofline", measure, parse(arguments))
     print(roofline_table(document))
     print(json.dumps(document["contexts"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.roofline", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("roofline", __doc__)
     add_target_options(parser, "random:llama-135m")
     add_dtype_option(parser)
     add = parser.add_argument
@@ -93,23 +80,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = read_bandwidth(target.ours.device)
     weights = target.ours.weight_bytes
     target.ours.launch_each()  # its arena is not to lie beside what is measured
-    return {
-        "kind": "roofline",
-        "settings": {
-            "model": shown_name(options.model),
-            "dtype": options.dtype or default_dtype(options.device),
-            "device": options.device,
-            "threads": torch.get_num_threads(),
-            "repeats": options.repeats,
-        },
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.roofline"),
-        "bandwidth_bytes_per_second": bandwidth,
-        "weight_bytes": weights,
-        "contexts": {
+    return result(
+        "roofline",
+        {**describe_target(options), "repeats": options.repeats},
+        device=options.device,
+        bandwidth_bytes_per_second=bandwidth,
+        weight_bytes=weights,
+        contexts={
             str(one): measure_context(target, one, options, bandwidth, weights) for one in contexts
         },
-    }
+    )
 
 
 def measure_context(
@@ -126,11 +106,11 @@ def measure_context(
     )
     found: dict[str, Any] = {}
     for way in ways:
-        print(f"{context} tokens of context: {way}", file=sys.stderr, flush=True)
+        note(f"{context} tokens of context: {way}")
         try:
             found[way] = measure_way(target, way, context, options)
         except Exception as error:  # one of them must not lose the others
-            print(f"{way}: {error!r}", file=sys.stderr, flush=True)
+            note(f"{way}: {error!r}")
             found[way] = {"error": type(error).__name__}
             continue
         times = found[way]["milliseconds"]

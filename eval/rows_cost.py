@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from eval.machine import describe_machine, describe_run
+from eval.script import measured, new_parser, note, result
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import measure_passes
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,40 +36,35 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.rows_cost", description=__doc__.split("\n")[0]
-    )
+    document = measured("rows_cost", measure, parse(arguments))
+    found = {int(rows): value for rows, value in document["milliseconds"].items()}
+    for rows, value in found.items():
+        print(f"{rows:4d} rows  {value:8.2f} ms  {value / found[1]:6.2f} x one row")
+    print(json.dumps(document["milliseconds"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("rows_cost", __doc__)
     add_target_options(parser)
     add_dtype_option(parser)
     add = parser.add_argument
     add("--context", type=int, default=1024, help="tokens in the cache")
     add("--repeats", type=int, default=15)
     add("--out", type=Path, help="result file")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        target = chosen_target(options, options.dtype)
-    except (RagaccelError, FileNotFoundError) as error:
-        sys.exit(f"eval.rows_cost: {error}")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure passes of all sizes over one context."""
+    target = chosen_target(options, options.dtype)
     seconds = measure_rows(target, options.context, options.repeats)
-    document: dict[str, Any] = {
-        "kind": "rows_cost",
-        "settings": {
-            "model": shown_name(options.model),
-            "context": options.context,
-            "dtype": options.dtype or default_dtype(options.device),
-            "repeats": options.repeats,
-        },
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.rows_cost"),
-        "milliseconds": {str(rows): 1e3 * value for rows, value in seconds.items()},
+    settings = {
+        **describe_target(options),
+        "context": options.context,
+        "repeats": options.repeats,
     }
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for rows, value in seconds.items():
-        print(f"{rows:4d} rows  {1e3 * value:8.2f} ms  {value / seconds[1]:6.2f} x one row")
-    print(json.dumps(document["milliseconds"]))
+    milliseconds = {str(rows): 1e3 * value for rows, value in seconds.items()}
+    return result("rows_cost", settings, device=options.device, milliseconds=milliseconds)
 
 
 def measure_rows(
@@ -89,7 +80,7 @@ def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> d
     for row in ledger.rows:
         if "pass_seconds" in row:
             return {int(rows): seconds for rows, seconds in row["pass_seconds"].items()}
-    print(f"measuring passes over {context} cached tokens", file=sys.stderr, flush=True)
+    note(f"measuring passes over {context} cached tokens")
     costs = measure_rows(target, context, repeats)
     ledger.add({"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}})
     return costs

@@ -12,60 +12,50 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from eval.contenders import DEFAULT, PLAIN, Ours, make_contender
 from eval.examples import load_task
 from eval.forced import Forcing
-from eval.jobs import as_recorded, make_jobs
+from eval.jobs import as_recorded, jobs_for
 from eval.ledger import Ledger
-from eval.machine import current_commit, describe_machine, describe_run
+from eval.machine import current_commit
 from eval.passes import allocated_bytes, peak_bytes
 from eval.rows_cost import known_costs
+from eval.script import measured, new_parser, note, result
 from eval.summary import summarize
 from eval.tables import speed_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
     chosen_target,
-    default_dtype,
-    shown_name,
+    describe_target,
 )
 from eval.warm import capture_passes
-from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.contenders import Contender, Run
+    from eval.contenders import Contender
     from eval.jobs import Job
+    from eval.runs import Run
     from eval.targets import Target
 
 WARM_UP_TOKENS = 48
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval.speed: {error}")
+    document = measured("speed", measure, parse(arguments))
     print(speed_table(document))
     print(json.dumps(document["contenders"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.speed", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("speed", __doc__)
     add_target_options(parser)
     add_dtype_option(parser)
     add = parser.add_argument
@@ -86,17 +76,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and summarize; writes ``--out`` if it was given."""
+    """Measure whatever the ledger lacks and summarize."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     forced = target.is_random if options.forced is None else options.forced
-    jobs = make_jobs(
-        examples,
-        target.tokenizer,
-        max_new_tokens=options.max_new_tokens,
-        max_tokens=target.ours.max_positions,
-    )
+    jobs = jobs_for(target, examples, options.max_new_tokens)
     jobs = [as_recorded(job) for job in jobs if job.answer_ids] if forced else jobs
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
@@ -106,17 +91,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, contenders, ledger, options.cost_repeats)
     run_rounds(target, jobs, contenders, ledger, repeats=options.repeats, forced=forced)
-    document = {
-        "kind": "speed",
-        "settings": settings,
-        "machine": describe_machine(options.device),
-        "run": describe_run("eval.speed"),
-        "milliseconds": {str(rows): 1e3 * seconds for rows, seconds in costs.items()},
-        "contenders": summarize([row for row in ledger.rows if "contender" in row], costs),
-    }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return document
+    return result(
+        "speed",
+        settings,
+        device=options.device,
+        milliseconds={str(rows): 1e3 * seconds for rows, seconds in costs.items()},
+        contenders=summarize([row for row in ledger.rows if "contender" in row], costs),
+    )
 
 
 def costs_if_asked(
@@ -136,16 +117,13 @@ def costs_if_asked(
 def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
     """All that must agree for rows to be comparable."""
     return {
-        "model": shown_name(options.model),
+        **describe_target(options),
         "task": Path(options.task).name,
         "forced": forced,
         "examples": num_jobs,
         "repeats": options.repeats,
         "max_new_tokens": options.max_new_tokens,
         "cost_repeats": options.cost_repeats,
-        "dtype": options.dtype or default_dtype(options.device),
-        "device": options.device,
-        "threads": torch.get_num_threads(),
         "contenders": options.contenders,
         **({"compile": True} if options.compile else {}),
         "commit": current_commit(),
@@ -234,11 +212,6 @@ def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing
         "stages": run.stages,
         "forcing_seconds": forcing.seconds,
     }
-
-
-def note(text: str) -> None:
-    """Say where the run stands."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoTokenizer
@@ -114,6 +114,16 @@ def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
     else:
         where = in_data(f"tokenizers/{name}", data)
     return Tokenizer(AutoTokenizer.from_pretrained(where))
+
+
+def describe_target(options: argparse.Namespace) -> dict[str, Any]:
+    """Tell which model was run, and on what."""
+    return {
+        "model": shown_name(options.model),
+        "dtype": options.dtype or default_dtype(options.device),
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def shown_name(name: str) -> str:
