@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.machine import describe_machine, describe_run
-from eval.replay import SETS, Contender, Tally, read_recorded
+from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
+from eval.replay import Contender, Tally
+from eval.script import measured, new_parser, note, result
 from ragaccel.draft import growth, votes
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import Corpus, Ids, match_length
@@ -40,7 +39,7 @@ from ragaccel.memory.remembered import first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from eval.replay import Recorded
+    from eval.recordings import Recorded
     from ragaccel.decode.context import Context
 
 DRAFTERS = {"64_history": (64, True), "16": (16, False)}
@@ -206,37 +205,30 @@ def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figure
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--sets", default=",".join(SETS), help="files of rag/ in the data folder")
-    parser.add_argument("--tokenizer", default="llama2", help="of the data folder")
-    parser.add_argument("--limit", type=int, default=150, help="rows of each file")
-    parser.add_argument("--out", type=Path, help="result file")
-    options = parser.parse_args(arguments)
-    data, titles = Path(options.data), options.sets.split(",")
-    missing = [name for name in titles if not (data / "rag" / f"{name}.jsonl").is_file()]
-    if missing:
-        sys.exit(f"eval.ablation: {', '.join(missing)} not found: pass --data or set RAGACCEL_DATA")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer)
-    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
-    for title in titles:
-        rows = list(read_recorded(data / "rag" / f"{title}.jsonl", tokenizer, options.limit))
-        for label, (nodes, has_past) in DRAFTERS.items():
-            found[label][title] = ablate(rows, nodes, has_past=has_past)
-            print(f"{title}, {label}: {found[label][title]}", file=sys.stderr, flush=True)
-    document = {
-        "kind": "ablation",
-        "settings": {"tokenizer": options.tokenizer, "rows": options.limit},
-        "machine": describe_machine("cpu"),
-        "run": describe_run("eval.ablation"),
-        "drafters": {label: tabulated(by_set) for label, by_set in found.items()},
-    }
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = measured("ablation", measure, parse(arguments))
     print(json.dumps(document["drafters"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("ablation", __doc__)
+    add_set_options(parser)
+    parser.add_argument("--out", type=Path, help="result file")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Ablate both drafters on every set."""
+    paths = set_files(options.sets.split(","), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
+    for path in paths:
+        rows = list(read_recorded(path, tokenizer, options.limit))
+        for label, (nodes, has_past) in DRAFTERS.items():
+            found[label][path.stem] = ablate(rows, nodes, has_past=has_past)
+            note(f"{path.stem}, {label}: {found[label][path.stem]}")
+    drafters = {label: tabulated(by_set) for label, by_set in found.items()}
+    settings = {"tokenizer": options.tokenizer, "rows": options.limit}
+    return result("ablation", settings, drafters=drafters)
 
 
 if __name__ == "__main__":

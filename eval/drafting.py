@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import random
-import sys
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter, process_time
@@ -27,7 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eval.draft_tables import drafting_table
-from eval.tree_drafting import FOLLOWED, PAST_SETS, measure_trees
+from eval.script import measured, new_parser
+from eval.tree_drafting import measure_trees
 from ragaccel.decode.context import Context
 from ragaccel.decode.request import Reference
 from ragaccel.draft.copying import CopyDrafter
@@ -91,43 +90,27 @@ def measure(num_tokens: int, repeats: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options = parse(arguments)
+    if not options.tree:
+        copying(options.repeats)
+        return
+    document = measured("drafting", measure_trees, options)
+    print(drafting_table(document))
+    print(json.dumps(document["budgets"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("drafting", __doc__)
     add = parser.add_argument
     add("--repeats", type=int, default=5, help="texts of each size (default: %(default)s)")
     add("--tree", action="store_true", help="trees over recorded answers, not copied spans")
-    add("--data", default=os.environ.get("RAGACCEL_DATA", ""), help="data folder, for --tree")
-    add("--tokenizer", default="llama2", help="of the data folder")
+    add("--data", type=Path, help="data folder, for --tree; also the variable RAGACCEL_DATA")
+    add("--tokenizer", default="llama2", help="of the data folder, or a folder")
     add("--context", type=int, default=8_000, help="tokens of a prompt (default: %(default)s)")
     add("--past-tokens", type=int, default=1_000_000, help="of the history (default: %(default)s)")
     add("--requests", type=int, default=40, help="answers followed (default: %(default)s)")
     add("--out", type=Path, help="result file of --tree")
-    options = parser.parse_args(arguments)
-    if options.tree:
-        return trees(options)
-    return copying(options.repeats)
-
-
-def trees(options: argparse.Namespace) -> None:
-    """Measure trees, print the table and one JSON line, and write ``--out`` if it was given."""
-    data = Path(options.data)
-    names = [f"{name}.jsonl" for name in (FOLLOWED, *PAST_SETS)]
-    missing = [name for name in names if not (data / "rag" / name).is_file()]
-    if missing:
-        sys.exit(f"eval.drafting: {', '.join(missing)} not found: pass --data or set RAGACCEL_DATA")
-    from transformers import AutoTokenizer
-
-    document = measure_trees(
-        data,
-        AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer),
-        context=options.context,
-        past_tokens=options.past_tokens,
-        requests=options.requests,
-    )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(drafting_table(document))
-    print(json.dumps(document["budgets"]))
+    return parser.parse_args(arguments)
 
 
 def copying(repeats: int) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eval.replay import Recorded, read_recorded
+from eval.recordings import read_recorded, set_files, set_tokenizer
+from eval.script import new_parser, note
 from ragaccel.decode.context import Context
 from ragaccel.draft.corpus import (
     MAX_GAP,
@@ -39,15 +38,18 @@ from ragaccel.draft.votes import BEYOND_UP_TO, CLEAR, LEAST_PAST, MAX_PAST_VOTES
 from ragaccel.memory.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
+
+    from eval.recordings import Recorded
 
 # (file, rows to leave out: those are reported)
 SETS = (
     ("sum_qmsum_valtest_goldspan", 0), ("mtrag_human_answers", 0), ("mtrag_un", 150),
     ("pubmedqa_long", 150), ("sum_scitldr_dev", 150),
 )  # fmt: skip
+MOST_ROWS = 300  # of each file
 SAME, LENGTH, KIND, BEYOND = range(4)
 VOCABULARY = 32_000  # over which tokens never seen are alike
 
@@ -184,32 +186,32 @@ def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000
     return weights
 
 
-def rows_of(data: Path, name: str, skip: int, tokenizer: object) -> Iterator[Recorded]:
-    """Read the rows of a file after the first ones, 300 at most."""
-    return islice(read_recorded(data / "rag" / f"{name}.jsonl", tokenizer, skip + 300, skip), 300)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    data = Path(options.data)
-    if not (data / "rag").is_dir():
-        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / "llama2")
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    names = [name for name, _ in SETS]
+    try:
+        paths = set_files(names, options.data)
+    except FileNotFoundError as error:
+        sys.exit(f"eval.fit_evidence: {error}")
+    tokenizer = set_tokenizer("llama2", options.data)
     sets = {}
-    for name, skip in SETS:
-        sets[name] = observe(rows_of(data, name, skip, tokenizer))
-        print(f"{name}: {len(sets[name][0]):,} tokens", file=sys.stderr)
+    for path, (name, skip) in zip(paths, SETS, strict=True):
+        sets[name] = observe(read_recorded(path, tokenizer, skip + MOST_ROWS, skip))
+        note(f"{name}: {len(sets[name][0]):,} tokens")
     weights = fit(sets, options.steps)
     with torch.no_grad():
         losses = {name: round(-weights(*given).mean().item(), 4) for name, given in sets.items()}
     options.out.write_text(json.dumps(weights.tables()) + "\n", encoding="utf-8")
     print(json.dumps({"nats_a_token": losses}))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("fit_evidence", __doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--steps", type=int, default=400)
+    add("--out", type=Path, required=True)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.diagram import reliability_svg
-from eval.machine import describe_machine, describe_run
-from eval.replay import SETS, Contender, Tally, read_recorded
+from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
+from eval.replay import Contender, Tally
+from eval.script import measured, new_parser, result
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
 
@@ -95,40 +94,30 @@ def _log_loss(prob: float, came: bool) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--limit", type=int, default=150)
-    parser.add_argument("--tokenizer", default="llama2", help="of the data folder")
+    options = parse(arguments)
+    sources = measured("reliability", measure, options)["sources"]
+    if options.picture:
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        options.picture.write_text(reliability_svg(sources), encoding="utf-8")
+    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in sources.items()}))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("reliability", __doc__)
+    add_set_options(parser)
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--picture", type=Path, help="the diagram, as SVG")
-    options = parser.parse_args(arguments)
-    data = Path(options.data)
-    if not (data / "rag").is_dir():
-        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
-    from transformers import AutoTokenizer
+    return parser.parse_args(arguments)
 
-    tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / options.tokenizer)
-    paths = [data / "rag" / f"{name}.jsonl" for name in options.sets.split(",")]
-    results = {
-        source: figures(seen)
-        for source, seen in sorted(judged(paths, tokenizer, options.limit).items())
-    }
-    for path in (options.out, options.picture):
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if options.out:
-        document = {
-            "kind": "reliability",
-            "settings": {"tokenizer": options.tokenizer, "rows": options.limit},
-            "machine": describe_machine("cpu"),
-            "run": describe_run("eval.reliability"),
-            "sources": results,
-        }
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if options.picture:
-        options.picture.write_text(reliability_svg(results), encoding="utf-8")
-    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in results.items()}))
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Judge the guesses of every set, by source."""
+    paths = set_files(options.sets.split(","), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    seen = judged(paths, tokenizer, options.limit)
+    settings = {"tokenizer": options.tokenizer, "rows": options.limit}
+    sources = {source: figures(guesses) for source, guesses in sorted(seen.items())}
+    return result("reliability", settings, sources=sources)
 
 
 def judged(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, list[Guess]]:

@@ -13,44 +13,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from eval.baselines import LookupDrafter, SuffixDrafter
+from eval.examples import MissingDataError
+from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
+from eval.script import new_parser, note
 from ragaccel.decode.interfaces import Choices
-from ragaccel.decode.request import Reference, Request
+from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from eval.recordings import Recorded
     from ragaccel.decode.context import Context
     from ragaccel.decode.interfaces import Drafter
     from ragaccel.decode.tree import DraftTree
-
-SETS = (
-    "llma_msmarco_davinci003", "clapnq_dev", "mtrag_un", "pubmedqa_long", "sum_scitldr_dev",
-)  # fmt: skip
-MAX_PASSAGE, MAX_PROMPT, MAX_ANSWER = 768, 6_000, 512  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One request and its answer in token ids; ``apart`` are its passages tokenized alone."""
-
-    prompt_ids: tuple[int, ...]
-    references: tuple[Reference, ...]
-    apart: tuple[Reference, ...]
-    answer_ids: tuple[int, ...]
 
 
 class ReplayVerifier:
@@ -174,59 +161,6 @@ def contenders() -> dict[str, Contender]:
     }
 
 
-def read_recorded(
-    path: Path, tokenizer: Any, limit: int | None, skip: int = 0
-) -> Iterator[Recorded]:
-    """Lay out a file's rows as the LLMA paper does, but the first ``skip``, up to row ``limit``.
-
-    Prompts that are too long are left out.
-    """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        rows = (json.loads(line) for line in file if line.strip())
-        for row in islice(rows, skip, limit):
-            recorded = _laid_out(row, tokenizer)
-            if recorded is not None:
-                yield recorded
-
-
-def _laid_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
-    texts = [_shortened(passage["text"], tokenizer) for passage in row["passages"]]
-    turns = "".join(f"{turn['role']}: {turn['text']}\n" for turn in row.get("history", ()))
-    head = "docs:\n" + "\n".join(texts)
-    prompt = f"{head}\n{turns}query: {row['question']}\nanswer:"
-    encoded = tokenizer(prompt, return_offsets_mapping=True)
-    ids = tuple(encoded["input_ids"])
-    if len(ids) >= MAX_PROMPT:
-        return None
-    answer = tokenizer(row["answer"].strip(), add_special_tokens=False)["input_ids"][:MAX_ANSWER]
-    apart = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return Recorded(
-        ids,
-        tuple(_inside(ids, encoded["offset_mapping"], texts)),
-        tuple(Reference(tuple(part), passage_id=str(i)) for i, part in enumerate(apart)),
-        (*answer, tokenizer.eos_token_id or 0),
-    )
-
-
-def _shortened(text: str, tokenizer: Any) -> str:
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ends = [end for _, end in offsets["offset_mapping"]]
-    return text if len(ends) <= MAX_PASSAGE else text[: ends[MAX_PASSAGE - 1]]
-
-
-def _inside(
-    ids: Sequence[int], offsets: Sequence[tuple[int, int]], texts: Sequence[str]
-) -> Iterator[Reference]:
-    """The passages as they stand in the prompt's own ids."""
-    start = len("docs:\n")
-    for number, text in enumerate(texts):
-        end = start + len(text)
-        own = [i for i, (low, high) in enumerate(offsets) if start < high <= end and low < high]
-        if own:
-            yield Reference(tuple(ids[own[0] : own[-1] + 1]), passage_id=str(number))
-        start = end + 1
-
-
 def replay(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, dict[str, Any]]:
     """Replay every file through every contender: {set: {contender: figures}}."""
     results: dict[str, dict[str, Any]] = {}
@@ -238,32 +172,17 @@ def replay(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str
                 run.replay(recorded, tallies[name])
         results[path.stem] = {name: tally.figures() for name, tally in tallies.items()}
         shown = "  ".join(f"{n} {f['tokens_per_pass']:.3f}" for n, f in results[path.stem].items())
-        print(f"{path.stem}: {shown}", file=sys.stderr, flush=True)
+        note(f"{path.stem}: {shown}")
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--folder", type=Path, help="JSONL files of your own, all of them")
-    parser.add_argument("--sets", default=",".join(SETS), help="sets of the data folder")
-    parser.add_argument("--tokenizer", default="llama2", help="of the data folder, or a folder")
-    parser.add_argument("--limit", type=int, default=150, help="rows of each file")
-    parser.add_argument("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
-    options = parser.parse_args()
-    if options.folder:
-        paths = sorted(options.folder.glob("*.jsonl"))
-    else:
-        paths = [Path(options.data, "rag", f"{name}.jsonl") for name in options.sets.split(",")]
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing or not paths:
-        wanted = ", ".join(missing) or "no .jsonl file"
-        sys.exit(f"error: {wanted} not found: pass --data or --folder")
-    from transformers import AutoTokenizer
-
-    inside = Path(options.data, "tokenizers", options.tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(inside if inside.is_dir() else options.tokenizer)
-    results = replay(paths, tokenizer, options.limit)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    try:
+        paths = files_of(options)
+    except FileNotFoundError as error:
+        sys.exit(f"eval.replay: {error}")
+    results = replay(paths, set_tokenizer(options.tokenizer, options.data), options.limit)
     if options.json:
         table = {
             name: {run: figures["tokens_per_pass"] for run, figures in runs.items()}
@@ -271,6 +190,29 @@ def main() -> None:
         }
         options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("replay", __doc__)
+    add_set_options(parser)
+    add = parser.add_argument
+    add("--folder", type=Path, help="JSONL files of your own, all of them")
+    add("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
+    return parser.parse_args(arguments)
+
+
+def files_of(options: argparse.Namespace) -> list[Path]:
+    """The sets that are named, or all files of a folder.
+
+    Raises:
+        MissingDataError: there are none.
+    """
+    if options.folder is None:
+        return set_files(options.sets.split(","), options.data)
+    paths = sorted(options.folder.glob("*.jsonl"))
+    if not paths:
+        raise MissingDataError(f"{options.folder} holds no .jsonl file: choose another --folder")
+    return paths
 
 
 if __name__ == "__main__":

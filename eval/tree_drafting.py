@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.machine import ROOT, describe_machine, describe_run
-from eval.replay import Recorded, ReplayVerifier, read_recorded
+from eval.machine import ROOT
+from eval.recordings import Recorded, read_recorded, set_files, set_tokenizer
+from eval.replay import ReplayVerifier
+from eval.script import result
 from ragaccel.decode.budget import worth_verifying
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
@@ -29,8 +31,8 @@ from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
 from ragaccel.memory.history import History
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 FOLLOWED = "llma_msmarco_davinci003"
 PAST_SETS = ("mtrag_un", "mtrag_human_answers", "sum_qmsum_valtest_goldspan")
@@ -39,37 +41,33 @@ NUM_ADDED = 15
 _FIRST_DRAFT = "from eval.tree_drafting import first_draft_seconds as f; print(f())"
 
 
-def measure_trees(
-    data: Path, tokenizer: Any, *, context: int, past_tokens: int, requests: int
-) -> dict[str, Any]:
+def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
     """Time drafts at each budget, without a past and with one of so many tokens."""
-    followed = list(_rows(data, FOLLOWED, tokenizer, 2 * requests))
-    longer = behind_others(followed, context)[:requests]
-    past = chain.from_iterable(_rows(data, name, tokenizer, None) for name in PAST_SETS)
-    history = full_history(past, past_tokens)
-    return {
-        "kind": "drafting",
-        "settings": {
-            "context": context,
-            "past_tokens": len(history.corpus().token_ids),
-            "requests": len(longer),
-        },
-        "machine": describe_machine("cpu"),
-        "run": describe_run("eval.drafting"),
-        "budgets": {
-            str(budget): {
-                "no_past": time_steps(longer, budget, NoPast()),
-                "past": time_steps(longer, budget, history),
-            }
-            for budget in BUDGETS
-        },
-        "first_draft": first_drafts(),
-        "add_ms": round(add_ms(history, followed[:NUM_ADDED]), 2),
+    paths = set_files((FOLLOWED, *PAST_SETS), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
+    longer = behind_others(followed, options.context)[: options.requests]
+    past = chain.from_iterable(read_recorded(path, tokenizer, None) for path in paths[1:])
+    history = full_history(past, options.past_tokens)
+    settings = {
+        "context": options.context,
+        "past_tokens": len(history.corpus().token_ids),
+        "requests": len(longer),
     }
-
-
-def _rows(data: Path, name: str, tokenizer: Any, limit: int | None) -> Iterator[Recorded]:
-    return read_recorded(data / "rag" / f"{name}.jsonl", tokenizer, limit)
+    budgets = {
+        str(budget): {
+            "no_past": time_steps(longer, budget, NoPast()),
+            "past": time_steps(longer, budget, history),
+        }
+        for budget in BUDGETS
+    }
+    return result(
+        "drafting",
+        settings,
+        budgets=budgets,
+        first_draft=first_drafts(),
+        add_ms=round(add_ms(history, followed[:NUM_ADDED]), 2),
+    )
 
 
 def behind_others(recorded: Sequence[Recorded], context: int) -> list[Recorded]:

@@ -1,6 +1,6 @@
 """A recorded answer that is copied whole, as the replay reads it."""
 
-from eval.replay import Recorded
+from eval.recordings import Recorded
 from ragaccel.decode.request import Reference
 
 EOS = 1

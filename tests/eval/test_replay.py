@@ -10,7 +10,8 @@ from recorded import SENTENCE, write_inputs
 
 from eval import replay, report
 from eval.baselines import LookupDrafter, SuffixDrafter
-from eval.replay import Contender, Recorded, Tally
+from eval.recordings import Recorded
+from eval.replay import Contender, Tally
 from ragaccel.decode.context import Context
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter

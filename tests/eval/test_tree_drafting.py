@@ -7,7 +7,7 @@ from eval_replayed import COPIED, PASSAGE
 from recorded import SENTENCE, write_inputs
 
 from eval import drafting, report, tree_drafting
-from eval.replay import Recorded
+from eval.recordings import Recorded
 from eval.tree_drafting import behind_others, full_history, steps, time_steps
 from ragaccel.draft.trie import NoPast, TrieDrafter
 
@@ -61,7 +61,7 @@ def test_trees_are_measured_and_reported(tmp_path, monkeypatch, capsys):
     table = report.all_results(tmp_path / "r")
     assert "100 tokens of context" in table
     assert "9.0 s while it is compiled" in table
-    with pytest.raises(SystemExit, match="pass --data"):
+    with pytest.raises(SystemExit, match="holds no rag/llma"):
         drafting.main(["--tree", f"--data={tmp_path}"])
 
 
