@@ -5,30 +5,26 @@
 Groups of recorded answers are decoded one by one, together by our scheduler with and without
 guesses, and by ``model.generate`` on a padded batch; all follow the recordings, so that all write
 the same tokens. Interleaved group by group; prompts are read before the clock starts. ``generate``
-gets each first token with its prompt, and is charged for the others alone. The last line of stdout
-is one JSON document.
+gets each first token with its prompt, and is charged for the others alone. Each measurement is kept
+as it is made. Progress goes to stderr; the last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from eval.examples import load_task
-from eval.forced import to_device
-from eval.jobs import as_recorded, jobs_for
-from eval.passes import synchronize
+from eval.groups import CONTENDERS, GENERATE, PLAIN, TOGETHER, Group, run
+from eval.jobs import as_recorded, jobs_for, shortened
+from eval.ledger import kept_beside
+from eval.machine import current_commit
 from eval.ratios import paired_ratio
 from eval.script import measured, new_parser, note, result
-from eval.stock import FollowAll, greedy
 from eval.tables import batch_table
 from eval.targets import (
     add_dtype_option,
@@ -37,66 +33,16 @@ from eval.targets import (
     describe_target,
 )
 from eval.warm import capture_passes
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
-from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.scheduler import Scheduler
-from ragaccel.engine.select import Chooser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from eval.jobs import Job
+    from eval.ledger import Ledger
     from eval.targets import Target
-    from ragaccel.decode.tree import DraftTree
 
-ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"
-CONTENDERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """What a contender took for one group: tokens written and seconds of decoding."""
-
-    tokens: int
-    seconds: float
-    passes: int
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-
-class FollowingChooser(Chooser):
-    """Chooses the recorded next token wherever a row's tokens are the recording's."""
-
-    def __init__(self, request: Request, recording: Sequence[int]) -> None:
-        super().__init__(request)
-        self._recording = list(recording)
-
-    def choose(
-        self, logits: Tensor, tree: DraftTree, start: int, num_runner_ups: int = 0
-    ) -> Tensor:
-        """Choose as usual, which is paid for, then put the recording in its place."""
-        chosen = super().choose(logits, tree, start, num_runner_ups)
-        known, depths = self._recording, tree.depths()
-        on_path = [False] * len(tree)
-        rows, tokens = [], []
-        for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-            at = start + depths[node]
-            on_path[node] = (parent < 0 or on_path[parent]) and known[at : at + 1] == [token]
-            if on_path[node] and at + 1 < len(known):
-                rows.append(node)
-                tokens.append(known[at + 1])
-        if rows:
-            places = to_device([rows, tokens], chosen.device)
-            chosen[places[0], 0] = places[1]
-        return chosen
+WARM_UP_TOKENS = 48
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,11 +61,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--groups", type=int, default=2, help="groups of each size (default: %(default)s)")
     add("--max-new-tokens", type=int, default=128)
     add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
-    add("--out", type=Path, help="result file")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure whatever the ledger lacks and compare."""
     sizes = [int(size) for size in options.sizes.split(",")]
     target = chosen_target(options, options.dtype)
     examples = load_task(options.task, options.groups * max(sizes), options.data)
@@ -128,35 +75,80 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
+    settings = describe_settings(options, len(jobs))
+    ledger = kept_beside(options.out, settings)
     capture_passes(target.ours, jobs, compile=options.compile)
-    settings = {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "forced": True,
-        "max_new_tokens": options.max_new_tokens,
-        "groups": options.groups,
-        **({"compile": True} if options.compile else {}),
+    for size in sizes:
+        measure_size(target, jobs, size, options.groups, ledger)
+    found = {
+        str(size): compare([row for row in ledger.rows if row["size"] == size]) for size in sizes
     }
-    found = {str(size): measure_size(target, jobs, size, options.groups) for size in sizes}
     return result("batch", settings, device=options.device, sizes=found)
 
 
-def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) -> dict[str, Any]:
-    """Decode some groups of one size by every contender, and compare their speeds in pairs."""
-    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
-    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
+def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, Any]:
+    """All that must agree for rows to be comparable."""
+    return {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "forced": True,
+        "answers": num_jobs,  # groups are made of them
+        "max_new_tokens": options.max_new_tokens,
+        "sizes": options.sizes,
+        "groups": options.groups,
+        **({"compile": True} if options.compile else {}),
+        "commit": current_commit(),
+    }
+
+
+def measure_size(
+    target: Target, jobs: Sequence[Job], size: int, groups: int, ledger: Ledger
+) -> None:
+    """Decode some groups of one size by every contender, as far as the ledger lacks it."""
     grouped = [
         [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
     ]
-    # Passes of several sequences are captured where they are first met, so every group is met.
-    for group in grouped if target.ours.graphs is not None else grouped[:1]:
+    done = {(row["group"], row["contender"]) for row in ledger.rows if row["size"] == size}
+    turns = [(number, name) for number in range(groups) for name in order_of(number)]
+    left = [turn for turn in turns if turn not in done]
+    if not left:
+        return
+    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
+    warm_up(target, engine, grouped)
+    for at, (number, name) in enumerate(left, start=1):
+        found = run(name, target, engine, grouped[number])
+        example = grouped[number][0].job_id
+        ledger.add(
+            {"size": size, "group": number, "example": example, "contender": name, **asdict(found)}
+        )
+        where = f"{size} sequences: {at}/{len(left)}, group {number + 1}"
+        note(f"{where}, {name}: {found.speed:.1f} tokens/s")
+
+
+def order_of(number: int) -> tuple[str, ...]:
+    """The contenders forwards and backwards by turns."""
+    return CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
+
+
+def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) -> None:
+    """Run what is not timed: some tokens of a group, or whole groups where passes are captured.
+
+    Passes of several sequences are captured where they are first met, so every group is met.
+    """
+    if target.ours.graphs is None:
+        grouped = [[shortened(job, WARM_UP_TOKENS) for job in grouped[0]]]
+    for group in grouped:
         for name in CONTENDERS:
+            note(f"{len(group)} sequences: warming up {name}")
             run(name, target, engine, group)
-    for number, group in enumerate(grouped):
-        turns = CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
-        for name in turns:
-            found[name][group[0].job_id, number] = run(name, target, engine, group)
-            note(f"{size} sequences, group {number + 1}: {name}")
+
+
+def compare(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Compare the contenders' speeds on the groups of one size, in pairs."""
+    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
+    for row in rows:
+        group = Group(row["tokens"], row["seconds"], row["passes"])
+        found[row["contender"]][row["example"], row["group"]] = group
     speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
     return {
         "contenders": {
@@ -175,81 +167,6 @@ def measure_size(target: Target, jobs: Sequence[Job], size: int, groups: int) ->
         },
         "plain_over_generate": asdict(paired_ratio(speeds[PLAIN], speeds[GENERATE])),
     }
-
-
-def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
-    if name == GENERATE:
-        return run_generate(target, group)
-    return run_ours(engine, group, together=name != ONE_BY_ONE, drafts=name != PLAIN)
-
-
-def run_ours(engine: Engine, group: Sequence[Job], *, together: bool, drafts: bool) -> Group:
-    """Decode a group; prompts are read, and texts sorted for drafting, before the clock starts."""
-    scheduler, device = Scheduler(engine, max_batch=len(group)), engine.model.device
-    passes = 0
-    forward = engine.model.forward
-
-    def counted(rows: Any, keep: int) -> Tensor:
-        nonlocal passes
-        passes += 1
-        return forward(rows, keep)
-
-    with ExitStack() as stack:
-        sessions = [open_session(engine, job, stack, drafts=drafts) for job in group]
-        for session in sessions:
-            session.prefill()
-        engine.model.forward = counted  # type: ignore[method-assign]
-        stack.callback(setattr, engine.model, "forward", forward)
-        synchronize(device)
-        started = perf_counter()
-        for running in [sessions] if together else [[session] for session in sessions]:
-            left = list(running)
-            while left:
-                scheduler.advance(left)
-                left = [session for session in left if session.finish_reason is None]
-        synchronize(device)
-        seconds = perf_counter() - started
-        for session, job in zip(sessions, group, strict=True):
-            if tuple(session.token_ids) != job.answer_ids:
-                raise ValueError(f"{job.job_id}: the recording was not followed")
-    return Group(sum(len(job.answer_ids) for job in group), seconds, passes)
-
-
-def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) -> Session:
-    request = Request(
-        prompt_ids=job.prompt_ids,
-        references=job.references,
-        max_new_tokens=job.max_new_tokens,
-        eos_ids=job.eos_ids,
-    )
-    verifier = stack.enter_context(closing(engine.open(request)))
-    verifier.chooser = FollowingChooser(request, (*job.prompt_ids, *job.answer_ids))
-    if drafts:
-        return Session(verifier, TrieDrafter(), request)
-    return Session(verifier, NoDrafter(), request, token_budget=0)
-
-
-def run_generate(target: Target, group: Sequence[Job]) -> Group:
-    """Decode a group by transformers, greedily, left-padded; timed from the first logits on."""
-    model: Any = target.model
-    device = model.device
-    longest = max(len(job.prompt_ids) for job in group)
-    ids = torch.zeros(len(group), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, job in enumerate(group):
-        ids[row, longest - len(job.prompt_ids) :] = torch.tensor(job.prompt_ids)
-        mask[row, longest - len(job.prompt_ids) :] = 1
-    follow = FollowAll([job.answer_ids for job in group], device)
-    most = max(group, key=lambda job: job.max_new_tokens)
-    ids, mask = ids.to(device), mask.to(device)
-    output = greedy(model, ids, most, attention_mask=mask, logits_processor=[follow])
-    synchronize(device)
-    seconds = perf_counter() - follow.first_end
-    for row, job in enumerate(group):
-        if tuple(output[row, longest:][: len(job.answer_ids)].tolist()) != job.answer_ids:
-            raise ValueError(f"{job.job_id}: the recording was not followed")
-    # The first token of each came with the prompt.
-    return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, follow.calls - 1)
 
 
 if __name__ == "__main__":

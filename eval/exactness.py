@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from eval.contenders import make_contender
 from eval.examples import load_task
 from eval.jobs import jobs_for
-from eval.ledger import Ledger
+from eval.ledger import kept_beside
 from eval.lossless import identical
 from eval.machine import current_commit
 from eval.ratios import paired_ratio
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
+    ledger = kept_beside(options.out, settings)
     decoders = [make_contender(name, target) for name in DECODERS]
     run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
     rows = {name: _rows_of(name, ledger.rows) for name in DECODERS}

@@ -66,6 +66,11 @@ def as_recorded(job: Job) -> Job:
     return replace(job, max_new_tokens=len(job.answer_ids))
 
 
+def shortened(job: Job, num_tokens: int) -> Job:
+    """The same job with the first tokens of its recorded answer alone, to be followed to there."""
+    return as_recorded(replace(job, answer_ids=job.answer_ids[:num_tokens]))
+
+
 def _continuation(example: Example, tokenizer: Tokenizer, max_new_tokens: int) -> Job:
     """A job without passages: its prompt as it was given, or token ids as they are drawn."""
     if example.draw:

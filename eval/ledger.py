@@ -13,6 +13,7 @@ class Ledger:
     """Rows of one run, in a file of JSON lines whose first line holds the run's settings.
 
     Without a path the rows are kept in memory alone. A last line cut short by a crash is dropped.
+    ``kept_beside`` opens the one that belongs to a result file.
 
     Raises:
         ValueError: the file holds rows made with other settings; names them.
@@ -24,8 +25,7 @@ class Ledger:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        known = [json.loads(line) for line in lines if line.endswith("}")]
+        known = _read(path) if path.exists() else []
         if known and known[0] != settings:
             changed = [key for key in settings if known[0].get(key) != settings[key]]
             raise ValueError(
@@ -41,6 +41,17 @@ class Ledger:
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(_line(row))
+
+
+def kept_beside(out: Path | None, settings: dict[str, Any]) -> Ledger:
+    """Open the ledger of a result file, or one in memory where no file is wanted."""
+    return Ledger(out and out.with_suffix(".rows.jsonl"), settings)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Read all lines; what stands behind the last line's end was cut short."""
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.split("\n") if line]
 
 
 def _line(row: dict[str, Any]) -> str:

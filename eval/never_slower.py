@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from eval.contenders import PLAIN, Ours, make_contender
 from eval.examples import load_task
 from eval.jobs import as_recorded, jobs_for
-from eval.ledger import Ledger
+from eval.ledger import Ledger, kept_beside
 from eval.machine import current_commit
 from eval.ratios import paired_ratio
 from eval.rows_cost import known_costs, seconds_of
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
     settings = describe_settings(options, {task: len(jobs) for task, jobs in sets.items()})
-    ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
+    ledger = kept_beside(options.out, settings)
     context = int(median(len(job.prompt_ids) for jobs in sets.values() for job in jobs))
     costs = known_costs(target, ledger, context, options.cost_repeats)
     for task, jobs in sets.items():

@@ -22,7 +22,7 @@ from eval.contenders import DEFAULT, PLAIN, Ours, make_contender
 from eval.examples import load_task
 from eval.forced import Forcing
 from eval.jobs import as_recorded, jobs_for
-from eval.ledger import Ledger
+from eval.ledger import Ledger, kept_beside
 from eval.machine import current_commit
 from eval.passes import allocated_bytes, peak_bytes
 from eval.rows_cost import known_costs
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
     settings = describe_settings(options, forced, len(jobs))
-    ledger = Ledger(options.out and options.out.with_suffix(".rows.jsonl"), settings)
+    ledger = kept_beside(options.out, settings)
     contenders = [make_contender(name, target) for name in options.contenders.split(",")]
     capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, contenders, ledger, options.cost_repeats)

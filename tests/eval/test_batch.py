@@ -7,7 +7,7 @@ import torch
 from recorded import ANSWER, make_job, make_target, write_inputs
 
 from eval import batch, report
-from eval.batch import CONTENDERS, run
+from eval.groups import CONTENDERS, run, run_generate
 from eval.stock import FollowAll
 from ragaccel.engine.engine import Engine
 
@@ -33,6 +33,44 @@ def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
         batch.main([*write_inputs(tmp_path), "--sizes=4"])
 
 
+def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "r" / "b.json"
+    sizes = ["--sizes=2,3", "--groups=1", "--max-new-tokens=8", "--threads=1", f"--out={out}"]
+    arguments = [*write_inputs(tmp_path), *sizes]
+    calls = []
+
+    def stopping(*given):
+        calls.append(given[0])
+        if len(calls) > len(CONTENDERS) + 2:  # the warm-up, two contenders
+            raise KeyboardInterrupt
+        return run(*given)
+
+    monkeypatch.setattr(batch, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        batch.main(arguments)
+    path = out.with_suffix(".rows.jsonl")
+    rows = path.read_text().splitlines()
+    assert len(rows) == 1 + 2
+    assert not out.exists()
+    calls.clear()
+    monkeypatch.setattr(batch, "run", lambda *given: calls.append(given[0]) or run(*given))
+    batch.main(arguments)
+    assert len(calls) == (4 + 2) + (4 + 4)  # the warm-up, what was left; a size anew
+    assert path.read_text().splitlines()[:3] == rows
+    measured = [json.loads(row) for row in path.read_text().splitlines()[1:]]
+    assert len({(row["size"], row["contender"]) for row in measured}) == len(measured) == 8
+    printed = capsys.readouterr()
+    assert "2 sequences: 2/2, group 1, one_by_one: " in printed.err
+    shown = json.loads(printed.out.splitlines()[-1])
+    assert [one["tokens"] for one in shown["2"]["contenders"].values()] == [16, 16, 16, 14]
+    calls.clear()
+    batch.main(arguments)
+    assert calls == []
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == shown
+    with pytest.raises(SystemExit, match=r"other settings .*sizes"):
+        batch.main([*arguments, "--sizes=2"])
+
+
 def test_tokens_and_passes_are_those_that_were_timed():
     target = make_target()
     group = [make_job(job_id="a"), make_job(SHORT, job_id="b", prompt_ids=(0, 5, 6, 23))]
@@ -49,7 +87,7 @@ def test_an_answer_that_is_not_the_recorded_one_is_an_error(monkeypatch):
     target, job = make_target(), make_job()
     monkeypatch.setattr(FollowAll, "__call__", lambda self, _ids, scores: scores)
     with pytest.raises(ValueError, match="was not followed"):
-        batch.run_generate(target, [job])
+        run_generate(target, [job])
 
 
 def test_finished_rows_choose_for_themselves():

@@ -5,7 +5,7 @@ import json
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval import exactness, report
+from eval import exactness, report, speed
 from eval.exactness import DECODERS, MUST, cost
 from eval.lossless import identical
 
@@ -26,6 +26,30 @@ def test_a_run_compares_all_modes_and_is_reported(tmp_path, capsys):
     rows = out.with_suffix(".rows.jsonl").read_text()
     exactness.main([*arguments, "--dtype=float64", f"--out={out}"])
     assert out.with_suffix(".rows.jsonl").read_text() == rows
+
+
+def test_a_stopped_run_goes_on_with_the_next_example(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "x.json"
+    arguments = [*write_inputs(tmp_path, 2), "--max-new-tokens=6", "--threads=1", f"--out={out}"]
+    run_once, calls = speed.run_once, []
+
+    def stopping(*given, **kwargs):
+        calls.append(1)
+        if len(calls) > 2 * len(DECODERS) + 1:  # the warm-up, one example whole, the next begun
+            raise KeyboardInterrupt
+        return run_once(*given, **kwargs)
+
+    monkeypatch.setattr(speed, "run_once", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        exactness.main(arguments)
+    path = out.with_suffix(".rows.jsonl")
+    rows = path.read_text().splitlines()
+    assert len(rows) == 1 + len(DECODERS)
+    monkeypatch.setattr(speed, "run_once", run_once)
+    exactness.main(arguments)
+    assert path.read_text().splitlines()[: len(rows)] == rows
+    assert "1/1 round 1 example 1" in capsys.readouterr().err
+    assert all(pair["answers"] == 2 for pair in json.loads(out.read_text())["pairs"])
 
 
 def test_an_exact_answer_that_differs_is_an_error(tmp_path, monkeypatch):

@@ -95,7 +95,9 @@ def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     ledger = Ledger(path, {"task": "a"})
     ledger.add({"example": "1"})
     ledger.add({"example": "2"})
-    path.write_text(path.read_text()[:-8])  # killed while writing
+    path.write_text(path.read_text() + '{"example": "3", "stages": {}')  # killed while writing
+    assert len(Ledger(path, {"task": "a"}).rows) == 2
+    path.write_text(path.read_text()[:-8])
     again = Ledger(path, {"task": "a"})
     assert again.rows == [{"example": "1"}]
     again.add({"example": "2"})
