@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from eval.examples import load_task
+from eval.ledger import kept_beside
 from eval.machine import current_commit
 from eval.script import measured, new_parser, note, result
 from eval.tables import memory_table
@@ -70,12 +71,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--requests", type=int, default=1000, help="of each process (default: %(default)s)")
     add("--every", type=int, default=100, help="requests between two readings; the first counts")
     add("--max-new-tokens", type=int, default=20)
-    add("--out", type=Path, help="result file")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each setting in a process of its own.
+    """Measure each setting that the ledger lacks in a process of its own.
 
     Raises:
         ValueError: fewer than two readings.
@@ -86,10 +87,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **describe_target(options),
         "task": Path(options.task).name,
         "requests": options.requests,
+        "every": options.every,
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    processes = {name: in_own_process(grow, options, name) for name in SETTINGS}
+    ledger = kept_beside(options.out, settings)
+    done = {row["process"] for row in ledger.rows}
+    for name in SETTINGS:
+        if name not in done:
+            ledger.add({"process": name, **in_own_process(grow, options, name)})
+    processes = {row.pop("process"): row for row in map(dict, ledger.rows)}
     return result("memory", settings, device=options.device, processes=processes)
 
 

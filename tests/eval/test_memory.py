@@ -37,6 +37,32 @@ def test_each_setting_is_measured_and_reported(tmp_path, monkeypatch, capsys):
         memory.main([*write_inputs(tmp_path), "--requests=100"])
 
 
+def test_a_stopped_run_goes_on_with_the_next_process(tmp_path, monkeypatch, capsys):
+    figures = {"growth_bytes": 1, "remembered_growth_bytes": 2, "kept_growth_bytes": 3}
+    figures |= {"readings": [{"requests": n, "resident_bytes": n} for n in (2, 4)]}
+    asked = []
+
+    def in_own_process(_function, _options, name):
+        if asked == ["default"]:
+            asked.append("stopped")
+            raise KeyboardInterrupt
+        asked.append(name)
+        return figures
+
+    monkeypatch.setattr(memory, "in_own_process", in_own_process)
+    out = tmp_path / "m.json"
+    arguments = [*write_inputs(tmp_path), "--requests=4", "--every=2", f"--out={out}"]
+    with pytest.raises(KeyboardInterrupt):
+        memory.main(arguments)
+    memory.main(arguments)
+    assert asked == ["default", "stopped", "remember=False"]
+    processes = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert processes == dict.fromkeys(memory.SETTINGS, figures)
+    assert json.loads(out.read_text())["processes"] == processes
+    with pytest.raises(SystemExit, match=r"other settings .*every"):
+        memory.main([*arguments, "--every=1"])
+
+
 def test_a_process_of_its_own_is_a_fresh_one():
     assert memory.in_own_process(os.getpid) != os.getpid()
 
