@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ def make_jobs(
     """Lay out each question as the library itself would, in at most ``max_tokens`` with its answer.
 
     Passages that do not fit are left out, the last ones first. Ready-made prompts stay as they are.
+
+    Raises:
+        ValueError: two examples of the same id, by which their measurements are told apart.
     """
     room = None if max_tokens is None else max_tokens - max_new_tokens
     jobs = []
@@ -52,6 +56,9 @@ def make_jobs(
             jobs.append(_continuation(example, tokenizer, max_new_tokens))
         else:
             jobs.append(_job(example, tokenizer, max_new_tokens, room))
+    ((most, times),) = Counter(job.job_id for job in jobs).most_common(1) or [("", 0)]
+    if times > 1:
+        raise ValueError(f"{times} examples have the id {most!r}: each needs one of its own")
     return jobs
 
 

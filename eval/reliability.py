@@ -59,7 +59,7 @@ class Watched:
 
 def bins_of(guesses: Sequence[Guess], num: int = BINS) -> list[tuple[float, float, int]]:
     """Bins of equal mass, by estimate: (mean estimate, share accepted, guesses)."""
-    ordered = sorted(guesses)
+    ordered = sorted(guesses, key=lambda guess: guess[0])  # equal ones as they came
     edges = [len(ordered) * i // num for i in range(num + 1)]
     bins = []
     for low, high in pairwise(edges):

@@ -33,6 +33,8 @@ def test_bins_hold_as_many_each_and_all_together():
     assert max(num for _, _, num in bins) - min(num for _, _, num in bins) <= 1
     assert [estimate for estimate, _, _ in bins] == sorted(estimate for estimate, _, _ in bins)
     assert bins_of([(0.5, True)]) == [(0.5, 1.0, 1)]
+    alike = [(0.5, number % 2 == 0) for number in range(40)]
+    assert bins_of(alike) == [(0.5, 0.5, 4)] * 10
 
 
 def test_outcomes_are_those_of_the_verify_passes():
