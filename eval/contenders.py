@@ -45,6 +45,10 @@ class Contender(Protocol):
         """Make the model follow the job's recorded answer while the context is open."""
         ...
 
+    def forget(self) -> None:
+        """Know nothing of the jobs before; what passes cost aside."""
+        ...
+
     def run(self, job: Job) -> Run:
         """Generate greedily, timed."""
         ...
@@ -57,6 +61,8 @@ class Contender(Protocol):
 class Ours:
     """Our loop with a drafter. The engine and its cost table last, as in an application.
 
+    What the drafter learns lasts until it is to ``forget``.
+
     ``modes`` are the engine's: ``exact``, ``near_ties``.
     """
 
@@ -64,18 +70,15 @@ class Ours:
         self,
         name: str,
         target: Target,
-        drafter: Drafter,
+        make_drafter: Callable[[], Drafter],
         *,
         token_budget: int | None = None,
         apart: bool = False,
         **modes: Any,
     ) -> None:
-        self.name, self._drafter, self._token_budget, self._apart = (
-            name,
-            drafter,
-            token_budget,
-            apart,
-        )
+        self.name, self._make_drafter = name, make_drafter
+        self._token_budget, self._apart = token_budget, apart
+        self.forget()
         # No prompt is known from a run before: what a contender reads it reads each time.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._networks, self._device = target.networks, target.ours.device
@@ -83,6 +86,10 @@ class Ours:
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Do nothing: passes are captured by ``eval.warm``, for all contenders of ours."""
+
+    def forget(self) -> None:
+        """Take a new drafter, which has learned nothing."""
+        self._drafter = self._make_drafter()
 
     def following(self, job: Job) -> AbstractContextManager[Forcing]:
         """Make the model follow the job's recorded answer while the context is open."""
@@ -164,25 +171,25 @@ def make_contender(name: str, target: Target) -> Contender:
 
 
 def _paper(name: str, target: Target) -> Contender:
-    drafter = CopyDrafter.paper(n=1, k=PAPER_K)
-    return Ours(name, target, drafter, token_budget=PAPER_K - 1, apart=True)
+    make = partial(CopyDrafter.paper, n=1, k=PAPER_K)
+    return Ours(name, target, make, token_budget=PAPER_K - 1, apart=True)
 
 
 def _plain(name: str, target: Target, **modes: Any) -> Contender:
-    return Ours(name, target, NoDrafter(), token_budget=0, **modes)
+    return Ours(name, target, NoDrafter, token_budget=0, **modes)
 
 
 def _tree(name: str, target: Target, **modes: Any) -> Contender:
-    return Ours(name, target, TrieDrafter(), **modes)
+    return Ours(name, target, TrieDrafter, **modes)
 
 
 _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
-    "ours": lambda name, target: Ours(name, target, CopyDrafter()),
+    "ours": lambda name, target: Ours(name, target, CopyDrafter),
     "ours_paper": _paper,
     "ours_plain": _plain,
     "ours_tree": _tree,
     "ours_recycling": lambda name, target: Ours(
-        name, target, Mixture(TrieDrafter(), RecyclingDrafter())
+        name, target, lambda: Mixture(TrieDrafter(), RecyclingDrafter())
     ),
     "ours_near_ties": partial(_tree, near_ties=True),
     "ours_exact": partial(_tree, exact=True),

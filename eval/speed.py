@@ -143,21 +143,25 @@ def run_rounds(
     """Run every contender on every job, the order rotated from job to job and round to round.
 
     Groups of one job and round that the ledger holds whole are skipped; a broken one is redone.
+    What drafters learn is forgotten before every round: they would know its answers.
     ``keep_answers`` puts the token ids into the rows, too.
     """
-    groups = [(turn, job) for turn in range(repeats) for job in jobs]
+    groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
     done = {(row["round"], row["example"]) for row in ledger.rows if "round" in row}
-    left = [(turn, job) for turn, job in groups if (turn, job.job_id) not in done]
+    left = [(turn, at, job) for turn, at, job in groups if (turn, job.job_id) not in done]
     if left:
         note("warming up")
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
         for contender in contenders:
             contender.prepare(jobs)
             run_once(contender, short, forced=forced)
-    for at, (turn, job) in enumerate(left, start=1):
-        shift = (at + turn) % len(contenders)
-        rows = []
-        for contender in (*contenders[shift:], *contenders[:shift]):
+    last_turn = None
+    for number, (turn, at, job) in enumerate(left, start=1):
+        if turn != last_turn:  # the warm-up and each round end with an example that comes again
+            for contender in contenders:
+                contender.forget()
+        last_turn, rows = turn, []
+        for contender in in_turn(contenders, at + turn):
             before = allocated_bytes(target.ours.device)
             run, forcing = run_once(contender, job, forced=forced)
             row = as_row(contender, job, turn, run, forcing)
@@ -171,7 +175,14 @@ def run_rounds(
         rates = ", ".join(
             f"{row['contender']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
         )
-        note(f"{at}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+        note(f"{number}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+
+
+def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:
+    """The order of one group: rotated, and the other way round after each whole rotation."""
+    rotations, shift = divmod(number, len(contenders))
+    order = [*contenders[shift:], *contenders[:shift]]
+    return order[::-1] if rotations % 2 else order
 
 
 def run_once(contender: Contender, job: Job, *, forced: bool) -> tuple[Run, Forcing]:

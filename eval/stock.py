@@ -52,6 +52,9 @@ class Generate:
         """Make the model follow the job's recorded answer while the context is open."""
         return following(self._networks, job.prompt_ids, job.answer_ids)
 
+    def forget(self) -> None:
+        """Do nothing: it learns nothing."""
+
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
         """The weights; our arena and graphs, which lie beside them, are not its own."""
         return stored_bytes(self._model.parameters())
@@ -108,6 +111,9 @@ class GenerateStatic:
             yield Forcing()
         finally:
             self._answer = ()
+
+    def forget(self) -> None:
+        """Do nothing: it learns nothing."""
 
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
         """The weights and its cache."""

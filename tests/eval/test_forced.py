@@ -35,7 +35,7 @@ def test_every_decoder_gives_exactly_the_recording(family, name):
 @pytest.mark.parametrize("seed", range(3))
 def test_trees_of_nonsense_give_the_recording_too(family, seed):
     target, job = make_target(family), make_job()
-    contender = Ours("nonsense", target, RandomDrafter(seed, 97), token_budget=12)
+    contender = Ours("nonsense", target, lambda: RandomDrafter(seed, 97), token_budget=12)
     with following(target.networks, job.prompt_ids, job.answer_ids):
         assert contender.run(job).token_ids == ANSWER
 

@@ -1,6 +1,7 @@
 """What is asked of a GPU: tried out on a CPU, with eager twins of what is replayed there."""
 
 import importlib
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_module_runs_in_a_process_of_its_own():
 def test_replayed_passes_follow_the_recording_too(family):
     target, job = static_target(family), make_job()
     decoders = [make_contender(name, target) for name in ("ours_tree", "ours_plain")]
-    decoders.append(Ours("nonsense", target, RandomDrafter(1, 97), token_budget=12))
+    decoders.append(Ours("nonsense", target, partial(RandomDrafter, 1, 97), token_budget=12))
     for contender in decoders:
         with contender.following(job) as forcing:
             run = contender.run(job)

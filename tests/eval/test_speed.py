@@ -6,7 +6,9 @@ import pytest
 from recorded import make_job, make_target, write_inputs
 
 from eval import lossless, rows_cost, speed
-from eval.contenders import DEFAULT, make_contender
+from eval.contenders import DEFAULT, Ours, make_contender
+from eval.ledger import Ledger
+from ragaccel.draft.trie import TrieDrafter
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
 COSTS = "--cost-repeats=1"
@@ -60,6 +62,41 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
     assert "2/2" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"other settings .*repeats"):
         speed.main([*arguments, "--repeats=2"])
+
+
+def test_no_round_knows_the_answers_of_the_one_before(tmp_path):
+    target, made = make_target(), []
+
+    class Noted(TrieDrafter):
+        def draft(self, context, budget):
+            made[-1] += 1
+            return super().draft(context, budget)
+
+    def make():
+        made.append(0)
+        return Noted()
+
+    learning = Ours("learning", target, make, token_budget=12)
+    ledger = Ledger(None, {})
+    jobs = [make_job(job_id="a"), make_job(job_id="b")]
+    speed.run_rounds(target, jobs, [learning], ledger, repeats=2, forced=True)
+    assert len(made) == 1 + 2  # for the warm-up, then for each round
+    assert all(made)
+    passes = {(row["round"], row["example"]): row["passes"] for row in ledger.rows}
+    assert passes[0, "a"] == passes[1, "a"]
+
+
+def test_every_contender_is_first_and_follows_every_neighbour():
+    orders = ["".join(speed.in_turn("abc", number)) for number in range(7)]
+    assert orders == ["abc", "bca", "cab", "cba", "acb", "bac", "abc"]
+
+
+def test_examples_of_the_same_id_are_refused(tmp_path):
+    arguments = write_inputs(tmp_path, 2)
+    task = tmp_path / "task.jsonl"
+    task.write_text(task.read_text().replace('"id": "1"', '"id": "0"'))
+    with pytest.raises(SystemExit, match="2 examples have the id '0'"):
+        speed.main(arguments)
 
 
 def test_real_answers_are_compared_too(tmp_path, capsys):
