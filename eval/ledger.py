@@ -35,12 +35,12 @@ class Ledger:
         self.rows = known[1:]
         path.write_text("".join(_line(row) for row in (settings, *self.rows)), encoding="utf-8")
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Append a row, at once on disk."""
-        self.rows.append(row)
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Append rows, at once on disk; those that count only together, in one go."""
+        self.rows += rows
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(row))
+                file.write("".join(map(_line, rows)))
 
 
 def kept_beside(out: Path | None, settings: dict[str, Any]) -> Ledger:

@@ -151,8 +151,7 @@ def run_set(
     for at, job in left:
         order = ((contender, PLAIN), (PLAIN, contender))[at % 2]
         rows = [_row(target, task, job, which, costs) for which in order]
-        for row in rows:
-            ledger.add(row)
+        ledger.add(*rows)
         rates = ", ".join(
             f"{row['contender']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
         )

@@ -142,7 +142,7 @@ def run_rounds(
 ) -> None:
     """Run every contender on every job, the order rotated from job to job and round to round.
 
-    Groups of one job and round that the ledger holds whole are skipped; a broken one is redone.
+    Groups of one job and round that the ledger holds are skipped: it holds whole ones only.
     What drafters learn is forgotten before every round: they would know its answers.
     ``keep_answers`` puts the token ids into the rows, too.
     """
@@ -160,22 +160,31 @@ def run_rounds(
         if turn != last_turn:  # the warm-up and each round end with an example that comes again
             for contender in contenders:
                 contender.forget()
-        last_turn, rows = turn, []
-        for contender in in_turn(contenders, at + turn):
-            before = allocated_bytes(target.ours.device)
-            run, forcing = run_once(contender, job, forced=forced)
-            row = as_row(contender, job, turn, run, forcing)
-            if before is not None:
-                own = peak_bytes(target.ours.device) - before
-                row["peak_bytes"] = own + contender.held_bytes(before)
-            rows.append(row | ({"token_ids": run.token_ids} if keep_answers else {}))
-        order = {contender.name: i for i, contender in enumerate(contenders)}
-        for row in sorted(rows, key=lambda row: order[row["contender"]]):
-            ledger.add(row)
+        last_turn = turn
+        rows = {
+            contender.name: measured_row(
+                target, contender, job, turn, forced=forced, keep_answers=keep_answers
+            )
+            for contender in in_turn(contenders, at + turn)
+        }
+        ledger.add(*(rows[contender.name] for contender in contenders))
         rates = ", ".join(
-            f"{row['contender']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
+            f"{name} {row['tokens'] / row['decode_seconds']:.1f}" for name, row in rows.items()
         )
         note(f"{number}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+
+
+def measured_row(
+    target: Target, contender: Contender, job: Job, turn: int, *, forced: bool, keep_answers: bool
+) -> dict[str, Any]:
+    """Run one contender on one job: the row of it, on a GPU with its peak of memory."""
+    before = allocated_bytes(target.ours.device)
+    run, forcing = run_once(contender, job, forced=forced)
+    row = as_row(contender, job, turn, run, forcing)
+    if before is not None:
+        own = peak_bytes(target.ours.device) - before
+        row["peak_bytes"] = own + contender.held_bytes(before)
+    return row | ({"token_ids": run.token_ids} if keep_answers else {})
 
 
 def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:

@@ -100,8 +100,8 @@ def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     path.write_text(path.read_text()[:-8])
     again = Ledger(path, {"task": "a"})
     assert again.rows == [{"example": "1"}]
-    again.add({"example": "2"})
-    assert Ledger(path, {"task": "a"}).rows == [{"example": "1"}, {"example": "2"}]
+    again.add({"example": "2"}, {"example": "3"})
+    assert Ledger(path, {"task": "a"}).rows == [{"example": str(i)} for i in (1, 2, 3)]
     with pytest.raises(ValueError, match="task"):
         Ledger(path, {"task": "b"})
     assert Ledger(None, {}).rows == []
