@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eval.markdown import table
+
 ABLATED = {
     "full": "all",
     "longest_only": "only the longest matches",
@@ -35,15 +37,11 @@ REPLAYED = {
 def replay_table(document: dict[str, dict[str, float]]) -> str:
     """Lay out tokens a verify pass: one row a set, one column a drafter."""
     names = list(next(iter(document.values())))
-    lines = [
-        "### tokens a verify pass, recorded answers replayed without a model\n",
-        f"| set | {' | '.join(REPLAYED.get(name, name) for name in names)} |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for title, row in document.items():
-        lines.append(f"| {title} | {' | '.join(f'{row[name]:.2f}' for name in names)} |")
+    rows = [[title, *(f"{row[name]:.2f}" for name in names)] for title, row in document.items()]
+    figures = table(["set", *(REPLAYED.get(name, name) for name in names)], rows)
+    title = "### tokens a verify pass, recorded answers replayed without a model"
     command = "`python -m eval.replay --json eval/results/replay.json`"
-    return "\n".join([*lines, f"\nLlama-2 tokens, the first 150 rows of each file: {command}\n"])
+    return f"{title}\n\n{figures}\n\nLlama-2 tokens, the first 150 rows of each file: {command}\n"
 
 
 def ablation_table(document: dict[str, Any]) -> str:
@@ -51,26 +49,21 @@ def ablation_table(document: dict[str, Any]) -> str:
     parts = []
     for label, variants in document["drafters"].items():
         names = list(next(iter(variants.values())))
-        lines = [
-            f"| {REPLAYED.get(f'ours_{label}', label)} | {' | '.join(names)} |",
-            "|---" * (len(names) + 1) + "|",
-        ]
+        rows = []
         for variant, row in variants.items():
             cells = [f"{row[name]['tokens_per_pass']:.2f}" for name in names]
             if variant != "full":
                 changes = [row[name]["difference"] for name in names]
                 cells = [f"{c} ({d:+.2f})" for c, d in zip(cells, changes, strict=True)]
-            lines.append(f"| {ABLATED.get(variant, variant)} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
+            rows.append([ABLATED.get(variant, variant), *cells])
+        parts.append(table([REPLAYED.get(f"ours_{label}", label), *names], rows))
     return "\n\n".join(parts)
 
 
 def drafting_table(document: dict[str, Any]) -> str:
     """Lay out the time of a step that drafts a tree."""
-    lines = [
-        "| guesses | past requests | a step, median | 95 % below | first step of a request |",
-        "|---" * 5 + "|",
-    ]
+    titles = ["guesses", "past requests", "a step, median", "95 % below", "first step of a request"]
+    made = []
     pasts = {"no_past": "none", "past": f"{document['settings']['past_tokens']:,} tokens"}
     for budget, rows in document["budgets"].items():
         for label, figures in rows.items():
@@ -81,29 +74,29 @@ def drafting_table(document: dict[str, Any]) -> str:
                 f"{figures['p95_us']:.0f} µs",
                 f"{figures['first_step_ms']:.1f} ms",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
+            made.append(cells)
     first = document["first_draft"]
     told = (
         f"The first draft of a process takes {first['compiling_seconds']:.1f} s while it is "
         f"compiled, once, and {first['compiled_seconds']:.1f} s later; to remember a request takes "
         f"{document['add_ms']:.1f} ms where so much is remembered."
     )
-    return "\n".join([*lines, "", told])
+    return f"{table(titles, made)}\n\n{told}"
 
 
 def reliability_table(document: dict[str, Any]) -> str:
     """Lay out how far estimated chances were right: one row a source."""
-    lines = [
-        "| guessed from | guesses | accepted | calibration error | log-loss below a constant's |",
-        "|---" * 5 + "|",
-    ]
-    for source, figures in document["sources"].items():
-        cells = [
+    rows = [
+        [
             source,
             f"{figures['guesses']:,}",
             f"{100 * figures['accepted']:.1f} %",
             f"{figures['calibration_error']:.4f}",
             f"{100 * figures['below_constant']:.0f} %",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for source, figures in document["sources"].items()
+    ]
+    return table(
+        ["guessed from", "guesses", "accepted", "calibration error", "log-loss below a constant's"],
+        rows,
+    )

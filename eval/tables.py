@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eval.markdown import table
+
 NAMES = {
     "ours": "ours, copying",
     "ours_tree": "ours, trees",
@@ -23,12 +25,12 @@ def speed_table(document: dict[str, Any]) -> str:
     """Lay out a speed result: one row a contender, decoding first, then prefill included."""
     peaks = any("peak_bytes" in figures for figures in document["contenders"].values())
     static = any("ratio_static" in figures for figures in document["contenders"].values())
-    lines = [
-        f"| decoder | tokens/s | x plain | x `generate` |{' x static cache |' * static} x copying "
-        "| acceptance length | efficiency | with prefill: tokens/s | x plain | x `generate` "
-        f"| same tokens |{' peak memory |' * peaks}",
-        "|---" * (11 + peaks + static) + "|",
+    titles = [
+        *("decoder", "tokens/s", "x plain", "x `generate`", *["x static cache"] * static),
+        *("x copying", "acceptance length", "efficiency", "with prefill: tokens/s", "x plain"),
+        *("x `generate`", "same tokens", *["peak memory"] * peaks),
     ]
+    rows = []
     for name, figures in document["contenders"].items():
         whole = figures["end_to_end"]
         same = figures["identical_to_generate"]
@@ -47,60 +49,62 @@ def speed_table(document: dict[str, Any]) -> str:
             "" if same is None else f"{100 * same:.0f} %",
             *[f"{figures.get('peak_bytes', 0) / 1e9:.1f} GB"] * peaks,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", seconds_table(document)])
+        rows.append(cells)
+    return f"{table(titles, rows)}\n\n{seconds_table(document)}"
 
 
 def seconds_table(document: dict[str, Any]) -> str:
     """Lay out where the time went, in seconds over all runs."""
     stages = ("prefill", "draft", "verify", "model", "other", "forcing")
-    lines = [f"| seconds | {' | '.join(stages)} |", "|---" * (len(stages) + 1) + "|"]
+    rows = []
     for name, figures in document["contenders"].items():
         seconds = figures["seconds"]
         cells = [f"{seconds[stage]:.2f}" if stage in seconds else "" for stage in stages]
-        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([NAMES.get(name, name), *cells])
+    return table(["seconds", *stages], rows)
 
 
 def lossless_table(document: dict[str, Any]) -> str:
     """Lay out a lossless result: one row a dtype."""
-    lines = [
-        "| dtype | answers | identical | largest top-2 gap at a first difference |",
-        "|---|---|---|---|",
-    ]
-    for dtype, figures in document["dtypes"].items():
-        gap = _largest_gap(figures)
-        lines.append(f"| {dtype} | {figures['answers']} | {figures['identical']} | {gap} |")
-    return "\n".join(lines)
+    return table(
+        ["dtype", "answers", "identical", "largest top-2 gap at a first difference"],
+        [
+            [dtype, str(figures["answers"]), str(figures["identical"]), _largest_gap(figures)]
+            for dtype, figures in document["dtypes"].items()
+        ],
+    )
 
 
 def exactness_table(document: dict[str, Any]) -> str:
     """Lay out which decoders gave the same answers, and what their modes cost."""
-    lines = [
-        "| decoder | compared with | answers | identical | largest top-2 gap at a difference |",
-        "|---" * 5 + "|",
-    ]
-    for pair in document["pairs"]:
-        cells = [
-            NAMES[pair["found"]],
-            NAMES[pair["wanted"]],
-            str(pair["answers"]),
-            str(pair["identical"]),
-            _largest_gap(pair),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| costs | against | decoding | prefill | passes |", "|---" * 5 + "|"]
-    for cost in document["costs"]:
-        cells = [
-            NAMES[cost["decoder"]],
-            NAMES[cost["against"]],
-            _ratio(cost, "decode_seconds"),
-            _ratio(cost, "prefill_seconds"),
-            f"{cost['passes']:.2f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    pairs = table(
+        ["decoder", "compared with", "answers", "identical", "largest top-2 gap at a difference"],
+        [
+            [
+                NAMES[pair["found"]],
+                NAMES[pair["wanted"]],
+                str(pair["answers"]),
+                str(pair["identical"]),
+                _largest_gap(pair),
+            ]
+            for pair in document["pairs"]
+        ],
+    )
+    costs = table(
+        ["costs", "against", "decoding", "prefill", "passes"],
+        [
+            [
+                NAMES[cost["decoder"]],
+                NAMES[cost["against"]],
+                _ratio(cost, "decode_seconds"),
+                _ratio(cost, "prefill_seconds"),
+                f"{cost['passes']:.2f}",
+            ]
+            for cost in document["costs"]
+        ],
+    )
     told = "Costs are times those of the other: seconds and passes a token, seconds of a prompt."
-    return "\n".join([*lines, "", told])
+    return "\n\n".join([pairs, costs, told])
 
 
 def indexing_table(document: dict[str, Any]) -> str:
@@ -116,20 +120,17 @@ def indexing_table(document: dict[str, Any]) -> str:
         "one edit": f"{figures['edit_seconds']:.1f} s",
         "a query, loaded": f"{figures['query_ms_median']:.0f} ms",
     }
-    return "\n".join(
-        [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|", f"| {' | '.join(cells.values())} |"]
-    )
+    return table(list(cells), [list(cells.values())])
 
 
 def never_slower_table(document: dict[str, Any]) -> str:
     """Lay out what drafting costs where nothing is copied: one row a set."""
-    lines = [
-        "| set | requests | x plain | slowest | modelled time / plain | highest | "
-        "acceptance length | rows a pass | drafting a pass |",
-        "|---" * 9 + "|",
+    titles = [
+        *("set", "requests", "x plain", "slowest", "modelled time / plain", "highest"),
+        *("acceptance length", "rows a pass", "drafting a pass"),
     ]
-    for title, figures in document["sets"].items():
-        cells = [
+    rows = [
+        [
             title,
             str(figures["requests"]),
             _ratio(figures, "ratio", 3),
@@ -140,13 +141,14 @@ def never_slower_table(document: dict[str, Any]) -> str:
             f"{figures['rows_per_pass']:.1f}",
             f"{figures['draft_us_per_pass']:.0f} µs",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for title, figures in document["sets"].items()
+    ]
     asked = document["asked"]
     wanted = (
         f"Asked: a median of {asked['ratio']} or more, its lower bound {asked['ratio_low']} or "
         f"more, a modelled time of {asked['modelled']} or less."
     )
-    return "\n".join([*lines, "", wanted])
+    return f"{table(titles, rows)}\n\n{wanted}"
 
 
 def memory_table(document: dict[str, Any]) -> str:
@@ -155,11 +157,11 @@ def memory_table(document: dict[str, Any]) -> str:
         f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
         for at in (0, -1)
     )
-    lines = [
-        f"| setting | resident after {first} | after {last} | growth | "
-        "of it remembered | of it kept prefixes |",
-        "|---" * 6 + "|",
+    titles = [
+        *("setting", f"resident after {first}", f"after {last}", "growth"),
+        *("of it remembered", "of it kept prefixes"),
     ]
+    rows = []
     for name, figures in document["processes"].items():
         readings = figures["readings"]
         sizes = [
@@ -169,17 +171,17 @@ def memory_table(document: dict[str, Any]) -> str:
             figures["remembered_growth_bytes"],
             figures["kept_growth_bytes"],
         ]
-        lines.append(f"| {name} | {' | '.join(f'{size / 1e6:.1f} MB' for size in sizes)} |")
-    return "\n".join(lines)
+        rows.append([name, *(f"{size / 1e6:.1f} MB" for size in sizes)])
+    return table(titles, rows)
 
 
 def batch_table(document: dict[str, Any]) -> str:
     """Lay out how much sooner answers are there that share passes: one row a size."""
-    lines = [
-        "| sequences | together: tokens/s | tokens a pass | x one by one | x together, plain "
-        "| x `generate`, padded | plain x `generate`, padded |",
-        "|---" * 7 + "|",
+    titles = [
+        *("sequences", "together: tokens/s", "tokens a pass", "x one by one", "x together, plain"),
+        *("x `generate`, padded", "plain x `generate`, padded"),
     ]
+    rows = []
     for size, figures in document["sizes"].items():
         together, over = figures["contenders"]["together"], figures["together_over"]
         ratios = [over["one_by_one"], over["together_plain"], over["generate"]]
@@ -189,8 +191,8 @@ def batch_table(document: dict[str, Any]) -> str:
             f"{together['tokens_per_pass']:.1f}",
             *(_spread(one) for one in (*ratios, figures["plain_over_generate"])),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(titles, rows)
 
 
 WAYS = {
@@ -203,21 +205,21 @@ WAYS = {
 
 def roofline_table(document: dict[str, Any]) -> str:
     """Lay out what passes take against the bandwidth's limit: one row a context and way."""
-    lines = [
-        "| context | passes | limit, one row | t(1) | of the limit | t(64) / t(1) "
-        "| beside the device, a step | peak memory |",
-        "|---" * 8 + "|",
+    titles = [
+        *("context", "passes", "limit, one row", "t(1)", "of the limit", "t(64) / t(1)"),
+        *("beside the device, a step", "peak memory"),
     ]
+    rows = []
     for context, figures in document["contexts"].items():
         for way, found in figures["ways"].items():
             cells = [f"{int(context):,}", WAYS[way], f"{1e3 * figures['limit_seconds']:.2f} ms"]
-            lines.append(f"| {' | '.join([*cells, *_roofline_cells(found)])} |")
+            rows.append([*cells, *_roofline_cells(found)])
     gigabytes = document["bandwidth_bytes_per_second"] / 1e9
     told = (
         f"Memory is read at {gigabytes:,.0f} GB/s as measured; a pass reads "
         f"{document['weight_bytes'] / 1e9:.2f} GB of weights and the states of its context."
     )
-    return "\n".join([*lines, "", told])
+    return f"{table(titles, rows)}\n\n{told}"
 
 
 def _roofline_cells(found: dict[str, Any]) -> list[str]:
