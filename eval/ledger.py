@@ -27,7 +27,8 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = _read(path) if path.exists() else []
         if known and known[0] != settings:
-            changed = [key for key in settings if known[0].get(key) != settings[key]]
+            both = {**settings, **known[0]}
+            changed = [key for key in both if known[0].get(key) != settings.get(key)]
             raise ValueError(
                 f"{path.name} holds rows made with other settings ({', '.join(changed)}): "
                 "delete it, or choose another --out"

@@ -117,9 +117,10 @@ def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
 
 
 def describe_target(options: argparse.Namespace) -> dict[str, Any]:
-    """Tell which model was run, and on what."""
+    """Tell which model was run, in whose tokens if not its own, and on what."""
     return {
         "model": shown_name(options.model),
+        **({"tokenizer": shown_name(options.tokenizer)} if options.tokenizer else {}),
         "dtype": options.dtype or default_dtype(options.device),
         "device": options.device,
         "threads": torch.get_num_threads(),

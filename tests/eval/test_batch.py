@@ -69,6 +69,8 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == shown
     with pytest.raises(SystemExit, match=r"other settings .*sizes"):
         batch.main([*arguments, "--sizes=2"])
+    with pytest.raises(SystemExit, match=r"other settings .*tokenizer"):
+        batch.main([*arguments, "--tokenizer=words"])
 
 
 def test_tokens_and_passes_are_those_that_were_timed():

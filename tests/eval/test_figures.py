@@ -102,8 +102,10 @@ def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     assert again.rows == [{"example": "1"}]
     again.add({"example": "2"}, {"example": "3"})
     assert Ledger(path, {"task": "a"}).rows == [{"example": str(i)} for i in (1, 2, 3)]
-    with pytest.raises(ValueError, match="task"):
+    with pytest.raises(ValueError, match=r"\(task\)"):
         Ledger(path, {"task": "b"})
+    with pytest.raises(ValueError, match=r"\(tokenizer, task\)"):
+        Ledger(path, {"tokenizer": "a"})
     assert Ledger(None, {}).rows == []
 
 
