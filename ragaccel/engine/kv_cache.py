@@ -195,6 +195,8 @@ class KVCache:
     def reserve(self, num_slots: int) -> None:
         """Have room for so many tokens without growing later; less where the limit is lower."""
         if num_slots > self.capacity:
+            # In even steps: buffers of few sizes are used again, of many they leave memory in bits.
+            num_slots = -(-num_slots // FIRST_CAPACITY) * FIRST_CAPACITY
             self._resize(num_slots if self.limit is None else min(num_slots, self.limit))
 
     @torch.inference_mode()

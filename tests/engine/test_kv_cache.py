@@ -60,6 +60,19 @@ def test_capacity_doubles_and_keeps_what_is_committed():
     assert cache.capacity == 2 * FIRST_CAPACITY
 
 
+def test_what_is_reserved_comes_in_even_steps_so_that_buffers_of_few_sizes_are_made():
+    capacities = set()
+    for wanted in range(100, 4 * FIRST_CAPACITY, 37):
+        cache = KVCache()
+        cache.reserve(wanted)
+        assert cache.capacity >= wanted
+        capacities.add(cache.capacity)
+    assert len(capacities) == 4
+    narrow = KVCache(limit=FIRST_CAPACITY + 5)
+    narrow.reserve(FIRST_CAPACITY + 1)
+    assert narrow.capacity == FIRST_CAPACITY + 5
+
+
 def test_growth_ends_at_the_limit_with_an_error_that_says_what_to_do():
     cache = KVCache(limit=6)
     assert cache.capacity == 6
