@@ -96,8 +96,7 @@ class Engine:
             )
         if exact and not model.joins_sequences:
             raise ConfigurationError(
-                "exact mode needs a model that runs with our attention: "
-                "load it with attn_implementation='sdpa'"
+                f"exact mode needs a model that runs with our attention: {model.why_apart}"
             )
         self.model = model
         self.exact, self.near_ties = exact, near_ties

@@ -47,6 +47,11 @@ class TargetModel(Protocol):
         """Whether one pass can take the rows of several sequences."""
         ...
 
+    @property
+    def why_apart(self) -> str:
+        """Why no pass can, and what helps; empty where ``joins_sequences``."""
+        ...
+
     def refresh(self) -> bool:
         """Follow weights that were changed; say whether any were since the last time."""
         ...

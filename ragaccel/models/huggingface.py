@@ -8,9 +8,6 @@ window put into the mask, so that any layer can roll back.
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import re
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,13 +17,21 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.graphs import CaptureError
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
-from ragaccel.models.architecture import Architecture, quantization_of, read_architecture
+from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending
 from ragaccel.models.caches import CacheAdapter, PassCache
-from ragaccel.models.packing import PackedLinear, free_bytes, pack_linears, packed_bytes, stamp
+from ragaccel.models.packing import (
+    PackedLinear,
+    free_bytes,
+    has_packed,
+    pack_linears,
+    packed_bytes,
+    stamp,
+)
 from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
+from ragaccel.models.weights import cost_key, input_device, weight_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,17 +82,18 @@ class HuggingFaceModel:
         self.model.eval()
         # The mask meets the queries, which have the type of what the first layer is given.
         embedding: Tensor = self.model.get_input_embeddings().weight
-        self.device: torch.device = _input_device(self.model, embedding)
+        self.device: torch.device = input_device(self.model, embedding)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = Masks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
-        self.cost_key: str = _cost_key(self.model, self.device)
-        self.weight_bytes: int = _weight_bytes(self.model)
+        self.cost_key: str = cost_key(self.model, self.device)
+        self.weight_bytes: int = weight_bytes(self.model)
         """How much of its weights one pass reads, in bytes."""
         self.pass_lock = RLock()  # two engines may share the model, and what its passes write to
         self.network: Any = self.model
         """The modules that passes run through."""
         self._attends = False
+        self._why_apart = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
         self.arena: Arena | None = None
         """Where caches must lie for passes to be replayed as CUDA graphs."""
@@ -97,7 +103,7 @@ class HuggingFaceModel:
         self._choose_network(expected)
         if self._attends and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
-        if self._packed:
+        if has_packed(self.network):
             self.cost_key += "-packed"
         is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
         if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
@@ -125,6 +131,11 @@ class HuggingFaceModel:
         """Whether one pass can take the rows of several sequences."""
         return self._attends
 
+    @property
+    def why_apart(self) -> str:
+        """Why no pass can, and what helps; empty where ``joins_sequences``."""
+        return "" if self._attends else self._why_apart
+
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
         twin = make_twin(self.model) if self.architecture.exchanges_attention else None
@@ -134,6 +145,9 @@ class HuggingFaceModel:
             if expected is None or passes_check(self, expected):
                 return
             self.network, self._attends = self.model, False
+            self._why_apart = "with it, it answers otherwise"
+        elif self.architecture.exchanges_attention:
+            self._why_apart = "its modules cannot be copied, or their attention not exchanged"
         if expected is not None:
             check_model(self, expected)
 
@@ -250,42 +264,3 @@ class HuggingFaceModel:
         if reaches_past(span, window):
             near = self._masks.make(rows, span, window)[None, None]
         return {"full_attention": full, "sliding_attention": near}
-
-
-def _weight_bytes(model: Any) -> int:
-    """All but the input embedding, of which a pass reads a few rows, unless the head has it too."""
-    weights = {id(weight): weight for weight in model.parameters()}
-    given, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or getattr(head, "weight", None) is not given.weight:
-        weights.pop(id(given.weight), None)
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
-
-
-def _input_device(model: Any, embedding: Tensor) -> torch.device:
-    """Where token ids go in; of offloaded weights accelerate's hooks know where they are used."""
-    if embedding.device.type != "meta":
-        return embedding.device
-    for module in (model.get_input_embeddings(), model):
-        place = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if place is not None:
-            return torch.device(place)
-    return embedding.device
-
-
-def _cost_key(model: Any, device: torch.device) -> str:
-    """Tell a model on a device from others whose passes cost differently."""
-    place = device.type
-    if place == "cuda":
-        place = torch.cuda.get_device_name(device)
-    elif place == "cpu":
-        place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
-    spread = sorted({str(part) for part in getattr(model, "hf_device_map", {}).values()})
-    if len(spread) > 1 or "disk" in spread:
-        place = f"{place} over {' '.join(spread)}"
-    weights = sum(weight.numel() for weight in model.parameters())
-    kinds = {str(weight.dtype) for weight in model.parameters()}
-    # Quantized weights may have the type of what they stand for.
-    kinds |= {type(weight).__name__ for weight in model.parameters()} - {"Parameter", "Tensor"}
-    kinds |= {quantization_of(model)} - {""}
-    name = f"{type(model).__name__} {weights} {' '.join(sorted(kinds))} {place}"
-    return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()

@@ -8,6 +8,7 @@ products are the same sums in another order.
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TypeGuard
 
     from torch import Tensor
@@ -60,6 +61,13 @@ class PackedLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight is self.packed:
             destination[prefix + "weight"] = self.packed.to_dense()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        """Copy all but the packed weights, which cannot be copied and which nobody writes to."""
+        memo[id(self.packed)] = self.packed
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__dict__.update(deepcopy(self.__dict__, memo))
+        return copied
 
     def refresh(self) -> None:
         """Pack again if the weights were changed since."""
@@ -118,6 +126,19 @@ def _places(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
                     weights = (id(layer.weight), id(layer.bias))
                     places.setdefault(weights, []).append((parent, name))
     return list(places.values())
+
+
+def has_packed(model: nn.Module) -> bool:
+    """Whether a module tree computes with packed weights."""
+    return any(isinstance(layer, PackedLinear) for layer in model.modules())
+
+
+def weights_of(model: nn.Module) -> Iterator[Tensor]:
+    """A model's parameters, and the packed weights that took the place of some."""
+    yield from model.parameters()
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and layer.weight is layer.packed:
+            yield layer.packed
 
 
 def packed_bytes(model: nn.Module) -> int:

@@ -88,6 +88,11 @@ class ParallelModel:
         return self.target.joins_sequences
 
     @property
+    def why_apart(self) -> str:
+        """Why no pass can, and what helps."""
+        return self.target.why_apart
+
+    @property
     def cost_key(self) -> str:
         """Tells the model, so spread, from others whose passes cost differently."""
         return f"{self.target.cost_key}-by-{self._lead.num_processes}"

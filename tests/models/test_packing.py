@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from copy import deepcopy
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def logits_of(model):
 
 def linears(model):
     return [layer for layer in model.modules() if type(layer) is nn.Linear]
+
+
+def packed_layers(model):
+    return [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
 
 
 def answer(target, new=20, **settings):
@@ -168,6 +173,30 @@ def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(dtype, fami
     torch.testing.assert_close(logits_of(model), before, rtol=0, atol=share)
     if dtype == torch.float32:
         assert generate(model, PROMPT, 20) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_owned_model_serves_a_second_time_over_the_same_packed_weights(dtype):
+    model = make_model(dtype)
+    first = HuggingFaceModel(model, owned=True)
+    second = HuggingFaceModel(model)
+    assert second.joins_sequences
+    assert second.why_apart == ""
+    ours, theirs = packed_layers(second.network), packed_layers(model)
+    assert len(ours) == len(theirs) == len(first._packed) == 10
+    assert all(own.packed is other.packed for own, other in zip(ours, theirs, strict=True))
+    assert not set(ours) & set(theirs)
+    assert (second.cost_key, second.weight_bytes) == (first.cost_key, first.weight_bytes)
+    for settings in ({}, {"exact": True}):
+        assert answer(second, **settings) == answer(first, **settings)
+
+
+def test_an_owned_model_can_be_copied():
+    model = make_model()
+    HuggingFaceModel(model, owned=True)
+    copied = deepcopy(model)
+    assert torch.equal(logits_of(copied), logits_of(model))
+    assert not {id(weight) for weight in copied.parameters()} & {id(w) for w in model.parameters()}
 
 
 def test_weights_are_freed_one_after_another(monkeypatch):
