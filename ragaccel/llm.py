@@ -48,7 +48,8 @@ class LLM:
 
     Args:
         model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
-            weights are followed; modules, hooks and adapters added later are not.
+            weights are followed; modules, hooks and adapters added later are not. After writes
+            to few numbers of a parameter's ``data`` call ``llm.model.weights_changed()``.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,

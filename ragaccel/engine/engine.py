@@ -136,8 +136,7 @@ class Engine:
 
         The caller computes nothing meanwhile.
         """
-        if self.model.refresh():
-            self.pool.forget()
+        self.pool.follow(self.model.refresh())
         prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
         answer = min(request.max_new_tokens, _FORESEEN)
         room = len(request.prompt_ids) + answer + self.padded(self.max_rows)

@@ -52,6 +52,7 @@ class PrefixPool:
         self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
         self._idle: list[Holding] = []
         self._open: list[Holding] = []
+        self._version = 0  # of the weights
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
 
     @property
@@ -134,6 +135,13 @@ class PrefixPool:
         """Free all idle caches."""
         with self._lock:
             self._idle.clear()
+
+    def follow(self, version: int) -> None:
+        """Forget what weights of another version computed; engines over one model ask alike."""
+        with self._lock:
+            if version != self._version:
+                self._version = version
+                self.forget()
 
     def forget(self) -> None:
         """Share nothing of what was computed until now, nor what open requests go on from."""

@@ -52,8 +52,12 @@ class TargetModel(Protocol):
         """Why no pass can, and what helps; empty where ``joins_sequences``."""
         ...
 
-    def refresh(self) -> bool:
-        """Follow weights that were changed; say whether any were since the last time."""
+    def refresh(self) -> int:
+        """Follow weights that were changed; return how many times any were.
+
+        Raises:
+            ConfigurationError: they were changed in a way that cannot be followed.
+        """
         ...
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:

@@ -26,11 +26,11 @@ from ragaccel.models.packing import (
     has_packed,
     pack_linears,
     packed_bytes,
-    stamp,
 )
 from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
+from ragaccel.models.watching import WeightWatch
 from ragaccel.models.weights import cost_key, input_device, weight_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class HuggingFaceModel:
     transformers' own passes.
 
     Args:
-        model: a causal language model; changed weights are followed, changed modules are not.
+        model: a causal language model. Weights that are written to are followed, as far as that
+            is seen: see ``weights_changed``. Changed modules are not, and a model that was moved
+            or given another type is refused at the next request.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.
@@ -108,8 +110,7 @@ class HuggingFaceModel:
         is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
         if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs(expected)
-        self._weights: list[Tensor] = list(self.network.parameters())
-        self._stamps = [stamp(weight) for weight in self._weights]
+        self._watch = WeightWatch(self.model, list(self.network.parameters()))
 
     @property
     def max_positions(self) -> int | None:
@@ -151,17 +152,28 @@ class HuggingFaceModel:
         if expected is not None:
             check_model(self, expected)
 
-    def refresh(self) -> bool:
-        """Follow weights that were changed in place; say whether any were since the last time."""
-        stamps = [stamp(weight) for weight in self._weights]
-        if stamps == self._stamps:
-            return False
-        self._stamps = stamps
+    def refresh(self) -> int:
+        """Follow weights that were changed; return how many times any were.
+
+        Raises:
+            ConfigurationError: the model has another type or place than when this was made, or
+                other parameters.
+        """
+        changed = {id(weight) for weight in self._watch.look()}
         for layer in self._packed:
-            layer.refresh()
-        if self._graphs is not None:
+            if id(layer.weight) in changed:
+                layer.pack_again()
+        if changed and self._graphs is not None:
             self._graphs.clear()
-        return True
+        return self._watch.version
+
+    def weights_changed(self) -> None:
+        """Tell that weights were written to in a way that ``refresh`` may not see.
+
+        That is a write through a parameter's ``data``, or by other code than torch's, that
+        changes few numbers. The next request follows.
+        """
+        self._watch.mark()
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""

@@ -41,7 +41,6 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.packed = _pack(linear.weight)
         self.weight = linear.weight if keep else self.packed
-        self._stamp = stamp(linear.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply [..., in_features] to [..., out_features]."""
@@ -69,10 +68,9 @@ class PackedLinear(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
-    def refresh(self) -> None:
-        """Pack again if the weights were changed since."""
-        if self.weight is not self.packed and stamp(self.weight) != self._stamp:
-            self.packed, self._stamp = _pack(self.weight), stamp(self.weight)
+    def pack_again(self) -> None:
+        """Follow the weights as they are now."""
+        self.packed = _pack(self.weight)
 
 
 def _filling(rows: int) -> int:
@@ -82,15 +80,6 @@ def _filling(rows: int) -> int:
     """
     step = next((step for limit, step in _STEPS if rows <= limit), _LONG_STEP)
     return -rows % step
-
-
-def stamp(weight: Tensor) -> tuple[int, int]:
-    """What changes when a tensor is written to in place, or given other storage.
-
-    What is written to its ``data`` goes unseen, as torch itself does not see it.
-    """
-    version = 0 if weight.is_inference() else weight._version
-    return version, weight.data_ptr() if type(weight) in _STOCK else 0
 
 
 def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinear]:

@@ -111,9 +111,13 @@ class ParallelModel:
         """Return False: passes that others take part in are not replayed."""
         return False
 
-    def refresh(self) -> bool:
+    def refresh(self) -> int:
         """Follow this process's weights; whoever changes them changes them on all processes."""
         return self.target.refresh()
+
+    def weights_changed(self) -> None:
+        """Tell that weights were written to in a way that ``refresh`` may not see."""
+        self.target.weights_changed()
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, which the others will mirror."""

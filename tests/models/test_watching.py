@@ -1,0 +1,151 @@
+"""Weights that are changed after all: followed where they can be, refused where they cannot."""
+
+import pytest
+import torch
+from decoding import decode
+from tiny_llm import tiny_tokenizer
+from tiny_models import generate, make_tiny_model, random_prompt
+from torch import nn
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.errors import ConfigurationError
+from ragaccel.llm import LLM
+from ragaccel.models import packing
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.watching import WeightWatch
+
+PROMPT = random_prompt(20)
+REQUEST = Request(PROMPT, max_new_tokens=20)
+
+
+@pytest.fixture(autouse=True)
+def packing_pays(monkeypatch):
+    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+
+
+def make_model(**changes):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, **changes}
+    return make_tiny_model("llama", torch.float32, **sizes)
+
+
+def replaced(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 2.0)
+
+
+def assigned(model):
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.half(), "was float32 on cpu when .* is float16 on cpu now"),
+        (lambda model: model.to(torch.bfloat16), "is bfloat16 on cpu now: make a new LLM"),
+        (lambda model: model.double(), "is float64 on cpu now"),
+        (lambda model: model.to("meta"), "were replaced by others"),
+        (replaced, "parameters of this model, 'weight' of Linear for one, were replaced"),
+        (assigned, "were replaced by others since the LLM was made: make a new LLM"),
+    ],
+)
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_model_that_is_another_now_is_refused_at_the_next_request(change, message, pack):
+    model = make_model()
+    engine = Engine(HuggingFaceModel(model, pack=pack))
+    decode(engine, REQUEST)
+    change(model)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=message):
+            decode(engine, REQUEST)
+
+
+def test_a_new_llm_of_it_is_what_helps_and_so_is_undoing_it():
+    model = make_model(vocab_size=400)
+    llm = LLM(model, tiny_tokenizer())
+    before = llm.generate(PROMPT, max_new_tokens=9).token_ids
+    model.double()
+    with pytest.raises(ConfigurationError, match="float64 on cpu now"):
+        llm.generate(PROMPT, max_new_tokens=9)
+    anew = LLM(model, tiny_tokenizer()).generate(PROMPT, max_new_tokens=9)
+    assert list(anew.token_ids) == generate(model, PROMPT, 9)
+    model.float()
+    assert llm.generate(PROMPT, max_new_tokens=9).token_ids == before
+
+
+def test_an_owned_model_is_refused_as_well():
+    model = make_model()
+    engine = Engine(HuggingFaceModel(model, owned=True))
+    model.double()
+    with pytest.raises(ConfigurationError, match="float64 on cpu now"):
+        decode(engine, REQUEST)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_writes_that_torch_does_not_count_are_followed(pack):
+    model, other = make_model(), make_model(seed=1)
+    engine = Engine(HuggingFaceModel(model, pack=pack))
+    before = decode(engine, REQUEST)
+    for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        weight.data.copy_(new.data)
+    found = decode(engine, REQUEST)
+    assert found == decode(Engine(HuggingFaceModel(other, pack=pack)), REQUEST)
+    assert found != before
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_write_that_is_not_seen_can_be_told(pack):
+    model = make_model()
+    target = HuggingFaceModel(model, pack=pack)
+    engine = Engine(target)
+    decode(engine, REQUEST)
+    row = model.model.layers[0].mlp.down_proj.weight.data[3]
+    row[:5] *= 100.0
+    assert target.refresh() == 0
+    target.weights_changed()
+    assert decode(engine, REQUEST) == decode(Engine(HuggingFaceModel(model, pack=pack)), REQUEST)
+    assert target.refresh() == target.refresh() == 1
+
+
+def test_every_engine_over_a_model_hears_of_its_weights():
+    model = make_model()
+    target = HuggingFaceModel(model)
+    engines = [Engine(target), Engine(target)]
+    for engine in engines:
+        decode(engine, REQUEST)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(-3.0)
+    expected = decode(Engine(HuggingFaceModel(model)), REQUEST)
+    assert [decode(engine, REQUEST) for engine in engines] == [expected] * 2
+
+
+def watched():
+    """Weights of many kinds, some of which cannot be sampled."""
+    torch.manual_seed(0)
+    model = nn.ParameterList(
+        [
+            torch.randn(40, 7), torch.randn(9).bfloat16(), torch.randn(6, 5).double(),
+            torch.tensor(1.5), torch.randn(5, 6).t(), torch.empty(3, 3, device="meta"),
+            torch.full((4,), float("nan")),
+        ]
+    )  # fmt: skip
+    return model, WeightWatch(model, list(model.parameters()))
+
+
+def test_what_did_not_change_is_not_seen_to():
+    model, watch = watched()
+    assert watch.look() == []
+    with torch.no_grad():
+        model[4].mul_(2.0)
+    (changed,) = watch.look()
+    assert changed is model[4]
+    assert watch.look() == []
+    assert watch.version == 1
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 6])
+def test_a_sample_of_each_weight_is_looked_at(at):
+    model, watch = watched()
+    model[at].data.copy_(model[at].detach() * 2.0 if at != 6 else torch.zeros(4))
+    assert len(watch.look()) == len(model)
+    assert watch.look() == []
