@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ragaccel.answer import Answer, Stream
 from ragaccel.awaiting import answered, in_thread, pieces_of
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.exactness import check_modes
 from ragaccel.engine.measuring import measure_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
@@ -62,11 +63,12 @@ class LLM:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
         near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
             guesses are verified with it. Lowers the number of answers that low precision makes
-            differ; no proof, which ``exact`` is.
+            differ; no proof, which ``exact`` is. Not together with that.
         max_batch: most requests in one pass.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
+        ConfigurationError: arguments that cannot work, or exclude each other.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class LLM:
                 ``tensor_parallel``.
             SystemExit: in every process but the first, when that ends.
         """
+        check_modes(exact=exact, near_ties=near_ties)
         if name_or_path is None:
             name_or_path = bundled_reader_path()
             sys.stderr.write(

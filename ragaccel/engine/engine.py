@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ragaccel.decode.tree import DraftTree
-from ragaccel.engine.exactness import check_exact
+from ragaccel.engine.exactness import check_exact, check_modes
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.layout import (
     Rows,
@@ -70,8 +70,9 @@ class Engine:
         kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
 
     Raises:
-        ConfigurationError: a capacity beyond what the model can read, a size below 1, or exact
-            mode for a model that attends by itself or whose rows depend on one another.
+        ConfigurationError: a capacity beyond what the model can read, a size below 1, exact mode
+            together with ``near_ties``, or for a model that attends by itself or whose rows depend
+            on one another.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Engine:
         kept_prefixes: int = 8,
         kept_bytes: int | None = None,
     ) -> None:
+        check_modes(exact=exact, near_ties=near_ties)
         limit = model.max_positions
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError("capacity, max_rows and prefill_chunk must be 1 or more")
