@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -17,11 +16,10 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
-from ragaccel.models.load import as_target, bundled_reader_path, end_tokens, load_model
-from ragaccel.models.parallel import ParallelModel
+from ragaccel.loading import open_model
+from ragaccel.models.load import as_target, end_tokens
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import make_plan
-from ragaccel.rehearsal import REHEARSAL
 from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
@@ -137,16 +135,9 @@ class LLM:
             SystemExit: in every process but the first, when that ends.
         """
         check_modes(exact=exact, near_ties=near_ties)
-        if name_or_path is None:
-            name_or_path = bundled_reader_path()
-            sys.stderr.write(
-                "ragaccel: no model named, so the bundled reader answers: it quotes one sentence "
-                "and names its passage\n"
-            )
-        if drafter is None and tensor_parallel is None:  # only the first process drafts
-            REHEARSAL.start()  # beside the loading
-        model, tokenizer = load_model(
-            str(name_or_path),
+        model, tokenizer = open_model(
+            name_or_path,
+            rehearse=drafter is None and tensor_parallel is None,  # only the first process drafts
             dtype=dtype,
             device=device,
             device_map=device_map,
@@ -188,8 +179,7 @@ class LLM:
         Nothing can be generated then. Harmless if repeated, or where there are none; without it
         they end when Python does.
         """
-        if isinstance(self.model, ParallelModel):
-            self.model.close()
+        self.model.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -1,4 +1,5 @@
 import gc
+import inspect
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from transformers import StoppingCriteriaList
 
-from ragaccel import llm as llm_module
+from ragaccel import loading
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Reference
 from ragaccel.decode.tree import DraftTree
@@ -419,12 +420,19 @@ def test_a_folder_is_loaded(saved, capsys):
 
 
 def test_without_a_name_the_bundled_reader_answers_and_stderr_says_so(saved, capsys, monkeypatch):
-    monkeypatch.setattr(llm_module, "bundled_reader_path", lambda: saved)
+    monkeypatch.setattr(loading, "bundled_reader_path", lambda: saved)
     loaded = LLM.load(capacity=64, token_budget=4)
     captured = capsys.readouterr()
     assert "bundled reader" in captured.err
     assert captured.out == ""
     assert loaded.context_length == 64
+
+
+def test_loading_takes_what_making_takes():
+    made, loaded = (inspect.signature(of).parameters for of in (LLM, LLM.load))
+    kept = {name: each for name, each in made.items() if name not in ("model", "tokenizer")}
+    assert kept == {name: loaded[name] for name in kept}
+    assert list(loaded)[-1] == "model_kwargs"
 
 
 def test_a_name_that_does_not_exist_is_said_so(tmp_path):

@@ -175,6 +175,9 @@ class HuggingFaceModel:
         """
         self._watch.mark()
 
+    def close(self) -> None:
+        """Do nothing: no other process holds a part of this model."""
+
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""
         if self.arena is not None:
