@@ -17,7 +17,6 @@ from ragaccel.decode.tree import DraftTree, attach_probes
 from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import huggingface
 from ragaccel.models.huggingface import HuggingFaceModel
 
 CHUNK, PREFILL = 16, 12
@@ -233,17 +232,6 @@ def test_a_model_that_attends_by_itself_is_refused():
     target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
     with pytest.raises(ConfigurationError, match="our attention: load it with attn_impl"):
         make_engine(target)
-
-
-def test_a_refusal_names_the_cause(monkeypatch):
-    model = tiny_model("llama", torch.float32)
-    with monkeypatch.context() as patch:
-        patch.setattr(huggingface, "make_twin", lambda model: None)
-        with pytest.raises(ConfigurationError, match="our attention: its modules cannot be copied"):
-            make_engine(HuggingFaceModel(model))
-    monkeypatch.setattr(huggingface, "passes_check", lambda *_: False)
-    with pytest.raises(ConfigurationError, match="our attention: with it, it answers otherwise"):
-        make_engine(HuggingFaceModel(model))
 
 
 def test_experts_computed_together_are_refused_and_apart_they_are_exact():

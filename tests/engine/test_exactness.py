@@ -1,0 +1,54 @@
+"""Whether a model is exact is looked at when an exact engine is made of it."""
+
+import pytest
+import torch
+from tiny_models import make_tiny_model, tiny_model
+
+from ragaccel.engine import attention
+from ragaccel.engine.engine import EXACT_ROWS, Engine
+from ragaccel.errors import ConfigurationError
+from ragaccel.models import huggingface
+from ragaccel.models.huggingface import HuggingFaceModel
+
+
+def test_a_refusal_names_the_cause(monkeypatch):
+    model = tiny_model("llama", torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "make_twin", lambda model: None)
+        with pytest.raises(ConfigurationError, match="our attention: its modules cannot be copied"):
+            Engine(HuggingFaceModel(model), exact=True)
+    monkeypatch.setattr(huggingface, "passes_check", lambda *_: False)
+    with pytest.raises(ConfigurationError, match="our attention: with it, it answers otherwise"):
+        Engine(HuggingFaceModel(model), exact=True)
+
+
+@pytest.mark.parametrize("edge", [48, 256])
+def test_what_goes_wrong_at_the_edge_of_a_chunk_only_is_seen(edge, monkeypatch):
+    """As it would if what a row sees of a chunk depended on where the row stands."""
+    monkeypatch.setattr(attention, "CHUNK", edge)
+    model = make_tiny_model("llama", torch.float32, max_position_embeddings=edge + 32)
+    target = HuggingFaceModel(model, self_check=False)
+    Engine(target, exact=True)
+    forward = target.forward
+
+    def wrong_at_the_edge(rows, keep):
+        logits = forward(rows, keep)
+        logits[rows.positions[0, -keep:] == edge] += rows.spans[0].start
+        return logits
+
+    monkeypatch.setattr(target, "forward", wrong_at_the_edge)
+    with pytest.raises(ConfigurationError, match="depends on the others of a pass"):
+        Engine(target, exact=True)
+
+
+def test_a_model_that_reads_less_than_a_chunk_is_looked_at_as_far_as_it_reads(monkeypatch):
+    target = HuggingFaceModel(tiny_model("gpt2", torch.float32), self_check=False)
+    forward, longest = target.forward, []
+
+    def watched(rows, keep):
+        longest.append(int(rows.positions.max()))
+        return forward(rows, keep)
+
+    monkeypatch.setattr(target, "forward", watched)
+    Engine(target, exact=True)
+    assert max(longest) == 3 * 5 + EXACT_ROWS - 1
