@@ -10,7 +10,7 @@ from ragaccel.answer import Answer, Stream
 from ragaccel.awaiting import answered, in_thread, pieces_of
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.exactness import check_modes
-from ragaccel.engine.measuring import measure_passes
+from ragaccel.engine.measuring import warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
@@ -18,6 +18,7 @@ from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.loading import open_model
 from ragaccel.models.load import as_target, end_tokens
+from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import make_plan
 from ragaccel.writing import Writer
@@ -55,8 +56,9 @@ class LLM:
             written to; by default it ends with this object.
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
-        keep_costs: keep what passes cost on this device for the next run, a small file in the
-            user's data folder (``RAGACCEL_HOME``); nothing of any text is in it.
+        keep_costs: keep what passes cost on this device, and which weights are worth packing, for
+            the next run: small files in the user's data folder (``RAGACCEL_HOME``); nothing of any
+            text is in them.
         exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
         near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
@@ -83,7 +85,7 @@ class LLM:
         near_ties: bool = False,
         max_batch: int = 16,
     ) -> None:
-        self.model = as_target(model)
+        self.model = as_target(model, packing_file(keep=keep_costs))
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
@@ -142,6 +144,7 @@ class LLM:
             device=device,
             device_map=device_map,
             tensor_parallel=tensor_parallel,
+            packing_file=packing_file(keep=keep_costs),
             **model_kwargs,
         )
         return cls(
@@ -168,9 +171,7 @@ class LLM:
         """
         if compile:
             self.model.compile()
-        limit = self.context_length
-        room = context if limit is None else min(context, limit - 2)
-        measure_passes(self.engine, context=room, repeats=1)
+        warm_passes(self.engine, context=context)
         self._guessing.warm_up()
 
     def close(self) -> None:

@@ -67,6 +67,13 @@ def measure_passes(
     return {number: typical(values) for number, values in seconds.items()}
 
 
+def warm_passes(engine: Engine, *, context: int) -> None:
+    """Run passes of all widths, over so many cached tokens or as many as the model reads."""
+    limit = engine.max_tokens
+    room = context if limit is None else min(context, limit - 2)
+    measure_passes(engine, context=room, repeats=1)
+
+
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:
     """Measure passes of one and of eight rows by a processor's threads; the mean of the two.
 

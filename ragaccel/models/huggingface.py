@@ -27,6 +27,7 @@ from ragaccel.models.packing import (
     pack_linears,
     packed_bytes,
 )
+from ragaccel.models.packing_choices import PackingChoices
 from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
 from ragaccel.models.twin import make_twin
@@ -34,6 +35,8 @@ from ragaccel.models.watching import WeightWatch
 from ragaccel.models.weights import cost_key, input_device, weight_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
@@ -66,6 +69,7 @@ class HuggingFaceModel:
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.
         owned: nobody else uses the model: packed weights take the place of stored ones.
+        packing_file: where it is kept for which layers that is faster; ``None`` measures anew.
 
     Raises:
         ModelRefusedError: if the model cannot be decoded exactly; the message names the cause.
@@ -78,6 +82,7 @@ class HuggingFaceModel:
         self_check: bool = True,
         pack: bool | None = None,
         owned: bool = False,
+        packing_file: Path | None = None,
     ) -> None:
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
@@ -104,7 +109,7 @@ class HuggingFaceModel:
         expected = expected_passes(self) if self_check else None
         self._choose_network(expected)
         if self._attends and pack is not False:
-            self._pack(forced=bool(pack), owned=owned)
+            self._pack(PackingChoices(packing_file), forced=bool(pack), owned=owned)
         if has_packed(self.network):
             self.cost_key += "-packed"
         is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
@@ -223,11 +228,11 @@ class HuggingFaceModel:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _pack(self, *, forced: bool, owned: bool) -> None:
+    def _pack(self, choices: PackingChoices, *, forced: bool, owned: bool) -> None:
         needed = packed_bytes(self.network)
         if forced or owned or (needed and 2 * needed <= free_bytes()):
             trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned)
+            self._packed = pack_linears(trees, keep=not owned, choices=choices)
 
     def _make_graphs(self, expected: Expected | None) -> None:
         try:

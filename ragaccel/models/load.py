@@ -46,6 +46,7 @@ def load_model(
     tensor_parallel: int | None = None,
     self_check: bool = True,
     owned: bool = True,
+    packing_file: Path | None = None,
     **model_kwargs: Any,
 ) -> tuple[HuggingFaceModel | ParallelModel, Tokenizer]:
     """Load a causal language model and its tokenizer.
@@ -65,6 +66,7 @@ def load_model(
         self_check: verify a small tree against transformers' own passes first.
         owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
             keeping both; the model then computes with them in ``generate`` as well.
+        packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
 
@@ -101,12 +103,18 @@ def load_model(
     words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
     # Processes that each measured what packing gains would round alike only by chance.
     pack = None if count == 1 else False
-    target = HuggingFaceModel(model, self_check=self_check, pack=pack, owned=owned)
+    target = HuggingFaceModel(
+        model, self_check=self_check, pack=pack, owned=owned, packing_file=packing_file
+    )
     return (shared_by_processes(target) if count > 1 else target), words
 
 
-def as_target(model: Any) -> HuggingFaceModel | ParallelModel:
+def as_target(model: Any, packing_file: Path | None = None) -> HuggingFaceModel | ParallelModel:
     """Make a target model of one of transformers; what is one already stays as it is.
+
+    Args:
+        model: either of them.
+        packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly.
@@ -119,7 +127,7 @@ def as_target(model: Any) -> HuggingFaceModel | ParallelModel:
             "a model that is spread over processes needs one of them to lead: load it with "
             f"LLM.load(name, tensor_parallel={model._tp_size})"
         )
-    return HuggingFaceModel(model)
+    return HuggingFaceModel(model, packing_file=packing_file)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

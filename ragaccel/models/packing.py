@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from ragaccel.models.packing_choices import PackingChoices
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TypeGuard
@@ -82,7 +84,9 @@ def _filling(rows: int) -> int:
     return -rows % step
 
 
-def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinear]:
+def pack_linears(
+    models: Sequence[nn.Module], *, keep: bool, choices: PackingChoices | None = None
+) -> list[PackedLinear]:
     """Put packed layers in place of linear ones, where that is faster here.
 
     One layer after another: weights that nobody else keeps are freed as they are packed.
@@ -90,18 +94,21 @@ def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinea
     Args:
         models: module trees over the same weights, changed in place.
         keep: leave the weights as they were stored alive, for others that use them.
+        choices: what is known of it, and takes what is measured.
     """
+    choices = choices or PackingChoices()
     chosen: dict[tuple[Any, ...], bool] = {}
     packed: list[PackedLinear] = []
     for places in _places(models):
         layer: nn.Linear = getattr(*places[0])
         kind = (layer.weight.shape, layer.weight.dtype)
         if kind not in chosen:
-            chosen[kind] = _pays(layer)
+            chosen[kind] = _pays(layer, choices)
         if chosen[kind]:
             packed.append(PackedLinear(layer, keep=keep))
             for parent, name in places:
                 setattr(parent, name, packed[-1])
+    choices.save()
     return packed
 
 
@@ -161,27 +168,39 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 @torch.inference_mode()
-def _pays(layer: nn.Linear) -> bool:
-    """Measure both on one layer, at one row and at a few, taking turns."""
+def _pays(layer: nn.Linear, choices: PackingChoices) -> bool:
+    """Look whether packing one layer works; measure whether it pays unless that is known."""
+    pays = choices.of(layer.weight)
+    if pays is False:
+        return False
+    trials = [_inputs_of(layer, rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
         packed = PackedLinear(layer, keep=True)
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for rows in (1, _ROWS, 2 * _ROWS):
-            inputs = torch.linspace(-1, 1, rows * layer.in_features).to(layer.weight.dtype)
-            inputs = inputs.view(1, rows, layer.in_features)
-            if not _alike(packed(inputs), layer(inputs)):
-                return False
-            times: dict[bool, list[float]] = {True: [], False: []}
-            for _ in range(_REPEATS):
-                for is_packed, run in ((True, packed), (False, layer)):
-                    started = perf_counter()
-                    run(inputs)
-                    times[is_packed].append(perf_counter() - started)
-            for is_packed, values in times.items():
-                seconds[is_packed].append(min(values))
+        if not all(_alike(packed(inputs), layer(inputs)) for inputs in trials):
+            return False
+        if pays is None:
+            seconds = [_fastest(inputs, packed, layer) for inputs in trials]
+            pays = sum(own for own, _ in seconds) < _BEARABLE * sum(stock for _, stock in seconds)
+            choices.add(layer.weight, pays)
     except (AttributeError, RuntimeError):  # a build of torch without these kernels
         return False
-    return sum(seconds[True]) < _BEARABLE * sum(seconds[False])
+    return pays
+
+
+def _inputs_of(layer: nn.Linear, rows: int) -> Tensor:
+    inputs = torch.linspace(-1, 1, rows * layer.in_features).to(layer.weight.dtype)
+    return inputs.view(1, rows, layer.in_features)
+
+
+def _fastest(inputs: Tensor, *layers: nn.Module) -> list[float]:
+    """Seconds of the fastest of a few runs of each layer, taking turns."""
+    times: list[list[float]] = [[] for _ in layers]
+    for _ in range(_REPEATS):
+        for own, layer in zip(times, layers, strict=True):
+            started = perf_counter()
+            layer(inputs)
+            own.append(perf_counter() - started)
+    return [min(own) for own in times]
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:

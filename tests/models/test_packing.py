@@ -211,7 +211,7 @@ def test_weights_are_freed_one_after_another(monkeypatch):
         return pack(weight)
 
     monkeypatch.setattr(packing, "_pack", count)
-    monkeypatch.setattr(packing, "_pays", lambda layer: True)
+    monkeypatch.setattr(packing, "_pays", lambda layer, choices: True)
     HuggingFaceModel(model, owned=True)
     assert alive[0] == len(weights)
     assert alive[-1] <= 2

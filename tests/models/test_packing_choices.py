@@ -1,0 +1,154 @@
+"""Where packing pays is measured once on a machine, and the same in the next run."""
+
+import json
+
+import pytest
+import torch
+from tiny_llm import tiny_tokenizer
+from tiny_models import make_tiny_model
+from torch import nn
+
+from ragaccel.llm import LLM
+from ragaccel.models import packing
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.packing import pack_linears
+from ragaccel.models.packing_choices import PackingChoices, packing_file
+
+SHAPES = {"256 x 256 float32", "512 x 256 float32", "256 x 512 float32"}
+
+
+def make_model():
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 128}
+    return make_tiny_model("llama", torch.float32, **sizes)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Counts what is measured; packing pays for layers that are wider than high."""
+    counted = []
+
+    def fastest(inputs, packed, layer):
+        counted.append(layer)
+        return [1.0, 2.0 if layer.in_features > layer.out_features else 0.0]
+
+    monkeypatch.setattr(packing, "_fastest", fastest)
+    return counted
+
+
+def test_the_next_run_chooses_alike_without_measuring(measured, tmp_path):
+    path = tmp_path / "new" / "packing.json"
+    first = HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    assert len(measured) == 9  # three shapes, of three numbers of rows each
+    del measured[:]
+    second = HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    assert measured == []
+    shapes = [[layer.weight.shape for layer in each._packed] for each in (first, second)]
+    assert shapes[0] == shapes[1] == [torch.Size([256, 512])] * 2
+    pays = json.loads(path.read_text())["pays"]
+    assert pays == {name: name.startswith("256 x 512") for name in SHAPES}
+    assert [file.name for file in path.parent.iterdir()] == ["packing.json"]
+
+
+def test_without_a_file_it_is_measured_each_time(measured):
+    for _ in range(2):
+        del measured[:]
+        HuggingFaceModel(make_model(), pack=True)
+        assert len(measured) == 9
+
+
+def test_the_type_of_the_weights_is_told_apart(measured, tmp_path):
+    path = tmp_path / "packing.json"
+    for dtype in (torch.float32, torch.bfloat16):
+        del measured[:]
+        model = nn.Sequential(nn.Linear(512, 256)).to(dtype)
+        assert pack_linears([model], keep=True, choices=PackingChoices(path))
+        assert len(measured) == 3
+    assert PackingChoices(path).of(model[0].weight) is True
+
+
+def test_what_is_kept_is_tried_before_it_is_used(measured, tmp_path, monkeypatch):
+    path = tmp_path / "packing.json"
+    HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    pack = packing._pack
+    monkeypatch.setattr(packing, "_pack", lambda weight: pack(weight * 1.01))
+    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed == []
+
+    def missing(weight):
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(packing, "_pack", missing)
+    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed == []
+
+
+def test_what_does_not_work_is_not_kept(measured, tmp_path, monkeypatch):
+    path = tmp_path / "packing.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "_alike", lambda *_: False)
+        HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    assert not path.exists()
+    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "7", '{"format": "other", "pays": {"256 x 512 float32": false}}',
+        '{"format": "ragaccel packing 1"}', '{"format": "ragaccel packing 1", "pays": []}',
+        '{"format": "ragaccel packing 1", "pays": {"256 x 512 float32": "no"}}', "\udcff",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_such_file_is_measured_anew(measured, tmp_path, text):
+    path = tmp_path / "packing.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+    assert json.loads(path.read_text())["pays"].keys() == SHAPES
+
+
+def test_a_place_that_cannot_be_written_does_no_harm(measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "packing.json"
+    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+
+
+def test_what_another_program_measured_meanwhile_stays(tmp_path):
+    path, narrow, wide = tmp_path / "packing.json", torch.ones(2, 3), torch.ones(2, 30)
+    mine, theirs = PackingChoices(path), PackingChoices(path)
+    theirs.add(wide, True)
+    theirs.add(narrow, False)
+    theirs.save()
+    mine.add(narrow, True)
+    mine.save()
+    again = PackingChoices(path)
+    assert (again.of(narrow), again.of(wide), again.of(torch.ones(9, 9))) == (False, True, None)
+
+
+def test_machines_threads_and_versions_are_told_apart(monkeypatch):
+    files = [packing_file()]
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    files.append(packing_file())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    files.append(packing_file())
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
+    files.append(packing_file())
+    assert len(set(files)) == 4
+    assert all(file.parent.name == "costs" and " " not in file.name for file in files)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_path, keep):
+    monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ragaccel.models.huggingface.free_bytes", lambda: 1 << 40)
+    model = make_model()
+    model.resize_token_embeddings(400)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    for make in (
+        lambda: LLM(model, tiny_tokenizer(), keep_costs=keep),
+        lambda: LLM.load(tmp_path / "model", device="cpu", keep_costs=keep),
+    ):
+        del measured[:]
+        assert make().model._packed
+        assert (tmp_path / "home").exists() == keep
+    if keep:
+        assert measured == []
+        assert packing_file().exists()
