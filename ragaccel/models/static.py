@@ -130,7 +130,8 @@ class StaticNetwork:
         except Exception as error:
             if self._network is self._eager or isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.warning("torch.compile does not take this model, it runs without: %s", error)
+            cause = next(filter(None, str(error).splitlines()), type(error).__name__)
+            logger.warning("torch.compile does not take this model, it runs without: %s", cause)
             self._network = self._eager
             output = self._forward(token_ids, positions, mask)
         logits: Tensor = output.logits[0]

@@ -1,32 +1,26 @@
 """Static passes, by the operations that a CUDA graph captures, run one by one on a CPU."""
 
-import os
 from unittest.mock import patch
 
 import pytest
 import torch
 from decoding import Cheat, decode, run_together
 from fakes import RandomDrafter
-from plain_kernel import plain_kernel
+from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.graphs import CaptureError
+from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.self_check import check_model, expected_passes
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)
-
-
-def static_target(family="llama", **settings):
-    target = HuggingFaceModel(tiny_model(family))
-    target.use_graphs(plain_kernel, capture=False)
-    assert target.arena is not None
-    return target
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma2", "gemma3"])
@@ -39,6 +33,32 @@ def test_static_passes_give_the_same_tokens(family):
         found = decode(engine, Request(prompt, max_new_tokens=25), drafter)
         assert found == expected
     assert len(target._graphs._passes) > 2
+
+
+def logits_of_a_tree(target):
+    """Of a prompt's last row, of a tree behind it, and of what follows one of its branches."""
+    cache, prompt = target.new_cache(None, 64), random_prompt(23)
+    tree = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (1.0,) * 5, ((),) * 5)
+    with torch.inference_mode():
+        found = [target.forward(run_rows(prompt, cache), 1).clone()]
+        cache.keep(range(23))
+        found.append(target.forward(tree_rows(tree, cache), 5).clone())
+        cache.keep((0, 1, 3))
+        found.append(target.forward(run_rows([3, 4], cache), 2).clone())
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma2", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_static_passes_of_every_type_give_the_logits_of_others(family, dtype):
+    model = tiny_model(family, dtype)
+    target, plain = static_target(model=model), HuggingFaceModel(model)
+    check_model(target, expected_passes(target))
+    found, expected = logits_of_a_tree(target), logits_of_a_tree(plain)
+    assert found.dtype == expected.dtype == dtype
+    assert len(target.graphs._passes) > 1
+    share = 32 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=0, atol=share * float(expected.abs().max()))
 
 
 def test_several_sequences_share_a_static_pass():
@@ -120,35 +140,6 @@ def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch):
     request = Request(prompt, max_new_tokens=180)
     engine = Engine(target, max_rows=31)
     assert decode(engine, request, Cheat(prompt, expected), 30) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("RAGACCEL_SLOW" not in os.environ, reason="compiles: RAGACCEL_SLOW=1 runs it")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_static_pass_compiles_as_a_whole():
-    target, prompt = static_target("gemma3"), random_prompt(21)
-    assert target.compile()
-    expected = generate(tiny_model("gemma3"), prompt, 25)
-    request = Request(prompt, max_new_tokens=25)
-    assert decode(Engine(target), request, Cheat(prompt, expected)) == expected
-    counters = torch._dynamo.utils.counters
-    assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] >= 1
-    assert target._static._network is not target._static._eager
-
-
-def test_a_model_that_does_not_compile_runs_as_it_is(monkeypatch, caplog):
-    def fails(*_args, **_settings):
-        raise RuntimeError("no compiler")
-
-    target, prompt = static_target(), random_prompt(21)
-    monkeypatch.setattr(torch, "compile", lambda *_args, **_settings: fails)
-    assert target.compile()
-    found = decode(Engine(target), Request(prompt, max_new_tokens=9))
-    assert found == generate(tiny_model("llama"), prompt, 9)
-    assert [record.message for record in caplog.records] == [
-        "torch.compile does not take this model, it runs without: no compiler"
-    ]
 
 
 def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(monkeypatch, caplog):
