@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from ragaccel.engine.host_memory import total_bytes
 from ragaccel.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ def memory_share(device: torch.device, share: float) -> int:
     """How many bytes a share of a device's memory is."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory * share)
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        memory = _UNKNOWN_BYTES
-    return int(memory * share)
+    memory = total_bytes()
+    return int((_UNKNOWN_BYTES if memory is None else memory) * share)
 
 
 def no_room(num_prompt: int, num_new: int, max_tokens: int, limit: int | None) -> CapacityError:

@@ -15,18 +15,13 @@ import torch
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.graphs import CaptureError
+from ragaccel.engine.host_memory import free_bytes
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending
 from ragaccel.models.caches import CacheAdapter, PassCache
-from ragaccel.models.packing import (
-    PackedLinear,
-    free_bytes,
-    has_packed,
-    pack_linears,
-    packed_bytes,
-)
+from ragaccel.models.packing import PackedLinear, has_packed, pack_linears, packed_bytes
 from ragaccel.models.packing_choices import PackingChoices
 from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check

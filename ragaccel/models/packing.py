@@ -7,7 +7,6 @@ products are the same sums in another order.
 
 from __future__ import annotations
 
-import os
 from copy import deepcopy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -141,14 +140,6 @@ def packed_bytes(model: nn.Module) -> int:
     """How much memory the packed copies of a model's weights would take, in bytes."""
     weights = {id(layer): layer.weight for layer in model.modules() if _can_pack(layer)}
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
-
-
-def free_bytes() -> int:
-    """How much memory this machine has free, in bytes; 0 where that cannot be told."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0
 
 
 def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
