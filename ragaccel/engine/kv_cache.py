@@ -163,6 +163,15 @@ class KVCache:
         )
 
     @property
+    def slot_bytes(self) -> int:
+        """Memory that one token's states take, in bytes; 0 before the first write."""
+        return sum(
+            buffer.numel() // buffer.shape[2] * buffer.element_size()
+            for buffer in (*self._keys, *self._values)
+            if buffer is not None
+        )
+
+    @property
     def used_bytes(self) -> int:
         """Memory it takes, in bytes: on a CPU, that of the slots that were ever written."""
         return sum(

@@ -53,6 +53,8 @@ class PrefixPool:
         self._idle: list[Holding] = []
         self._open: list[Holding] = []
         self._version = 0  # of the weights
+        self.bytes_per_token = 0
+        """Bytes of states that a token takes; 0 until a cache was given back, kept or not."""
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
 
     @property
@@ -65,13 +67,6 @@ class PrefixPool:
         """Bytes of states in idle caches."""
         with self._lock:
             return sum(holding.cache.used_bytes for holding in self._idle)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of states that a token takes, as far as idle caches tell; else 0."""
-        with self._lock:
-            sizes = (kept.cache.num_bytes // max(1, kept.cache.capacity) for kept in self._idle)
-            return max(sizes, default=0)
 
     def take(
         self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
@@ -112,6 +107,7 @@ class PrefixPool:
             if holding not in self._open:
                 return
             self._open.remove(holding)
+            self.bytes_per_token = max(self.bytes_per_token, holding.cache.slot_bytes)
             try:
                 holding.cache.truncate(len(holding.token_ids))
             except RuntimeError as error:  # no memory to move rows; the answer is there

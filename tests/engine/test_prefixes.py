@@ -1,7 +1,6 @@
 """Kept prefixes: what is computed again, for whom, how much is kept, and that no token changes."""
 
 import pytest
-import torch
 from decoding import Cheat, decode
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
@@ -9,8 +8,6 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.decode.session import Session
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.prefixes import Holding, PrefixPool
 from ragaccel.models.huggingface import HuggingFaceModel
 
 CHUNK = 16
@@ -148,12 +145,22 @@ def test_nothing_is_kept_where_nothing_may_be():
         assert engine.pool.num_idle == 0
 
 
+PER_TOKEN = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
+
+
+@pytest.mark.parametrize("settings", [{}, {"kept_prefixes": 0}, {"kept_bytes": 0}])
+def test_what_a_token_takes_is_known_whether_or_not_its_cache_is_kept(settings):
+    engine = make_engine(**settings)
+    assert engine.pool.bytes_per_token == 0
+    ask(engine, PASSAGES)
+    assert engine.pool.bytes_per_token == PER_TOKEN
+
+
 def test_bytes_are_bounded():
-    per_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
-    engine = make_engine(kept_bytes=200 * per_token)
+    engine = make_engine(kept_bytes=200 * PER_TOKEN)
     for i in range(6):
         ask(engine, random_prompt(60, 300 + i))
-        assert 0 < engine.pool.num_bytes <= 200 * per_token
+        assert 0 < engine.pool.num_bytes <= 200 * PER_TOKEN
     assert 1 <= engine.pool.num_idle <= 3
 
 
@@ -253,46 +260,3 @@ def test_exact_mode_goes_on_at_the_edge_of_a_chunk():
     other = [*PASSAGES[:40], *QUESTIONS[3]]
     assert ask(engine, other)[1] == len(other) - 1 - 2 * CHUNK
     assert ask(engine, PASSAGES, seed=1)[1] == len(PASSAGES) - 1 - 5 * CHUNK
-
-
-@torch.inference_mode()
-def fill(cache, length):
-    cache.begin(length)
-    states = torch.arange(length, dtype=torch.float64)[None, None, :, None].expand(1, 1, -1, 4)
-    cache.write(0, states, states)
-    cache.keep(range(length))
-
-
-def put(pool, tokens, namespace=""):
-    holding = pool.take(tokens, namespace)
-    fill(holding.cache, len(tokens) - len(holding.token_ids))
-    holding.token_ids = list(tokens)
-    return holding
-
-
-def test_what_is_kept_twice_is_kept_once():
-    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
-    holdings = [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]
-    for holding in holdings:
-        pool.give_back(holding)
-    assert pool.num_idle == 1
-    assert len(pool.take(range(30), "").token_ids) == 30
-
-
-def test_few_tokens_in_common_are_not_worth_a_copy():
-    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
-    pool.give_back(put(pool, range(50)))
-    assert pool.take([*range(7), 99, 98], "").token_ids == []
-    assert pool.take([*range(8), 99, 98], "").token_ids == list(range(8))
-
-
-def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
-    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
-    kept = put(pool, range(40))
-    pool.give_back(kept)
-    copied = pool.take([*range(15), 99], "")
-    assert copied.cache is not kept.cache
-    cut = pool.take([*range(30), 99], "")
-    assert cut.cache is kept.cache
-    assert (copied.token_ids, cut.token_ids) == (list(range(15)), list(range(30)))
-    assert isinstance(cut, Holding)
