@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CHUNK = 256
 """Tokens that exact attention reduces at a time."""
 _LONG = 64  # rows from which on query heads are no longer packed, as the mask would be copied
+_GROUPING = ("cpu",)  # devices whose fused kernels take a mask and grouped heads together
 
 
 class PassAttention:
@@ -77,43 +78,68 @@ class PassAttention:
     ) -> Tensor:
         queries, keys, values = states
         _, num_heads, n, size = queries.shape
-        groups = num_heads // keys.shape[1]
-        if n > _LONG and softcap is None and not self.exact:
-            mask = None if is_plain(span, window) else self._mask(span, window, 1, queries.device)
-            found = scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=None if mask is None else mask[:, None],
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=groups > 1,
-            )
-            return found.transpose(1, 2).contiguous()
+        groups, device = num_heads // keys.shape[1], queries.device
+        is_fused = n > _LONG and softcap is None and not self.exact
+        is_bare = is_plain(span, window) and (is_fused or n == 1)
+        mask = None if is_bare else self._mask(span, window, device)
+        if is_fused:
+            return _fused(queries, keys, values, mask, scaling).transpose(1, 2).contiguous()
         # A group's query heads read the same keys: packed, they are more rows of one head.
         packed = queries.reshape(-1, groups * n, size)
         if self.exact:
-            mask = self._mask(span, window, groups, queries.device)
-            found = _in_chunks(packed, keys[0], values[0], mask, scaling, softcap)
-            return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
-        is_alone = n == 1 and is_plain(span, window)
-        bias = None if is_alone else self._mask(span, window, groups, queries.device)
-        if softcap is not None:
-            found = _by_products(packed, keys[0], values[0], bias, scaling, softcap)
+            shown = self._mask(span, window, device)
+            found = _in_chunks(packed, keys[0], values[0], shown, scaling, softcap)
+        elif softcap is not None:
+            found = _by_products(packed, keys[0], values[0], mask, scaling, softcap)
         else:
-            added = None if bias is None else bias[:, None]
+            added = None if mask is None else self._packed(span, window, groups, mask)[:, None]
             found = scaled_dot_product_attention(
                 packed[None], keys, values, attn_mask=added, scale=scaling
             )
         return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
 
-    def _mask(self, span: Span, window: int | None, groups: int, device: torch.device) -> Tensor:
-        """Make, once a pass, the mask of a span's packed rows. [1, G * n, P + n]."""
-        key = (span.first, window, groups, device)
+    def _mask(self, span: Span, window: int | None, device: torch.device) -> Tensor:
+        """Make, once a pass, the mask of a span's rows. [1, n, P + n]."""
+        key = (span.first, window, 1, device)
         if key not in self._made:
-            mask = self._masks.make(self._rows, span, window).to(device)
-            self._made[key] = mask.expand(groups, *mask.shape).reshape(1, -1, mask.shape[-1])
+            self._made[key] = self._masks.make(self._rows, span, window).to(device)[None]
         return self._made[key]
+
+    def _packed(self, span: Span, window: int | None, groups: int, mask: Tensor) -> Tensor:
+        """Repeat, once a pass, a span's mask for the heads of a group. [1, G * n, P + n].
+
+        A fused kernel looks up a row of it for every packed row; no view has them in one dimension.
+        """
+        key = (span.first, window, groups, mask.device)
+        if key not in self._made:
+            self._made[key] = mask.expand(groups, -1, -1).reshape(1, -1, mask.shape[-1])
+        return self._made[key]
+
+
+def _fused(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """Attend without ever storing the scores of all rows; causally without a mask. [1, H, n, D]."""
+    groups = queries.shape[1] // keys.shape[1]
+    if mask is None or groups == 1 or queries.device.type in _GROUPING:
+        return scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=None if mask is None else mask[:, None],
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=groups > 1,
+        )
+    # Asked for both, other devices compute all scores at once. So the heads of a group take turns;
+    # neither the mask nor keys and values are copied for it.
+    turns = [
+        scaled_dot_product_attention(
+            queries[:, turn::groups], keys, values, attn_mask=mask[:, None], scale=scaling
+        )
+        for turn in range(groups)
+    ]
+    return torch.stack(turns, dim=2).flatten(1, 2)
 
 
 def _by_products(
@@ -126,7 +152,7 @@ def _by_products(
 ) -> Tensor:
     """Attend by two matrix products, for scores that no fused kernel caps. [K, G * n, D]."""
     scores = _capped(_scores(queries, keys, scaling), softcap)
-    scores = scores if mask is None else scores.add_(mask)
+    scores = scores if mask is None else _masked(scores, mask)
     return torch.bmm(scores.softmax(-1), values.to(scores.dtype)).to(values.dtype)
 
 
@@ -164,7 +190,7 @@ def _in_chunks(
         scores = scores if softcap is None else _capped(scores, softcap)
         own_mask = mask[:, :, start : start + CHUNK].to(wide)
         missing = CHUNK - own_mask.shape[-1]
-        scores.add_(pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
+        _masked(scores, pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         # A row that has seen nothing yet has a maximum of -inf, which must not meet itself.
         floor = higher.masked_fill(higher == float("-inf"), 0.0)
@@ -180,6 +206,12 @@ def _whole(chunk: Tensor) -> Tensor:
     """Fill a chunk up with zeros: its products must not depend on how full it is."""
     missing = CHUNK - chunk.shape[1]
     return pad(chunk, (0, 0, 0, missing)) if missing else chunk
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Add the mask of n rows, [1, n, ..], to the scores of all heads of a group, [K, G * n, ..]."""
+    scores.view(len(scores), -1, *mask.shape[1:]).add_(mask)
+    return scores
 
 
 def _capped(scores: Tensor, softcap: float) -> Tensor:

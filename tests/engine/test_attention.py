@@ -75,13 +75,21 @@ class Sequence:
         return torch.stack(rows)[None]
 
 
+class Watched(PassAttention):
+    """Attention of a pass that can be looked at afterwards."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        Watched.last = self
+
+
 def attend(sequences, window=None, softcap=None, *, exact=False, is_run=False):
     rows = together([sequence.lay_out(is_run) for sequence in sequences])
     if exact:
         rows = Rows(rows.token_ids, rows.positions, rows.spans, rows.is_probe, exact=True)
     masks = Masks(sequences[0].queries.dtype, CPU)
     states = [torch.cat(parts, dim=2) for parts in zip(*(s.states for s in sequences), strict=True)]
-    found = PassAttention(rows, masks).attend(
+    found = Watched(rows, masks).attend(
         0, tuple(states), scaling=SCALING, window=window, softcap=softcap
     )
     assert found.is_contiguous()
@@ -137,6 +145,50 @@ def test_a_long_tree():
     parents = [-1, *(node // 3 for node in range(80))]
     tree = Sequence(generator, 20, parents, 2, 3)
     torch.testing.assert_close(attend([tree], 12), tree.reference(12), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("window", [None, 12])
+def test_masks_and_grouped_heads_are_never_asked_for_together_beyond_a_cpu(
+    monkeypatch, groups, window
+):
+    """Else the scores of all rows are stored: no other device's fused kernel takes both."""
+    fused, asked = attention.scaled_dot_product_attention, []
+
+    def attending(*states, **settings):
+        asked.append(settings["attn_mask"] is not None)
+        assert not (asked[-1] and settings.get("enable_gqa"))
+        return fused(*states, **settings)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attending)
+    monkeypatch.setattr(attention, "_GROUPING", ())
+    generator = torch.Generator().manual_seed(0)
+    parents = [-1, *(node // 3 for node in range(80))]
+    for one in (parents, chain_of(70)):
+        sequence = Sequence(generator, 20, one, 2, groups)
+        found = attend([sequence], window)
+        torch.testing.assert_close(found, sequence.reference(window), rtol=0, atol=1e-12)
+    assert asked == [True] * 2 * groups
+
+
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [(70, {}), (70, {"softcap": 0.7}), (9, {"softcap": 0.7}), (9, {"exact": True}), (1, {})],
+)
+def test_a_mask_is_not_copied_for_the_heads_of_a_group(n, settings):
+    generator = torch.Generator().manual_seed(0)
+    chain = Sequence(generator, 30, chain_of(n), 2, 3)
+    made, making = [], Masks.make
+
+    def keep(self, *args):
+        made.append(making(self, *args))
+        return made[-1]
+
+    with patch.object(Masks, "make", keep):
+        attend([chain], 20, **settings)
+    (mask,) = made
+    assert all(each.data_ptr() == mask.data_ptr() for each in Watched.last._made.values())
+    assert Watched.last._made
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -1,11 +1,12 @@
 """The same engine on a CUDA device; skips itself where there is none."""
 
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
 from decoding import Cheat, decode, run_together
 from tiny_models import FAMILIES, generate, make_tiny_model, random_prompt
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
@@ -103,6 +104,19 @@ def test_exact_mode_is_exact(dtype):
         request = Request(prompt, max_new_tokens=80)
         plain = decode(engine, request, NoDrafter())
         assert decode(engine, request, Cheat(prompt, plain)) == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_long_chunk_behind_others_never_has_its_scores_stored(dtype):
+    model = make_tiny_model("qwen2-sliding", dtype, hidden_size=64, max_position_embeddings=4096)
+    engine = Engine(HuggingFaceModel(model.cuda()), prefill_chunk=512)
+    request = Request(random_prompt(1500), max_new_tokens=1)
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with closing(engine.open(request)) as verifier:
+        engine.prefill_chunk_of(verifier)
+        with sdpa_kernel(kernels):  # raises where neither can
+            verifier.prefill(request)
+        assert verifier.is_prefilled
 
 
 def test_a_full_device_ends_one_request_and_not_the_next():
