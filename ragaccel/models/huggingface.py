@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
     from ragaccel.engine.arena import Arena
-    from ragaccel.engine.graphs import Kernel, StepGraphs
+    from ragaccel.engine.graphs import StepGraphs
+    from ragaccel.engine.static_pass import Kernel
     from ragaccel.models.self_check import Expected
     from ragaccel.models.static import StaticNetwork
 

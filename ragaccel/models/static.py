@@ -17,15 +17,16 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ragaccel.engine.arena import Arena, StateLayout
-from ragaccel.engine.graphs import StaticPass, StepGraphs
+from ragaccel.engine.graphs import StepGraphs
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows
+from ragaccel.engine.static_pass import StaticPass
 from ragaccel.models.twin import make_twin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.engine.graphs import Kernel
+    from ragaccel.engine.static_pass import Kernel
     from ragaccel.models.huggingface import HuggingFaceModel
 
 NAME = "ragaccel_static"

@@ -12,6 +12,7 @@ from tiny_models import VOCAB, generate, random_prompt, tiny_model
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.decode.tree import DraftTree
+from ragaccel.engine import graphs, static_pass
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.graphs import CaptureError
@@ -68,6 +69,30 @@ def test_several_sequences_share_a_static_pass():
     requests = [Request(prompt, max_new_tokens=14) for prompt in prompts]
     drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
     assert run_together(engine, requests, drafters) == expected
+
+
+@pytest.mark.parametrize("most", [0, 5])
+def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, most):
+    for module in (graphs, static_pass):
+        monkeypatch.setattr(module, "MAX_MOVES", most)
+    prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
+    expected = [generate(tiny_model("llama"), prompt, 40) for prompt in prompts]
+    target = static_target()
+    run, moves = target._graphs.run, []
+
+    def watched(rows):
+        moves.append(sum(span.cache.num_moves for span in rows.spans))
+        return run(rows)
+
+    monkeypatch.setattr(target._graphs, "run", watched)
+    takes = target._graphs.takes
+    monkeypatch.setattr(
+        target._graphs, "takes", lambda rows: takes(rows) or pytest.fail("launched")
+    )
+    requests = [Request(prompt, max_new_tokens=40) for prompt in prompts]
+    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    assert run_together(Engine(target), requests, drafters) == expected
+    assert max(moves) > 5
 
 
 def test_sampling_reads_the_logits_of_a_static_pass():
