@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ragaccel.decode.tree import DraftTree
 from ragaccel.engine.exactness import check_exact, check_modes
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.layout import (
     Rows,
+    exact_rows,
     impossible_tokens_replaced,
     run_rows,
     together,
     tree_rows,
 )
-from ragaccel.engine.memory_limits import memory_share, no_room, within_memory
+from ragaccel.engine.memory_limits import check_room, memory_share, within_memory
 from ragaccel.engine.prefixes import PrefixPool
-from ragaccel.engine.select import read_choices, to_host
+from ragaccel.engine.select import read_choices, to_host, wait_for
 from ragaccel.engine.threads import on_threads
 from ragaccel.engine.verifier import EngineVerifier
 from ragaccel.errors import ConfigurationError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.request import Request
+    from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.cost import PassCost
     from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.prefixes import Holding
@@ -113,7 +114,7 @@ class Engine:
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )
-        self.prefilled_rows = 0
+        self.prefilled_rows = self._num_freed = 0
         if exact:
             check_exact(model, EXACT_ROWS)
 
@@ -129,9 +130,7 @@ class Engine:
     def check_fits(self, request: Request) -> None:
         """Raise CapacityError if a request could outgrow what the model reads."""
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
-        if self.max_tokens is None or num_prompt + num_new <= self.max_tokens:
-            return
-        raise no_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
+        check_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
     def take_cache(self, request: Request) -> Holding:
         """Hand out a cache for a request, with what is known of its prompt; given back to the pool.
@@ -160,7 +159,8 @@ class Engine:
                 return
             cache = holding.cache
             rows = self._in_memory(lambda: run_rows(chunk, cache), "a larger cache")
-            self._run(replace(rows, exact=self.exact), 1)
+            # Else what comes next, which may be another request's, would seem to take as long.
+            wait_for(self._run(replace(rows, exact=self.exact), 1))
             cache.keep(range(len(chunk)))
             if holding.num_settled == start and len(chunk) == self.prefill_chunk:
                 holding.num_settled += len(chunk)
@@ -217,7 +217,7 @@ class Engine:
     def _verify(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[Choices | Exception]:
-        started = perf_counter()
+        started, delays = perf_counter(), self._delays
         rows = self._in_memory(
             lambda: together([self._rows(verifier, tree) for verifier, tree, _ in batch]),
             "a larger cache",
@@ -231,8 +231,9 @@ class Engine:
             except Exception as error:
                 parts.append(error)
         chosen = iter(to_host([part for part in parts if not isinstance(part, Exception)]))
-        cost = self.cost_of([verifier for verifier, _, _ in batch])
-        cost.observe(rows.num_rows, perf_counter() - started)
+        if self._delays == delays:
+            cost = self.cost_of([verifier for verifier, _, _ in batch])
+            cost.observe(rows.num_rows, perf_counter() - started)
         found: list[Choices | Exception] = []
         for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
@@ -255,12 +256,8 @@ class Engine:
         model, cache = self.model, verifier.cache
         readable = impossible_tokens_replaced(tree, model.vocab_size)
         if self.exact:
-            if not tree.is_chain or tree.num_probes:
-                raise ValueError("exact mode verifies chains of guesses only")
-            filling = readable.token_ids[:1] * (EXACT_ROWS - len(tree))
-            readable = DraftTree.chain((*readable.token_ids, *filling))
-        rows = tree_rows(readable, cache, max_positions=model.max_positions)
-        return replace(rows, exact=True) if self.exact else rows
+            return exact_rows(readable, cache, EXACT_ROWS, max_positions=model.max_positions)
+        return tree_rows(readable, cache, max_positions=model.max_positions)
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
         what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
@@ -270,11 +267,15 @@ class Engine:
     def _in_memory(self, compute: Callable[[], Result], what: str) -> Result:
         return within_memory(compute, what, self.model.device, self.free_memory)
 
+    @property
+    def _delays(self) -> int:
+        """What passes took that later ones of their kind will not: captures, repeats."""
+        return self.model.num_captures + self._num_freed
+
     def free_memory(self) -> None:
         """Drop what is kept of earlier requests."""
+        self._num_freed += 1
         self.pool.clear()
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def padded(self, rows: int) -> int:
         """How many rows a pass over so many nodes computes."""
@@ -293,7 +294,6 @@ class Engine:
         return self.costs.of(kind.way, kind.attended), kind.attended
 
     def _new_cache(self) -> KVCache:
-        if self.max_tokens is None:
-            return self.model.new_cache(None, None)
         # The rows of the last pass stand past the answer.
-        return self.model.new_cache(None, self.max_tokens + self.padded(self.max_rows))
+        most, rows = self.max_tokens, self.padded(self.max_rows)
+        return self.model.new_cache(None, None if most is None else most + rows)

@@ -67,6 +67,8 @@ class StepGraphs:
         self._passes: dict[Size, StaticPass] = {}
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
+        self.num_captures = 0
+        """How many passes were captured so far, or ran for the first time."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
         """A context around what the device computes of every pass, for who measures it."""
 
@@ -107,6 +109,8 @@ class StepGraphs:
         _settle_most(rows)
         size = self._size(rows)
         static = self._passes.get(size)
+        if static is None or (self._capture and size not in self._graphs):
+            self.num_captures += 1
         if static is None:
             static = StaticPass(size, self._arena, self._kernel, self._group)
             self._passes[size] = static

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ragaccel.decode.tree import DraftTree
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.kv_cache import KVCache
 
 
@@ -135,6 +136,22 @@ def tree_rows(
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
     spans = (Span(cache, 0, n, start, max(depths), sees),)
     return Rows(inputs[:1], inputs[1:], spans, is_probe)
+
+
+def exact_rows(
+    tree: DraftTree, cache: KVCache, num_rows: int, max_positions: int | None = None
+) -> Rows:
+    """Lay out a chain of guesses as ``tree_rows`` does, filled up to the rows of an exact pass.
+
+    Raises:
+        CapacityError: they do not fit.
+        ValueError: the tree branches or has probes.
+    """
+    if not tree.is_chain or tree.num_probes:
+        raise ValueError("exact mode verifies chains of guesses only")
+    filled = (*tree.token_ids, *tree.token_ids[:1] * (num_rows - len(tree)))
+    rows = tree_rows(DraftTree.chain(filled), cache, max_positions=max_positions)
+    return replace(rows, exact=True)
 
 
 def together(parts: Sequence[Rows]) -> Rows:

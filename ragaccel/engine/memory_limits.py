@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -25,15 +26,27 @@ def memory_share(device: torch.device, share: float) -> int:
     return int((_UNKNOWN_BYTES if memory is None else memory) * share)
 
 
-def no_room(num_prompt: int, num_new: int, max_tokens: int, limit: int | None) -> CapacityError:
-    """Say that a prompt and its longest answer do not fit, and what to do."""
+def check_room(num_prompt: int, num_new: int, max_tokens: int | None, limit: int | None) -> None:
+    """Refuse a prompt that does not fit together with its longest answer, and say what to do.
+
+    Args:
+        num_prompt: tokens of the prompt.
+        num_new: most tokens of the answer.
+        max_tokens: what a request may hold; ``None`` for no limit.
+        limit: what the model reads.
+
+    Raises:
+        CapacityError: they do not fit.
+    """
     needed = num_prompt + num_new
+    if max_tokens is None or needed <= max_tokens:
+        return
     advice = (
         f"load with capacity={needed:,} or more"
         if limit is None or needed <= limit
         else f"the model reads at most {limit:,}: shorten the prompt or ask for fewer tokens"
     )
-    return CapacityError(
+    raise CapacityError(
         f"prompt ({num_prompt:,}) + max_new_tokens ({num_new:,}) exceed the capacity of "
         f"{max_tokens:,} tokens: {advice}"
     )
@@ -55,17 +68,25 @@ def within_memory(
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-    free()
+    _freed(free, device)
     try:
         return compute()
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        free()
+        clear_frames(error.__traceback__)  # what they hold would stay as long as the error does
+        _freed(free, device)
         raise CapacityError(
             f"no memory left on {device} for {what}: shorten the prompt, or answer "
             "fewer requests at once (max_batch)"
         ) from error
+
+
+def _freed(free: Callable[[], None], device: torch.device) -> None:
+    """Free what may be, and let the device have it back."""
+    free()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

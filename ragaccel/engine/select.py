@@ -107,6 +107,11 @@ def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
     return found
 
 
+def wait_for(logits: Tensor) -> None:
+    """Wait until a pass has been computed of which nothing is read: its seconds are its own."""
+    logits[-1, 0].item()
+
+
 def read_choices(
     rows: Sequence[Sequence[int]], num_runner_ups: int, *, near_ties: bool = False
 ) -> Choices:

@@ -38,6 +38,11 @@ class TargetModel(Protocol):
         ...
 
     @property
+    def num_captures(self) -> int:
+        """How many passes were captured, to be replayed later, or were to be."""
+        ...
+
+    @property
     def pass_lock(self) -> AbstractContextManager[Any]:
         """Held while a pass is computed and read, by whichever engine: the model is one."""
         ...

@@ -102,6 +102,7 @@ class HuggingFaceModel:
         """Where caches must lie for passes to be replayed as CUDA graphs."""
         self._graphs: StepGraphs | None = None
         self._static: StaticNetwork | None = None
+        self._num_captures = 0  # of graphs that are no longer used
         expected = expected_passes(self) if self_check else None
         self._choose_network(expected)
         if self._attends and pack is not False:
@@ -127,6 +128,11 @@ class HuggingFaceModel:
     def graphs(self) -> StepGraphs | None:
         """What runs passes of few rows over static buffers, where there are such."""
         return self._graphs
+
+    @property
+    def num_captures(self) -> int:
+        """How many passes were captured so far, or were to be; they took longer than others."""
+        return self._num_captures if self._graphs is None else self._graphs.num_captures
 
     @property
     def joins_sequences(self) -> bool:
@@ -196,6 +202,7 @@ class HuggingFaceModel:
                 return self._graphs.run(rows)
             except CaptureError as error:
                 logger.warning("passes are launched operation by operation: %s", error)
+                self._num_captures = self._graphs.num_captures
                 self._graphs = None  # caches stay where they are, other passes read them as well
         rows = rows.to(self.device)
         for span in rows.spans:

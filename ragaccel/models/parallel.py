@@ -93,6 +93,11 @@ class ParallelModel:
         return self.target.why_apart
 
     @property
+    def num_captures(self) -> int:
+        """How many passes were captured: none, as others take part in them."""
+        return self.target.num_captures
+
+    @property
     def cost_key(self) -> str:
         """Tells the model, so spread, from others whose passes cost differently."""
         return f"{self.target.cost_key}-by-{self._lead.num_processes}"

@@ -1,5 +1,6 @@
 """Static passes, by the operations that a CUDA graph captures, run one by one on a CPU."""
 
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -93,6 +94,39 @@ def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, most
     drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
     assert run_together(Engine(target), requests, drafters) == expected
     assert max(moves) > 5
+
+
+def test_passes_that_ran_for_the_first_time_are_no_costs():
+    target, prompt = static_target(), random_prompt(21)
+    engine, expected = Engine(target), generate(tiny_model("llama"), prompt, 40)
+    verified, forward = [], target.forward
+
+    def counted(rows, keep):
+        verified.append(keep == rows.num_rows)
+        return forward(rows, keep)
+
+    target.forward = counted
+    request = Request(prompt, max_new_tokens=40)
+    for seed in range(3):
+        assert decode(engine, request, Cheat(prompt, expected, seed), 12) == expected
+    assert target.num_captures == len(target._graphs._passes) > 1
+    assert engine.costs.of("greedy").num_passes == sum(verified) - target.num_captures > 0
+
+
+def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
+    target, prompt = static_target(), random_prompt(21)
+    monkeypatch.setattr(target._graphs, "_capture", True)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+
+    def refused(static):
+        raise CaptureError("it waits for the device")
+
+    monkeypatch.setattr(target._graphs, "_captured", refused)
+    engine = Engine(target)
+    found = decode(engine, Request(prompt, max_new_tokens=9), NoDrafter())
+    assert found == generate(tiny_model("llama"), prompt, 9)
+    assert (target.graphs, target.num_captures) == (None, 1)
+    assert engine.costs.of("greedy").num_passes == 8
 
 
 def test_sampling_reads_the_logits_of_a_static_pass():

@@ -1,5 +1,6 @@
 """What becomes of requests when memory runs out, wherever it does."""
 
+import weakref
 from contextlib import closing
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from decoding import Cheat, decode
 from tiny_models import generate, random_prompt, tiny_model
 
+from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.engine import engine as engine_module
@@ -69,6 +71,13 @@ def test_once_what_is_kept_is_dropped_and_the_pass_repeated(engine, expected, at
     assert forward.calls > 7
 
 
+def test_a_pass_that_was_repeated_is_no_cost(engine, expected):
+    forward, before = fail(engine, [9]), engine.costs.of("greedy").num_passes
+    assert decode(engine, Request(PROMPT, max_new_tokens=NEW), NoDrafter()) == expected
+    assert forward.calls == 1 + NEW + 1  # what is left of the prompt, the answer, the repeat
+    assert engine.costs.of("greedy").num_passes == before + NEW - 1
+
+
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_twice_the_request_ends_and_the_next_one_works(engine, expected, at):
     fail(engine, [at, at + 1])
@@ -91,6 +100,21 @@ def test_a_request_whose_pass_did_not_fit_may_go_on(engine, expected):
             list(session)
         list(session)
         assert list(session.result().token_ids) == expected
+
+
+def test_what_a_pass_that_did_not_fit_had_made_is_not_kept_by_its_error(engine):
+    made = []
+
+    def forward(rows, keep):
+        states = torch.zeros(1000)
+        made.append(weakref.ref(states))
+        raise torch.OutOfMemoryError("out of memory")
+
+    engine.model.forward = forward
+    with pytest.raises(CapacityError) as told:
+        decode(engine, Request(PROMPT, max_new_tokens=NEW))
+    assert [state() for state in made] == [None, None]
+    assert told.value.__cause__ is not None
 
 
 def test_other_errors_are_the_callers(engine):

@@ -1,4 +1,5 @@
 from contextlib import closing
+from time import perf_counter, sleep
 
 import pytest
 from decoding import Cheat
@@ -9,6 +10,7 @@ from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.huggingface import HuggingFaceModel
 
 PROMPT = random_prompt(40)
@@ -24,6 +26,34 @@ def run(verifier, request, drafter=None):
     session = Session(verifier, drafter or RandomDrafter(1, VOCAB), request, token_budget=10)
     list(session)
     return list(session.result().token_ids)
+
+
+class Computing:
+    """Stands for logits that a device has not computed yet, as whoever reads them finds out."""
+
+    def __init__(self, logits):
+        self.logits, self.since = logits, perf_counter()
+
+    def __getitem__(self, place):
+        sleep(max(0.0, self.since + DEVICE_SECONDS - perf_counter()))
+        return self.logits[place]
+
+
+DEVICE_SECONDS = 0.05
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_prompts_seconds_are_those_of_the_device(engine, together):
+    forward = engine.model.forward
+    engine.model.forward = lambda rows, keep: (
+        Computing(forward(rows, keep)) if keep < rows.num_rows else forward(rows, keep)
+    )
+    request = Request(PROMPT, max_new_tokens=3)
+    with closing(engine.open(request)) as verifier:
+        session = Session(verifier, NoDrafter(), request)
+        list(Scheduler(engine).steps(session) if together else session)
+    chunks = -(-(len(PROMPT) - 1) // engine.prefill_chunk)
+    assert session.stats.prefill_seconds >= chunks * DEVICE_SECONDS
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
