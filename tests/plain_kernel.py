@@ -5,6 +5,16 @@ from __future__ import annotations
 import torch
 
 
+class PlainKernel:
+    """What the Triton kernel computes, from the same tables, row by row."""
+
+    num_bytes = 0
+
+    def __call__(self, q, keys, values, blocks, **settings):
+        """Attend with rows [N, H, D]; return [N, H, D]."""
+        return plain_kernel(q, keys, values, blocks, **settings)
+
+
 def plain_kernel(q, keys, values, blocks, *, scaling, num_splits, window, softcap):
     """What the Triton kernel computes, from the same tables, row by row."""
     found = torch.zeros_like(q)

@@ -1,6 +1,6 @@
 """Targets that run static passes on a CPU, by the operations that a CUDA graph captures."""
 
-from plain_kernel import plain_kernel
+from plain_kernel import PlainKernel
 from tiny_models import tiny_model
 
 from ragaccel.models.huggingface import HuggingFaceModel
@@ -9,6 +9,6 @@ from ragaccel.models.huggingface import HuggingFaceModel
 def static_target(family="llama", model=None):
     """Make a target model of a shared tiny one, or of a given one."""
     target = HuggingFaceModel(tiny_model(family) if model is None else model)
-    target.use_graphs(plain_kernel, capture=False)
+    target.use_graphs(PlainKernel, capture=False)
     assert target.arena is not None
     return target

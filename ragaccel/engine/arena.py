@@ -176,6 +176,17 @@ class ArenaCache(KVCache):
         """How many rows are to be moved."""
         return sum(len(slots) for _, slots in self._moves)
 
+    @property
+    def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """What is to be moved, for ``put_back``."""
+        with self._lock:
+            return tuple(self._moves)
+
+    def put_back(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Have moves to do yet that were taken for a pass which did not begin."""
+        with self._lock:
+            self._moves[:] = moves
+
     def take_moves(self) -> tuple[list[int], list[int]]:
         """Hand out the recorded moves, as sources and targets among the arena's slots."""
         with self._lock:

@@ -273,9 +273,10 @@ class Engine:
         return self.model.num_captures + self._num_freed
 
     def free_memory(self) -> None:
-        """Drop what is kept of earlier requests."""
+        """Drop what is kept of earlier requests, and what the model keeps to be faster."""
         self._num_freed += 1
         self.pool.clear()
+        self.model.free_memory()
 
     def padded(self, rows: int) -> int:
         """How many rows a pass over so many nodes computes."""

@@ -17,6 +17,7 @@ import torch
 
 from ragaccel.engine.arena import ArenaCache
 from ragaccel.engine.cost import ROW_BUCKETS
+from ragaccel.engine.memory_limits import is_out_of_memory, memory_share
 from ragaccel.engine.row_blocks import num_splits, rows_per_block
 from ragaccel.engine.static_pass import MAX_MOVES, Size, StaticPass, in_arena
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
 _WARM_UPS = 2
+_KEPT_SHARE = 0.05  # of the device's memory
 
 logger = logging.getLogger("ragaccel")
 
@@ -43,34 +45,50 @@ class CaptureError(RuntimeError):
 class StepGraphs:
     """Runs passes over static buffers, captured as CUDA graphs where the device has them.
 
+    The passes that were not used for longest go first when there are too many.
+
     Args:
         compute: the model over a static pass: token ids and positions in, logits [N, V] out, with
             the pass's ``attend`` in every layer.
         arena: where the caches of all passes lie.
-        kernel: attention over it.
+        make_kernel: makes attention over it, for each size of pass.
         group: query heads that share a KV head.
         capture: replay graphs; else ``compute`` runs anew for every pass, the same operations.
+        max_passes: most sizes of pass that are kept; what a graph takes of the driver's memory is
+            not counted in bytes.
+        max_bytes: most bytes of buffers and logits kept; ``None`` is a twentieth of the device's
+            memory. The last pass is kept whatever it takes.
     """
 
     def __init__(
         self,
         compute: Callable[[StaticPass], Tensor],
         arena: Arena,
-        kernel: Kernel,
+        make_kernel: Callable[[], Kernel],
         *,
         group: int,
         capture: bool,
+        max_passes: int = 128,
+        max_bytes: int | None = None,
     ) -> None:
-        self._compute, self._arena, self._kernel, self._group = compute, arena, kernel, group
-        self._capture = capture
+        self._compute, self._arena, self._group = compute, arena, group
+        self._make_kernel, self._capture = make_kernel, capture
         self._version = arena.version
-        self._passes: dict[Size, StaticPass] = {}
-        self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        if max_bytes is None:
+            max_bytes = memory_share(arena.layout.device, _KEPT_SHARE)
+        self._max_passes, self._max_bytes = max_passes, max_bytes
+        self._passes: dict[Size, StaticPass] = {}  # the last used last
         self._pool: Any = None
+        self._aside: Any = None  # a stream for runs that are not captured
         self.num_captures = 0
         """How many passes were captured so far, or ran for the first time."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
         """A context around what the device computes of every pass, for who measures it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the device that is kept for passes to come, in bytes."""
+        return sum(static.num_bytes for static in self._passes.values())
 
     def takes(self, rows: Rows) -> bool:
         """Whether a pass fits: few enough rows and sequences, all of them in the arena.
@@ -86,16 +104,17 @@ class StepGraphs:
         )
 
     def clear(self) -> None:
-        """Capture anew: what the graphs read has moved."""
-        self._graphs.clear()
+        """Free what is kept; passes are captured anew, as when what they read has moved."""
         self._passes.clear()
         self._pool = None  # a pool ends with the last graph in it
 
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next one of this size.
 
+        Whatever is raised, no move is lost.
+
         Raises:
-            CaptureError: it cannot be captured; nothing was computed, no move is lost.
+            CaptureError: it cannot be captured; nothing was computed.
         """
         if not self._capture:
             return self._run(rows)
@@ -108,43 +127,61 @@ class StepGraphs:
             self._version = self._arena.version
         _settle_most(rows)
         size = self._size(rows)
-        static = self._passes.get(size)
-        if static is None or (self._capture and size not in self._graphs):
-            self.num_captures += 1
+        static = self._passes.pop(size, None)
+        is_new = static is None
         if static is None:
-            static = StaticPass(size, self._arena, self._kernel, self._group)
-            self._passes[size] = static
-        if not self._capture:
-            static.fill(rows)
-            with self.running():
-                return self._step(static)[: rows.num_rows]
-        if size not in self._graphs:
-            for span in rows.spans:
-                span.cache.settle()  # a capture runs the pass several times, moves only once
-            static.fill(rows)
-            self._graphs[size] = self._captured_or_refused(static)
-        else:
-            static.fill(rows)
-        graph, logits = self._graphs[size]
-        with self.running():
-            graph.replay()
+            self.num_captures += 1
+            static = StaticPass(size, self._arena, self._make_kernel(), self._group)
+            if self._capture:
+                for span in rows.spans:
+                    span.cache.settle()  # a capture runs the pass several times, moves only once
+                static.fill(rows)
+                static.recorded = self._captured_or_refused(static)
+        logits = self._launch(static, rows)
+        self._passes[size] = static
+        if is_new:
+            static.logits_bytes = logits.nbytes
+            self._drop_oldest()
         return logits[: rows.num_rows]
 
-    def _step(self, static: StaticPass) -> Tensor:
-        static.move()
-        return self._compute(static)
+    def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
+        """Put a pass into its buffers and run it; if that fails, its moves are to be done yet."""
+        caches = [in_arena(span.cache) for span in rows.spans]
+        waiting = [(cache, cache.moves) for cache in caches]
+        try:
+            static.fill(rows)
+            with self.running():
+                if static.recorded is not None:
+                    graph, logits = static.recorded
+                    graph.replay()
+                    return logits
+                static.move()
+                waiting.clear()
+                return self._compute(static)
+        except Exception:
+            for cache, moves in waiting:
+                cache.put_back(moves)
+            raise
+
+    def _drop_oldest(self) -> None:
+        """Drop passes beyond the bounds. The device has run them: their choices were read."""
+        while len(self._passes) > 1 and (
+            len(self._passes) > self._max_passes or self.num_bytes > self._max_bytes
+        ):
+            del self._passes[next(iter(self._passes))]
 
     def _captured_or_refused(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         try:
             return self._captured(static)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise CaptureError(str(error)) from error
 
     def _captured(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a pass over its static buffers, after runs that make what is made lazily."""
-        stream: Any = cast("Any", torch.cuda).Stream()
+        # One for all captures: what was allocated on a stream, and freed, serves that one alone.
+        stream = self._aside = self._aside or cast("Any", torch.cuda).Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
@@ -156,6 +193,10 @@ class StepGraphs:
             logits = self._step(static)
         self._pool = self._pool or graph.pool()
         return graph, logits
+
+    def _step(self, static: StaticPass) -> Tensor:
+        static.move()
+        return self._compute(static)
 
     def _size(self, rows: Rows) -> Size:
         count = _at_least(rows.num_rows, ROW_BUCKETS)

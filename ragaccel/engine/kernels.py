@@ -13,13 +13,18 @@ if TYPE_CHECKING:
 
 
 class TritonKernel:
-    """Attention by ``triton_attention``; what its splits leave is kept by the size of the pass.
+    """Attention by ``triton_attention`` for the passes of one size, with scratch for its splits.
 
     A captured graph writes to the scratch it was captured with, so none is ever replaced.
     """
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[int, ...], Scratch] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it keeps, in bytes."""
+        return sum(scratch.num_bytes for scratch in self._scratch.values())
 
     def __call__(
         self,

@@ -13,6 +13,7 @@ from ragaccel.errors import CapacityError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_TOLD = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
 _UNKNOWN_BYTES = 20 << 30  # taken where the memory cannot be told
 
 Result = TypeVar("Result")
@@ -66,13 +67,13 @@ def within_memory(
     try:
         return compute()
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     _freed(free, device)
     try:
         return compute()
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         clear_frames(error.__traceback__)  # what they hold would stay as long as the error does
         _freed(free, device)
@@ -89,6 +90,10 @@ def _freed(free: Callable[[], None], device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    told = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
-    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in told)
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that a device's memory is full, or came of one that does."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _TOLD):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -27,7 +27,12 @@ MAX_MOVES = 64
 
 
 class Kernel(Protocol):
-    """Attention over an arena; see ``triton_attention.attend``."""
+    """Attention over an arena in passes of one size; see ``triton_attention.attend``."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it keeps from pass to pass, in bytes."""
+        ...
 
     def __call__(
         self,
@@ -55,12 +60,18 @@ class Size:
 
 
 class StaticPass:
-    """The buffers of one size of pass, and its attention. Filled before every run."""
+    """The buffers of one size of pass, and its attention. Filled before every run.
+
+    ``recorded`` is the graph of the pass with the logits that it writes, once it was captured;
+    ``logits_bytes`` what those take.
+    """
 
     def __init__(self, size: Size, arena: Arena, kernel: Kernel, group: int) -> None:
         device, rows = arena.layout.device, size.rows
         self.size, self._arena, self._kernel = size, arena, kernel
         self._block_rows = rows_per_block(group)
+        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self.logits_bytes = 0
         pinned = device.type == "cuda"
         self._host = torch.zeros(3 * rows + 2 * MAX_MOVES, dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
@@ -72,6 +83,12 @@ class StaticPass:
         self._blocks = RowBlocks.empty(
             rows, size.blocks, self._words, block_rows=self._block_rows, device=device
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the device that it keeps, in bytes."""
+        tables = self._inputs.nbytes + self._blocks.buffer.nbytes
+        return tables + self._kernel.num_bytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
         """Put a pass into the buffers; waits for the device only until it has read the last one."""

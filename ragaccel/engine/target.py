@@ -69,6 +69,10 @@ class TargetModel(Protocol):
         """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
         ...
 
+    def free_memory(self) -> None:
+        """Free what is kept only to make later passes faster: the device is full."""
+        ...
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' states to their caches; return the logits of the last ``keep``.
 

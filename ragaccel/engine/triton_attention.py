@@ -52,6 +52,11 @@ class Scratch:
         self.stats = torch.empty(*shape, 2, dtype=torch.float32, device=device)
         self.partials = torch.empty(*shape, head_size, dtype=torch.float32, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes, in bytes."""
+        return self.stats.nbytes + self.partials.nbytes
+
 
 def attend(
     q: Tensor,

@@ -30,6 +30,7 @@ from ragaccel.models.watching import WeightWatch
 from ragaccel.models.weights import cost_key, input_device, weight_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -191,6 +192,11 @@ class HuggingFaceModel:
             return self.arena.new_cache(capacity, limit)
         return KVCache(capacity, limit)
 
+    def free_memory(self) -> None:
+        """Free captured passes; they are captured anew when they are wanted again."""
+        if self._graphs is not None:
+            self._graphs.clear()
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
 
@@ -243,15 +249,15 @@ class HuggingFaceModel:
         except ImportError:
             logger.info("no triton: passes are launched operation by operation")
             return
-        self.use_graphs(TritonKernel(), capture=True)
+        self.use_graphs(TritonKernel, capture=True)
         if expected is not None and not passes_check(self, expected):
             self.launch_each()
 
-    def use_graphs(self, kernel: Kernel, *, capture: bool) -> None:
+    def use_graphs(self, make_kernel: Callable[[], Kernel], *, capture: bool) -> None:
         """Run passes of few rows over static buffers with this attention, if the model can."""
         from ragaccel.models.static import make_graphs
 
-        made = make_graphs(self, kernel, capture=capture)
+        made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.arena, self._graphs, self._static = made
 

@@ -137,6 +137,10 @@ class ParallelModel:
         with self._lead.ordered(rows, keep):
             return self.target.forward(rows, keep)
 
+    def free_memory(self) -> None:
+        """Free what this process keeps only to make later passes faster."""
+        self.target.free_memory()
+
     def close(self) -> None:
         """Let the other processes end; nothing can be computed afterwards. Harmless if repeated."""
         self._end()

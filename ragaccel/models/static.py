@@ -24,7 +24,7 @@ from ragaccel.engine.static_pass import StaticPass
 from ragaccel.models.twin import make_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ragaccel.engine.static_pass import Kernel
     from ragaccel.models.huggingface import HuggingFaceModel
@@ -149,7 +149,7 @@ class StaticNetwork:
 
 
 def make_graphs(
-    target: HuggingFaceModel, kernel: Kernel, *, capture: bool
+    target: HuggingFaceModel, make_kernel: Callable[[], Kernel], *, capture: bool
 ) -> tuple[Arena, StepGraphs, StaticNetwork] | None:
     """Build what a model needs to run static passes; None where it cannot.
 
@@ -167,7 +167,7 @@ def make_graphs(
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
     arena, network = Arena(layout), StaticNetwork(target, twin)
-    graphs = StepGraphs(network.compute, arena, kernel, group=group, capture=capture)
+    graphs = StepGraphs(network.compute, arena, make_kernel, group=group, capture=capture)
     return arena, graphs, network
 
 

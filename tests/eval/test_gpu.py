@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import RandomDrafter
-from plain_kernel import plain_kernel
+from plain_kernel import PlainKernel
 from recorded import ANSWER, make_job, make_target, write_inputs
 
 from eval import gpu, report, roofline
@@ -22,7 +22,7 @@ from ragaccel.engine.engine import Engine
 
 def static_target(family="llama"):
     target = make_target(family)
-    target.ours.use_graphs(plain_kernel, capture=False)
+    target.ours.use_graphs(PlainKernel, capture=False)
     assert target.ours.graphs is not None
     return target
 
