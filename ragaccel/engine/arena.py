@@ -20,9 +20,12 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory_limits import memory_share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeAlias
 
     from torch import Tensor
+
+    Relief: TypeAlias = "Callable[[Arena, int], None]"
 
 FIRST_SLOTS = 16_384  # less where that is more than this share of the device's memory
 _FIRST_SHARE = 0.1
@@ -106,13 +109,19 @@ class Arena:
     def free(self, first: int, end: int) -> None:
         """Give a run of slots back."""
         with self._lock:
-            merged: list[tuple[int, int]] = []
-            for begin, stop in sorted([*self._free, (first, end)]):
-                if merged and merged[-1][1] == begin:
-                    merged[-1] = (merged[-1][0], stop)
-                else:
-                    merged.append((begin, stop))
-            self._free = merged
+            self._free = _merged([*self._free, (first, end)])
+
+    def fits(self, num_slots: int, without: Sequence[ArenaCache] = ()) -> bool:
+        """Whether so many slots lie free in a row, or would do so without some caches."""
+        with self._lock:
+            free = _merged([*self._free, *(run for cache in without for run in cache.runs)])
+        return any(end - first >= num_slots for first, end in free)
+
+    def may_grow(self, num_slots: int, idle: Sequence[ArenaCache], kept_bytes: int) -> bool:
+        """Whether, grown for so many slots, it is no larger than what is used and may be kept."""
+        held = sum(end - first for cache in idle for first, end in cache.runs)
+        used = self.num_slots - self.num_free - held + num_slots
+        return (self._grown(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the states of some slots to others, in all layers."""
@@ -126,9 +135,12 @@ class Arena:
                 return first
         return None
 
+    def _grown(self, num_slots: int) -> int:
+        """How many slots it has once it has grown."""
+        return max(2 * self.num_slots, self.num_slots + num_slots)
+
     def _grow(self, num_slots: int) -> None:
-        old = self.states
-        count = max(2 * old.shape[2], old.shape[2] + num_slots)
+        old, count = self.states, self._grown(num_slots)
         self.states = self._new(count)
         self.states[:, :, : old.shape[2]] = old
         self.version += 1
@@ -144,14 +156,27 @@ class Arena:
         return states
 
 
+def _merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join runs of slots that touch, in order."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(runs):
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((first, end))
+    return merged
+
+
 class ArenaCache(KVCache):
     """A sequence's run of slots in an arena. What is to be moved waits for ``settle``."""
 
-    __slots__ = ("_arena", "_finalizer", "base")
+    __slots__ = ("_finalizer", "arena", "base", "relief")
 
     def __init__(self, arena: Arena, capacity: int | None, limit: int | None) -> None:
         super().__init__(capacity, limit)
-        self._arena = arena
+        self.arena = arena
+        self.relief: weakref.WeakMethod[Relief] | None = None
+        """Is told of slots that are about to be allocated, and may free others before."""
         self.base = TRASH  # slot of the first token, once there is one
         self._finalizer: weakref.finalize[..., ArenaCache] | None = None
 
@@ -170,6 +195,11 @@ class ArenaCache(KVCache):
     def settle(self) -> None:
         """Do the recorded moves now, before a pass that does not."""
         self._apply_moves()
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The slots it has, by their first, up to and without their end: none or one run."""
+        return () if self._finalizer is None else ((self.base, self.base + self.capacity),)
 
     @property
     def num_moves(self) -> int:
@@ -203,7 +233,7 @@ class ArenaCache(KVCache):
         """Look at the arena's states where they are now."""
         if self._finalizer is None:
             return
-        own = self._arena.states[:, :, self.base : self.base + self.capacity]
+        own = self.arena.states[:, :, self.base : self.base + self.capacity]
         self._keys = [states[None] for states in own[0::2]]
         self._values = [states[None] for states in own[1::2]]
 
@@ -212,21 +242,33 @@ class ArenaCache(KVCache):
         with self._lock:
             sources, targets = self._listed()
             if sources:
-                self._arena.move(sources, targets)
+                self.arena.move(sources, targets)
             self._moves.clear()  # not before they are done: memory may run out on the way
 
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:
-        base = self._arena.allocate(capacity)
-        states, old = self._arena.states, self._finalizer
+        # Rows that are yet to be moved stand behind what is committed.
+        used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)
+        used = max(used, self.length)
+        if used == 0:
+            self._release()
+        relieve = None if self.relief is None else self.relief()
+        if relieve is not None:
+            relieve(self.arena, capacity)
+        base = self.arena.allocate(capacity)
+        states, old = self.arena.states, self._finalizer
         if old is not None:
-            # Rows that are yet to be moved stand behind what is committed.
-            used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)
-            used = max(used, self.length)
             states[:, :, base : base + used] = states[:, :, self.base : self.base + used]
         self.base, self.capacity = base, capacity
-        self._finalizer = weakref.finalize(self, self._arena.free, base, base + capacity)
+        self._finalizer = weakref.finalize(self, self.arena.free, base, base + capacity)
         self._finalizer.atexit = False
         self.bind()
         if old is not None:
             old()
+
+    def _release(self) -> None:
+        """Give its slots back; it gets others when they are wanted."""
+        finalizer, self._finalizer, self.base = self._finalizer, None, TRASH
+        self._keys, self._values = [], []
+        if finalizer is not None:
+            finalizer()

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from threading import RLock
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
+from ragaccel.engine.arena import ArenaCache
 from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ragaccel.engine.arena import Arena
 
 logger = logging.getLogger("ragaccel")
 
@@ -42,6 +46,10 @@ class Holding:
 class PrefixPool:
     """The caches of one engine: those of open requests, and idle ones that are kept.
 
+    An arena grows for idle caches as far as what may be kept fits beside the open requests; beyond
+    that idle caches make room, those that were not used for longest first: growing copies all
+    states, captures all passes anew and is never undone.
+
     Args:
         new_cache: makes an empty cache.
         max_kept: most idle caches.
@@ -53,6 +61,7 @@ class PrefixPool:
         self._idle: list[Holding] = []
         self._open: list[Holding] = []
         self._version = 0  # of the weights
+        self._source: Holding | None = None  # what is copied from at the moment
         self.bytes_per_token = 0
         """Bytes of states that a token takes; 0 until a cache was given back, kept or not."""
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
@@ -92,8 +101,7 @@ class PrefixPool:
                 holding.cache.truncate(shared)
             else:
                 holding = Holding(self._spare(keeping=best), namespace)
-                holding.cache.copy_from(best.cache, shared)
-                best.used = next(_ticks)
+                self._copy(best, shared, holding.cache, room)
             holding.token_ids = list(prompt[:shared]) if holding.cache.length else []
             holding.num_settled = min(shared, best.num_settled) if best is not None else 0
             holding.num_settled = min(holding.num_settled, len(holding.token_ids))
@@ -159,6 +167,38 @@ class PrefixPool:
                 best = (length, holding)
         return best
 
+    def _copy(self, source: Holding, length: int, cache: KVCache, room: int) -> None:
+        """Copy the beginning of what is held to a cache that has room for more at once."""
+        source.used = next(_ticks)
+        self._source = source
+        try:
+            cache.reserve(max(room, length))
+            cache.copy_from(source.cache, length)
+        finally:
+            self._source = None
+
+    def relieve(self, arena: Arena, num_slots: int) -> None:
+        """Drop as few idle caches as make room in an arena that would else grow too far.
+
+        Nothing is dropped in vain: where all of them would not do, the arena grows.
+        """
+        with self._lock:
+            idle = [
+                (kept, kept.cache)
+                for kept in sorted(self._idle, key=lambda kept: kept.used)
+                if isinstance(kept.cache, ArenaCache)
+                and kept.cache.arena is arena
+                and kept is not self._source
+            ]
+            caches = [cache for _, cache in idle]
+            if arena.fits(num_slots) or arena.may_grow(num_slots, caches, self.max_bytes):
+                return
+            for count in range(1, len(idle) + 1):
+                if arena.fits(num_slots, caches[:count]):
+                    dropped = [kept for kept, _ in idle[:count]]
+                    self._idle = [kept for kept in self._idle if kept not in dropped]
+                    return
+
     def _spare(self, keeping: Holding | None = None) -> KVCache:
         """An empty cache: the least recently used idle one's, when as many are kept as may be."""
         candidates = [holding for holding in self._idle if holding is not keeping]
@@ -167,7 +207,10 @@ class PrefixPool:
             self._idle.remove(oldest)
             oldest.cache.truncate(0)
             return oldest.cache
-        return self._new_cache()
+        cache = self._new_cache()
+        if isinstance(cache, ArenaCache):
+            cache.relief = WeakMethod(self.relieve)
+        return cache
 
 
 def _extends(longer: Holding, shorter: Holding) -> bool:

@@ -1,7 +1,15 @@
 """The pool of kept prefixes by itself: what is kept once, cut, copied."""
 
+import pytest
 import torch
+from decoding import Cheat, decode
+from static_passes import static_target
+from tiny_models import generate, random_prompt, tiny_model
 
+from ragaccel.decode.request import Request
+from ragaccel.engine import kv_cache
+from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.prefixes import Holding, PrefixPool
 
@@ -47,3 +55,93 @@ def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
     assert cut.cache is kept.cache
     assert (copied.token_ids, cut.token_ids) == (list(range(15)), list(range(30)))
     assert isinstance(cut, Holding)
+
+
+SLOT_BYTES = 2 * 4 * 8
+
+
+@pytest.fixture
+def arena(monkeypatch):
+    """Room for 100 tokens, in caches of 20 at first."""
+    monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 20)
+    return Arena(StateLayout(1, 1, 4, torch.float64, torch.device("cpu")), 101)
+
+
+def keep(pool, number):
+    """Keep some prompts of 20 tokens that have nothing in common."""
+    for i in range(number):
+        pool.give_back(put(pool, range(100 * i, 100 * i + 20)))
+    assert pool.num_idle == number
+
+
+def kept(pool):
+    return [holding.token_ids[0] // 100 for holding in pool._idle]
+
+
+def pool_over(arena, kept_slots):
+    return PrefixPool(arena.new_cache, max_kept=8, max_bytes=kept_slots * SLOT_BYTES)
+
+
+@pytest.mark.parametrize(("room", "left"), [(20, [0, 1, 2, 3]), (21, [2, 3]), (60, [3])])
+def test_idle_caches_make_room_before_an_arena_grows(arena, room, left):
+    pool = pool_over(arena, 90)
+    keep(pool, 4)
+    holding = pool.take([7, 7, 7], "", room=room)
+    assert (arena.version, holding.cache.capacity) == (0, room)
+    assert kept(pool) == left
+
+
+def test_an_arena_grows_where_what_may_be_kept_wants_it(arena):
+    pool = pool_over(arena, 200)
+    keep(pool, 4)
+    pool.take([7, 7, 7], "", room=40)
+    assert (arena.version, pool.num_idle) == (1, 4)
+
+
+def test_nothing_is_dropped_in_vain(arena):
+    pool = pool_over(arena, 90)
+    keep(pool, 4)
+    pool.take([7, 7, 7], "", room=150)
+    assert (arena.version, pool.num_idle) == (1, 4)
+
+
+def test_what_is_copied_from_is_not_dropped(arena):
+    pool = pool_over(arena, 90)
+    keep(pool, 4)
+    copied = pool.take([*range(8), 500], "", room=40)
+    assert copied.token_ids == list(range(8))
+    assert copied.cache.buffers[0][0, 0, :8, 0].tolist() == list(range(8))
+    assert 0 in kept(pool)
+    assert arena.version == 0
+
+
+def test_an_answer_that_outgrows_its_room_drops_idle_caches_too(arena):
+    pool = pool_over(arena, 90)
+    keep(pool, 4)
+    holding = put(pool, [*range(900, 920)])
+    fill(holding.cache, 20)
+    assert (arena.version, holding.cache.capacity) == (0, 40)
+    assert len(kept(pool)) == 2
+
+
+def test_a_cache_that_is_used_again_gives_its_slots_back_first(arena):
+    pool = PrefixPool(arena.new_cache, max_kept=1, max_bytes=90 * SLOT_BYTES)
+    keep(pool, 1)
+    holding = pool.take([7, 7, 7], "", room=100)
+    assert (arena.version, holding.cache.capacity) == (0, 100)
+
+
+def test_tokens_are_the_same_in_an_arena_that_is_short_of_room(monkeypatch):
+    monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 16)
+    target = static_target()
+    target.arena.__dict__.update(Arena(target.arena.layout, 400).__dict__)
+    engine = Engine(target, prefill_chunk=16, kept_bytes=300 * target.arena.layout.slot_bytes)
+    start, idle = random_prompt(30, 1), []
+    for turn in range(12):
+        prompt = [*start[turn % 3 :], *random_prompt(40, 2 + turn % 5)]
+        expected = generate(tiny_model("llama"), prompt, 20)
+        request = Request(prompt, max_new_tokens=20)
+        assert decode(engine, request, Cheat(prompt, expected, turn)) == expected
+        idle.append(engine.pool.num_idle)
+    assert target.arena.version == 0
+    assert max(idle) > 1
