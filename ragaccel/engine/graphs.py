@@ -106,7 +106,6 @@ class StepGraphs:
     def clear(self) -> None:
         """Free what is kept; passes are captured anew, as when what they read has moved."""
         self._passes.clear()
-        self._pool = None  # a pool ends with the last graph in it
 
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next one of this size.
@@ -187,6 +186,8 @@ class StepGraphs:
             for _ in range(_WARM_UPS):
                 self._step(static)
         torch.cuda.current_stream().wait_stream(stream)
+        if not self._passes:
+            self._pool = None  # a pool ends with the last graph in it
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: an embedder, a request that is closed.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -95,6 +95,22 @@ def test_sequences_share_replayed_graphs():
     assert run_together(Engine(HuggingFaceModel(model)), requests, drafters) == expected
 
 
+def test_graphs_that_were_freed_are_captured_again():
+    model = make_tiny_model("llama", torch.float32, max_position_embeddings=4096).cuda()
+    target = HuggingFaceModel(model)
+    engine, graphs = Engine(target, kept_prefixes=0), target._graphs
+    graphs._max_passes = 2
+    for length in (30, 520, 30, 1030):
+        prompt = random_prompt(length, length)
+        expected = generate(model, prompt, 40)
+        request = Request(prompt, max_new_tokens=40)
+        assert decode(engine, request, Cheat(prompt, expected), 40) == expected
+        assert len(graphs._passes) <= 2
+        kept, held = graphs.num_bytes, torch.cuda.memory_allocated()
+        engine.free_memory()
+        assert torch.cuda.memory_allocated() <= held - kept // 2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_exact_mode_is_exact(dtype):
     model = make_tiny_model("llama", dtype, hidden_size=256, intermediate_size=512).cuda()
