@@ -9,6 +9,7 @@ import numpy as np
 from ragaccel.draft.corpus import Ids
 from ragaccel.draft.evidence import Table
 from ragaccel.draft.jit import compiled
+from ragaccel.draft.large_arrays import joined
 
 WIDTH = 16
 """How many successors of a token are remembered."""
@@ -60,10 +61,10 @@ def with_rows(table: Successors, tokens: Ids, max_rows: int) -> Successors:
     num_rows = len(table.totals)
     new = tokens[row_of[tokens] < 0][: max(0, max_rows - num_rows)]
     row_of[new] = np.arange(num_rows, num_rows + len(new))
-    parts = [
-        np.concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
-        for part in table[1:]
-    ]
+    parts = (
+        joined([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
+        for part in (table.token_ids, table.counts, table.totals, table.distinct)
+    )
     return Successors(row_of, *parts)
 
 

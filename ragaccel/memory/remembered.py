@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ragaccel.draft import large_arrays
 from ragaccel.draft.corpus import CONTEXT, SORTED_BY, Corpus, Ids, Kinds, empty_corpus, position
 from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT
 from ragaccel.draft.jit import compiled
@@ -154,14 +155,14 @@ def joined(corpus: Corpus, prompt: Ids, answer: Ids) -> Corpus:
     """A corpus with one more request at its end; the old one stays as it is."""
     added = np.concatenate([prompt, answer, np.array([BOUNDARY], np.int32)])
     start = len(corpus.token_ids)
-    token_ids = np.concatenate([corpus.token_ids, added])
+    token_ids = large_arrays.joined([corpus.token_ids, added])
     kinds: Kinds = np.full(len(added), PAST_ANSWER, np.int8)
     kinds[: len(prompt)] = PAST_PROMPT
     alone = np.concatenate([np.full(CONTEXT, BOUNDARY, np.int32), added])
     new = in_order(alone) + np.int32(start - CONTEXT)
     at = positions(corpus, token_ids, new)
-    places = np.insert(corpus.places, at, new)
-    kinds = np.concatenate([corpus.kinds, kinds])
+    places = large_arrays.inserted(corpus.places, at, new)
+    kinds = large_arrays.joined([corpus.kinds, kinds])
     return Corpus(token_ids, kinds, places, len(places), first_of(token_ids, places))
 
 
