@@ -1,6 +1,7 @@
 import gc
 import inspect
 import threading
+import weakref
 
 import pytest
 import tiny_models
@@ -350,6 +351,24 @@ def test_nothing_is_computed_before_the_first_piece_nor_after_leaving(monkeypatc
     gc.collect()
     assert llm.engine.pool.num_idle == 1
     assert counting.passes <= 2 * after_first
+
+
+def test_a_model_that_is_dropped_takes_its_caches_along_at_once():
+    llm = LLM(tiny_llm().model.model, tiny_tokenizer())
+    llm.generate([PROMPT, "What rises?"], max_new_tokens=4)
+    with llm.stream(PROMPT, max_new_tokens=64) as stream:
+        next(stream)
+    del stream
+    caches = [weakref.ref(holding.cache) for holding in llm.engine.pool._idle]
+    kept = [weakref.ref(each) for each in (llm.model, llm.engine, llm.engine.pool)] + caches
+    assert caches
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        assert [one() for one in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
 
 
 def test_errors_reach_the_consumer_and_free_the_cache():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ragaccel.decode.request import Request
     from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.cost import PassCost
-    from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.prefixes import Holding
     from ragaccel.engine.target import TargetModel
 
@@ -109,8 +109,11 @@ class Engine:
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.costs = KeptCosts(share, cost_file)
         self._pass_lock = model.pass_lock
+        # The rows of the last pass stand past the answer.
+        most = self.max_tokens
+        most = None if most is None else most + self.padded(self.max_rows)
         self.pool = PrefixPool(
-            self._new_cache,
+            partial(model.new_cache, None, most),  # not of this object: they die at once together
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )
@@ -293,8 +296,3 @@ class Engine:
         """What passes of a request by itself cost, and up to how many cached tokens that holds."""
         kind = PassKind.of(verifier.way, verifier.num_cached)
         return self.costs.of(kind.way, kind.attended), kind.attended
-
-    def _new_cache(self) -> KVCache:
-        # The rows of the last pass stand past the answer.
-        most, rows = self.max_tokens, self.padded(self.max_rows)
-        return self.model.new_cache(None, None if most is None else most + rows)
