@@ -13,9 +13,10 @@ import os
 import signal
 import threading
 from contextlib import contextmanager, suppress
-from threading import Event, Lock, Thread
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import finalize
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -54,8 +55,10 @@ class ParallelModel:
 
     def __init__(self, target: HuggingFaceModel, channel: Channel) -> None:
         self.target = target
-        self._lead = _Lead(channel)
-        self._end = finalize(self, self._lead.end)  # at the latest when Python exits
+        self._lead = lead = _Lead(channel)
+        self._end = finalize(self, lead.end)  # at the latest when Python exits
+        beat = Thread(target=lead.beat, args=(ref(self),), name="ragaccel-beat", daemon=True)
+        beat.start()
 
     @property
     def model(self) -> Any:
@@ -147,16 +150,20 @@ class ParallelModel:
 
 
 class _Lead:
-    """The first process's side of the channel: one message at a time, signs of life between."""
+    """The first process's side of the channel: one message at a time, signs of life between.
+
+    The model's finalizer ends it, and garbage may be collected in any line of any thread: who has
+    the lock therefore has the model too, and what the finalizer tells the thread that beats is
+    told without a lock of Python's.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.journal = Journal()
         self.num_processes = dist.get_world_size()
         self._channel, self._lock = channel, Lock()
         self._over = ""  # why nothing can be ordered any more
-        self._ended = Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()
         self._process = os.getpid()
-        Thread(target=self._beat, name="ragaccel-beat", daemon=True).start()
 
     @contextmanager
     def ordered(self, rows: Rows, keep: int) -> Iterator[None]:
@@ -177,7 +184,7 @@ class _Lead:
         """Let the others end."""
         if os.getpid() != self._process:  # a fork of the process that leads
             return
-        self._ended.set()
+        self._ended.put(None)
         with self._lock:
             if self._over:
                 return
@@ -187,19 +194,33 @@ class _Lead:
             self._channel.call_off(in_order=True)
             part_processes()
 
-    def _beat(self) -> None:
+    def beat(self, model: ref[ParallelModel]) -> None:
         """Say now and then that this process lives; hear whether the others do."""
-        while not self._ended.wait(_BEAT):
-            if not self._lock.acquire(blocking=False):
-                continue  # a pass says as much
-            try:
-                if self._over:
-                    return
+        while not self._has_ended_within(_BEAT):
+            held = model()
+            if held is None or not self._say_alive():
+                return
+            del held
+
+    def _has_ended_within(self, seconds: float) -> bool:
+        try:
+            self._ended.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
+    def _say_alive(self) -> bool:
+        """Whether anything can still be ordered."""
+        if not self._lock.acquire(blocking=False):
+            return True  # a pass says as much
+        try:
+            if not self._over:
                 self._channel.send(message(ALIVE, self.journal))
-            except Exception as error:
-                self._break(error)
-            finally:
-                self._lock.release()
+        except Exception as error:
+            self._break(error)
+        finally:
+            self._lock.release()
+        return not self._over
 
     def _break(self, error: BaseException) -> None:
         cause = f"{type(error).__name__}: {error}".split("\n")[0].split(". ")[0]

@@ -1,10 +1,12 @@
 """Models of several processes: on the processors, what one process alone decodes."""
 
+import gc
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from tiny_models import make_tiny_model, tiny_config
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
+from ragaccel.models import parallel
 from ragaccel.models.load import load_model
+from ragaccel.models.messages import ALIVE, END
 from ragaccel.models.processes import check_heads
 
 TESTS = Path(__file__).parents[1]
@@ -183,3 +187,28 @@ def test_one_process_alone_needs_no_torchrun_and_nothing_is_closed(tmp_path):
     with LLM.load(tmp_path, tensor_parallel=1, keep_costs=False) as llm:
         assert llm.generate("The lamp", max_new_tokens=3)
     assert llm.generate("The lamp", max_new_tokens=3)
+
+
+def test_a_model_collected_while_a_sign_of_life_is_sent_is_closed_all_the_same(monkeypatch):
+    said, dropped = [], []
+
+    class Channel:
+        def send(self, words):
+            said.append(int(words[0]))
+            if not dropped:
+                dropped.append(models.clear())
+                gc.collect()  # in the thread that sends
+
+        def call_off(self, *, in_order):
+            said.append(in_order)
+
+    monkeypatch.setattr(parallel, "_BEAT", 0.01)
+    monkeypatch.setattr(parallel.dist, "get_world_size", lambda: 1)
+    models = [parallel.ParallelModel(None, Channel())]
+    models[0].target = models[0]  # a cycle: only a collection ends it
+    deadline = time.monotonic() + 20
+    while END not in said and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+    assert said[0] == ALIVE
+    assert said[-2:] == [END, True]
