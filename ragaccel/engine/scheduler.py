@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.25  # of a pass: how long it waits for the sessions of the one before
 _LONGEST_PATIENCE = 0.02  # seconds
+_ANY = -1  # asked for by thread after thread
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class _Turn:
     """A session whose owner waits for its next step."""
 
     session: Session
+    asker: int  # the thread that waits
     step: Step | None = None
     error: Exception | None = None
     is_running: bool = False
@@ -67,8 +69,8 @@ class Scheduler:
     """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
 
     A round is at most one chunk of one prompt and one verify pass of each queued session, so that
-    nobody waits longer than these for a step of his own, and a pass waits at most
-    0.02 seconds, or a quarter of the last one, for sessions that took part in the last. The
+    nobody waits longer than these for a step of his own. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
+    that took part in the last, unless the thread that asked for them waits itself. The
     callers' threads do the work; what one session's drafter, stop rules or processors raise
     reaches its owner alone.
 
@@ -84,7 +86,7 @@ class Scheduler:
         self._turns: list[_Turn] = []
         self._changed = Condition()
         self._leader: int | None = None  # the thread that runs a round
-        self._expected: list[Session] = []
+        self._expected: dict[Session, int] = {}  # those of the last pass, and who asked for them
         self._pass_seconds = 0.0
 
     def steps(self, session: Session) -> Iterator[Step]:
@@ -101,7 +103,8 @@ class Scheduler:
         """
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
-        turns = [_Turn(session) for session in sessions]
+        asker = get_ident()
+        turns = [_Turn(session, asker) for session in sessions]
         with self._changed:
             self._turns += turns
             self._changed.notify_all()
@@ -138,7 +141,8 @@ class Scheduler:
             while any(turn.is_running for turn in turns):
                 self._changed.wait()
             self._turns = [turn for turn in self._turns if turn not in turns]
-            self._expected = [one for one in self._expected if one.finish_reason is None]
+            for session in [one for one in self._expected if one.finish_reason is not None]:
+                del self._expected[session]
 
     def _takes_lead(self, turns: list[_Turn]) -> bool:
         """Wait until nobody leads or a turn is done; lead in the first case."""
@@ -171,24 +175,28 @@ class Scheduler:
         """Take what is queued, after a short wait for the sessions of the last pass."""
         until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
         with self._changed:
-            while True:
-                queued = [turn.session for turn in self._turns]
-                left = until - perf_counter()
-                if (
-                    left <= 0.0
-                    or self.engine.passes_apart
-                    or all(
-                        session in queued or session.finish_reason is not None
-                        for session in self._expected
-                    )
-                ):
-                    break
+            while self._may_grow() and (left := until - perf_counter()) > 0.0:
                 self._changed.wait(left)
-            self._expected = queued
+            expected = {}
+            for turn in self._turns:
+                same = self._expected.get(turn.session, turn.asker) == turn.asker
+                expected[turn.session] = turn.asker if same else _ANY
+            self._expected = expected
             turns = [turn for turn in self._turns if not turn.is_done]
             for turn in turns:
                 turn.is_running = True
             return turns
+
+    def _may_grow(self) -> bool:
+        """Whether a session of the last pass may come yet, by a thread that does not wait here."""
+        if self.engine.passes_apart:
+            return False
+        here = {turn.asker for turn in self._turns}
+        queued = {turn.session for turn in self._turns}
+        return any(
+            session not in queued and asker not in here and session.finish_reason is None
+            for session, asker in self._expected.items()
+        )
 
     def _prefill(self, turn: _Turn) -> None:
         started = perf_counter()
