@@ -9,9 +9,11 @@ that nobody waits for, and a single caller pays for no hand-over.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from threading import Condition, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from ragaccel.decode.sharing import settle_together
 
@@ -69,7 +71,8 @@ class Scheduler:
     """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
 
     A round is at most one chunk of one prompt and one verify pass of each queued session, so that
-    nobody waits longer than these for a step of his own. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
+    nobody waits longer than these for a step of his own. Prompts are read whole in the order in
+    which they came. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
     that took part in the last, unless the thread that asked for them waits itself. The
     callers' threads do the work; what one session's drafter, stop rules or processors raise
     reaches its owner alone.
@@ -87,6 +90,8 @@ class Scheduler:
         self._changed = Condition()
         self._leader: int | None = None  # the thread that runs a round
         self._expected: dict[Session, int] = {}  # those of the last pass, and who asked for them
+        self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+        self._ticks = count()
         self._pass_seconds = 0.0
 
     def steps(self, session: Session) -> Iterator[Step]:
@@ -164,12 +169,19 @@ class Scheduler:
 
     def _round(self) -> None:
         turns = self._gather()
-        waiting = next((turn for turn in turns if not turn.verifier.is_prefilled), None)
-        if waiting is not None:
-            self._prefill(waiting)
+        unread = [turn for turn in turns if not turn.verifier.is_prefilled]
+        if unread:
+            self._prefill(self._first_come(unread))
         ready = [turn for turn in turns if turn.verifier.is_prefilled and not turn.is_done]
         for start in range(0, len(ready), self.max_batch):
             self._pass(ready[start : start + self.max_batch])
+
+    def _first_come(self, turns: Sequence[_Turn]) -> _Turn:
+        """The turn whose session came first: a place in the queue is lost with every step."""
+        for turn in turns:
+            if turn.session not in self._arrivals:
+                self._arrivals[turn.session] = next(self._ticks)
+        return min(turns, key=lambda turn: self._arrivals[turn.session])
 
     def _gather(self) -> list[_Turn]:
         """Take what is queued, after a short wait for the sessions of the last pass."""

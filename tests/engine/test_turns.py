@@ -66,3 +66,33 @@ def test_a_session_asked_for_by_thread_after_thread_is_waited_for():
         started = time.perf_counter()
         scheduler.advance([first])
         assert 0.01 < time.perf_counter() - started < 1.0
+
+
+# Prompts
+
+
+def test_prompts_are_read_in_the_order_they_came_whoever_keeps_coming():
+    engine = make_engine(kept_prefixes=0)
+    scheduler = Scheduler(engine)
+    texts = [random_prompt(4 * CHUNK + 1, i) for i in range(3)]
+    order, read = [], engine.prefill_chunk_of
+
+    def watched(verifier):
+        order.append(verifier.request.prompt_ids)
+        read(verifier)
+
+    engine.prefill_chunk_of = watched
+    with ExitStack() as stack:
+
+        def opened(prompt):
+            return open_session(engine, Request(prompt, max_new_tokens=60), NoDrafter(), stack)
+
+        running = opened(random_prompt(1))
+        listed = [opened(text) for text in texts]
+        scheduler.advance([running])
+        for number in range(14):  # every round somebody else's short prompt stands before them
+            short = opened(random_prompt(CHUNK + 1, 50 + number))
+            scheduler.advance([running, short, *listed])
+        first, *others = order[1:]  # after the one that runs
+        assert len(first) == CHUNK + 1  # it came in the same round, before them
+        assert others[:12] == [tuple(text) for text in texts for _ in range(4)]
