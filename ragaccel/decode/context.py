@@ -38,3 +38,7 @@ class Context:
             self._shared[make] = make(self)
         built: T = self._shared[make]
         return built
+
+    def forget(self) -> None:
+        """Build anew what drafters share: one of them was interrupted while it built."""
+        self._shared.clear()

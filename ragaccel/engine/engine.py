@@ -135,17 +135,17 @@ class Engine:
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
-    def take_cache(self, request: Request) -> Holding:
-        """Hand out a cache for a request, with what is known of its prompt; given back to the pool.
+    def take_cache(self, request: Request, wanted: Sequence[int]) -> Holding:
+        """Hand out a cache for a request, with what is known of ``wanted``; given back to the pool.
 
         The caller computes nothing meanwhile.
         """
         self.pool.follow(self.model.refresh())
-        prompt, chunk = request.prompt_ids[:-1], self.prefill_chunk if self.exact else None
+        chunk = self.prefill_chunk if self.exact else None
         answer = min(request.max_new_tokens, _FORESEEN)
         room = len(request.prompt_ids) + answer + self.padded(self.max_rows)
         return self._in_memory(
-            lambda: self.pool.take(prompt, request.namespace, room=room, chunk=chunk),
+            lambda: self.pool.take(wanted, request.namespace, room=room, chunk=chunk),
             f"a cache of {room:,} tokens",
         )
 
@@ -156,8 +156,8 @@ class Engine:
         """
         with self._pass_lock, torch.inference_mode():
             holding = verifier.begin()
-            prompt, start = verifier.request.prompt_ids[:-1], len(holding.token_ids)
-            chunk = prompt[start : start + self.prefill_chunk]
+            start = len(holding.token_ids)
+            chunk = verifier.wanted_ids[start : start + self.prefill_chunk]
             if not chunk:
                 return
             cache = holding.cache

@@ -132,6 +132,12 @@ class PrefixPool:
             while self._idle and self._is_too_much():
                 self._idle.pop(0)
 
+    def drop(self, holding: Holding) -> None:
+        """Keep nothing of an open request's states, and copy them no more."""
+        with self._lock:
+            if holding in self._open:
+                self._open.remove(holding)
+
     def _is_too_much(self) -> bool:
         return len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
 

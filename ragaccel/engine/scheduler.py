@@ -8,14 +8,14 @@ that nobody waits for, and a single caller pays for no hand-over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 from threading import Condition, get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ragaccel.decode.sharing import settle_together
+from ragaccel.engine.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,46 +25,10 @@ if TYPE_CHECKING:
     from ragaccel.decode.session import Session
     from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.engine import Engine
-    from ragaccel.engine.verifier import EngineVerifier
 
 _PATIENCE = 0.25  # of a pass: how long it waits for the sessions of the one before
 _LONGEST_PATIENCE = 0.02  # seconds
 _ANY = -1  # asked for by thread after thread
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """A session whose owner waits for its next step."""
-
-    session: Session
-    asker: int  # the thread that waits
-    step: Step | None = None
-    error: Exception | None = None
-    is_running: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.step is not None or self.error is not None
-
-    def draft(self) -> DraftTree | None:
-        try:
-            return self.session.draft(self.session.budget())
-        except Exception as error:
-            self.error = error
-            return None
-
-    def absorb(self, choices: Choices | Exception) -> None:
-        if isinstance(choices, Exception):
-            self.error = choices
-            return
-        try:
-            self.step = self.session.absorb(choices)
-        except Exception as error:
-            self.error = error
-
-    @property
-    def verifier(self) -> EngineVerifier:
-        return cast("EngineVerifier", self.session.verifier)
 
 
 class Scheduler:
@@ -86,7 +50,7 @@ class Scheduler:
     def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
         self.max_batch, self._max_rows = max(1, max_batch), max_rows
         self.engine = engine
-        self._turns: list[_Turn] = []
+        self._turns: list[Turn] = []
         self._changed = Condition()
         self._leader: int | None = None  # the thread that runs a round
         self._expected: dict[Session, int] = {}  # those of the last pass, and who asked for them
@@ -109,7 +73,7 @@ class Scheduler:
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
         asker = get_ident()
-        turns = [_Turn(session, asker) for session in sessions]
+        turns = [Turn(session, asker) for session in sessions]
         with self._changed:
             self._turns += turns
             self._changed.notify_all()
@@ -125,31 +89,28 @@ class Scheduler:
         return [(turn.session, turn.step) for turn in turns if turn.step is not None]
 
     def _lead(self) -> None:
-        """Run a round and hand over; whoever is interrupted ends what it was computing for all."""
+        """Run a round and hand over; where it is interrupted, the others' go on in the next."""
         try:
             self._round()
-        except BaseException as error:
+        except BaseException:
             for turn in self._turns:
-                if turn.is_running and not turn.is_done:
-                    # It may have been between two changes that belong together.
-                    turn.error = RuntimeError(f"the pass was interrupted: {error!r}")
+                turn.recover()
             raise
         finally:
             self._hand_over()
 
-    def _withdraw(self, turns: list[_Turn]) -> None:
+    def _withdraw(self, turns: list[Turn]) -> None:
         """Whatever happened, none of these is queued or running afterwards."""
         with self._changed:
-            if self._leader == get_ident():  # interrupted before it could begin
-                self._leader = None
-                self._changed.notify_all()
+            if self._leader == get_ident():  # interrupted before it could begin, or hand over
+                self._hand_over()
             while any(turn.is_running for turn in turns):
                 self._changed.wait()
             self._turns = [turn for turn in self._turns if turn not in turns]
             for session in [one for one in self._expected if one.finish_reason is not None]:
                 del self._expected[session]
 
-    def _takes_lead(self, turns: list[_Turn]) -> bool:
+    def _takes_lead(self, turns: list[Turn]) -> bool:
         """Wait until nobody leads or a turn is done; lead in the first case."""
         with self._changed:
             while self._leader is not None and not any(turn.is_done for turn in turns):
@@ -176,14 +137,14 @@ class Scheduler:
         for start in range(0, len(ready), self.max_batch):
             self._pass(ready[start : start + self.max_batch])
 
-    def _first_come(self, turns: Sequence[_Turn]) -> _Turn:
+    def _first_come(self, turns: Sequence[Turn]) -> Turn:
         """The turn whose session came first: a place in the queue is lost with every step."""
         for turn in turns:
             if turn.session not in self._arrivals:
                 self._arrivals[turn.session] = next(self._ticks)
         return min(turns, key=lambda turn: self._arrivals[turn.session])
 
-    def _gather(self) -> list[_Turn]:
+    def _gather(self) -> list[Turn]:
         """Take what is queued, after a short wait for the sessions of the last pass."""
         until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
         with self._changed:
@@ -210,15 +171,17 @@ class Scheduler:
             for session, asker in self._expected.items()
         )
 
-    def _prefill(self, turn: _Turn) -> None:
+    def _prefill(self, turn: Turn) -> None:
         started = perf_counter()
+        turn.amid = "computing"
         try:
             self.engine.prefill_chunk_of(turn.verifier)
         except Exception as error:
             turn.error = error
+        turn.amid = ""
         turn.session.charge_prefill(perf_counter() - started)
 
-    def _pass(self, turns: Sequence[_Turn]) -> None:
+    def _pass(self, turns: Sequence[Turn]) -> None:
         """Draft for each session, verify together, accept."""
         drafted = [(turn, tree) for turn in turns if (tree := turn.draft()) is not None]
         for group in self._fitting(drafted):
@@ -228,7 +191,9 @@ class Scheduler:
             for (turn, _), choices in zip(group, verified, strict=True):
                 turn.absorb(choices)
 
-    def _verify(self, group: Sequence[tuple[_Turn, DraftTree]]) -> list[Choices | Exception]:
+    def _verify(self, group: Sequence[tuple[Turn, DraftTree]]) -> list[Choices | Exception]:
+        for turn, _ in group:
+            turn.amid = "computing"
         batch = [(turn.verifier, tree, turn.session.num_runner_ups) for turn, tree in group]
         try:
             return self.engine.verify_each(batch)
@@ -239,10 +204,10 @@ class Scheduler:
         return [found for each in zip(group) for found in self._verify(each)]
 
     def _fitting(
-        self, drafted: Sequence[tuple[_Turn, DraftTree]]
-    ) -> Iterator[list[tuple[_Turn, DraftTree]]]:
+        self, drafted: Sequence[tuple[Turn, DraftTree]]
+    ) -> Iterator[list[tuple[Turn, DraftTree]]]:
         """Settle the trees of a pass; in several passes where they would be too many rows."""
-        group: list[tuple[_Turn, DraftTree]] = []
+        group: list[tuple[Turn, DraftTree]] = []
         rows = 0
         for turn, tree in self._settled(drafted):
             if group and rows + len(tree) > self._max_rows:
@@ -254,8 +219,8 @@ class Scheduler:
             yield group
 
     def _settled(
-        self, drafted: Sequence[tuple[_Turn, DraftTree]]
-    ) -> Iterator[tuple[_Turn, DraftTree]]:
+        self, drafted: Sequence[tuple[Turn, DraftTree]]
+    ) -> Iterator[tuple[Turn, DraftTree]]:
         """Narrow the trees to what is worth verifying in one pass of all."""
         if len(drafted) < 2 or self.engine.passes_apart:
             for turn, tree in drafted:

@@ -25,6 +25,8 @@ class EngineVerifier:
         self._engine, self.request = engine, request
         self.tree: DraftTree | None = None
         self._holding: Holding | None = None
+        self.wanted_ids = request.prompt_ids[:-1]
+        """What is to be cached before the next pass."""
         self.chooser = Chooser(request, near_ties=engine.near_ties)
         self.way = way_of_choosing(request)
         self._cost, self._cost_until = engine.cost_alone(self)
@@ -57,7 +59,7 @@ class EngineVerifier:
     @property
     def is_prefilled(self) -> bool:
         """Whether the prompt, but for its last token, is in the cache."""
-        wanted = len(self.request.prompt_ids) - 1
+        wanted = len(self.wanted_ids)
         return self._holding is not None and len(self._holding.token_ids) >= wanted
 
     def prefill(self, request: Request) -> None:
@@ -69,6 +71,7 @@ class EngineVerifier:
         if request is not self.request or self._is_used:
             self._engine.check_fits(request)
             self.request, self.tree = request, None
+            self.wanted_ids = request.prompt_ids[:-1]
             self.chooser = Chooser(request, near_ties=self._engine.near_ties)
             self.way = way_of_choosing(request)
             self._cost, self._cost_until = self._engine.cost_alone(self)
@@ -85,9 +88,8 @@ class EngineVerifier:
         if self._is_closed:
             raise RuntimeError("this request is closed")
         if self._holding is None:
-            prompt = self.request.prompt_ids[:-1]
-            self._holding = self._engine.take_cache(self.request)
-            self.chooser.commit(prompt)
+            self._holding = self._engine.take_cache(self.request, self.wanted_ids)
+            self.chooser.commit(self.wanted_ids)
         return self._holding
 
     def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
@@ -119,6 +121,23 @@ class EngineVerifier:
         if self.num_cached > self._cost_until:  # asked for every width of every step
             self._cost, self._cost_until = self._engine.cost_alone(self)
         return self._cost.seconds(self._engine.padded(rows))
+
+    def start_over(self) -> bool:
+        """Have what is cached computed again, as an interrupted pass may have moved half of it.
+
+        Returns:
+            Whether that is sure to choose the same: not where a stateful processor may have seen
+            the pass, nor in exact mode once tokens are cached that passes of a few rows computed.
+        """
+        is_used, had_read = self._is_used, self.is_prefilled
+        holding, self._holding, self.tree = self._holding, None, None
+        if holding is None:
+            return True
+        self._engine.pool.drop(holding)
+        if len(holding.token_ids) > len(self.wanted_ids):
+            self.wanted_ids = tuple(holding.token_ids)
+        self.chooser = Chooser(self.request, near_ties=self._engine.near_ties)
+        return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
 
     def close(self) -> None:
         """Give the cache back. Closing twice is harmless."""

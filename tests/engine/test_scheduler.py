@@ -220,38 +220,6 @@ def test_what_is_too_much_at_once_is_done_one_by_one():
     assert run_together(engine, requests[:1], [NoDrafter()]) == found[:1]
 
 
-def test_an_interrupted_leader_leaves_the_others_to_go_on():
-    engine = make_engine()
-    scheduler = Scheduler(engine)
-    prompts = [random_prompt(9, i) for i in range(2)]
-    expected = [generate(tiny_model("llama"), prompt, 30) for prompt in prompts]
-
-    class Interrupted(RandomDrafter):
-        def draft(self, context, budget):
-            if len(context.token_ids) > 15:
-                raise KeyboardInterrupt
-            return super().draft(context, budget)
-
-    found = []
-
-    def other():
-        request = Request(prompts[0], max_new_tokens=30)
-        with ExitStack() as stack:
-            session = open_session(engine, request, RandomDrafter(0, VOCAB), stack)
-            found.extend(token for step in scheduler.steps(session) for token in step.token_ids)
-
-    with ExitStack() as stack:
-        request = Request(prompts[1], max_new_tokens=30)
-        session = open_session(engine, request, Interrupted(1, VOCAB), stack)
-        with pytest.raises(KeyboardInterrupt):
-            list(scheduler.steps(session))
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join(30)
-    assert found == expected[0]
-    assert not scheduler._turns
-
-
 def test_engines_over_one_model_wait_for_one_another():
     target = HuggingFaceModel(tiny_model("llama"))
     first, second = Engine(target), Engine(target)

@@ -4,8 +4,10 @@ import threading
 import time
 from contextlib import ExitStack
 
+import pytest
 from decoding import open_session
-from tiny_models import generate, random_prompt, tiny_model
+from fakes import RandomDrafter
+from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
@@ -96,3 +98,135 @@ def test_prompts_are_read_in_the_order_they_came_whoever_keeps_coming():
         first, *others = order[1:]  # after the one that runs
         assert len(first) == CHUNK + 1  # it came in the same round, before them
         assert others[:12] == [tuple(text) for text in texts for _ in range(4)]
+
+
+# Interruptions
+
+
+class Interrupting(RandomDrafter):
+    """Is interrupted once, when a request has so many tokens."""
+
+    def __init__(self, seed, at):
+        super().__init__(seed, VOCAB)
+        self.at = at
+
+    def draft(self, context, budget):
+        if self.at is not None and len(context.token_ids) >= self.at:
+            self.at = None
+            raise KeyboardInterrupt
+        return super().draft(context, budget)
+
+
+def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settings):
+    """Decode one request here, interrupted, and one in a thread; return what the thread found.
+
+    A round begins only when both wait, until the interruption.
+    """
+    scheduler = Scheduler(engine)
+    requests = [Request(random_prompt(40, i), max_new_tokens=30, **settings) for i in range(2)]
+    found, raised, gather = [], [], scheduler._gather
+
+    def waits_for_both():
+        with scheduler._changed:
+            scheduler._changed.wait_for(lambda: len(scheduler._turns) > 1 or raised, 20)
+        leads_here = threading.current_thread() is threading.main_thread()
+        if raised or leads_here:
+            return gather()
+        return []  # the other one's round is empty: the one here is to lead
+
+    scheduler._gather = waits_for_both
+    with ExitStack() as stack:
+        mine, other = (
+            open_session(engine, request, drafter, stack)
+            for request, drafter in zip(requests, drafters, strict=True)
+        )
+        interrupt(mine)
+
+        def read():
+            try:
+                for step in scheduler.steps(other):
+                    found.extend(step.token_ids)
+            except RuntimeError as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(scheduler.steps(mine))
+        raised.append(True)
+        with scheduler._changed:
+            scheduler._changed.notify_all()
+        thread.join(60)
+        assert not thread.is_alive()
+        before = list(mine.token_ids)
+        list(scheduler.steps(mine))  # the one that was interrupted may go on, too
+        assert mine.token_ids[: len(before)] == before
+        assert mine.token_ids == expected(requests[0].prompt_ids, 30)
+    assert not scheduler._turns
+    assert not engine.pool._open
+    again = Scheduler(engine)
+    for request in requests:  # what is kept of them is right
+        with ExitStack() as stack:
+            session = open_session(engine, request, NoDrafter(), stack)
+            list(again.steps(session))
+            assert session.token_ids == expected(request.prompt_ids, 30)
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_leader_interrupted_while_drafting_leaves_the_other_its_tokens(at):
+    drafters = [RandomDrafter(i, VOCAB) for i in range(2)]
+    drafters[at] = Interrupting(at, 52)  # the other's drafter too runs in the leading thread
+    found = both_in_one_round(make_engine(), drafters)
+    assert found == expected(random_prompt(40, 1), 30)
+
+
+@pytest.mark.parametrize("nth", [1, 3, 9])
+def test_a_leader_interrupted_amid_a_pass_leaves_the_other_its_tokens(nth):
+    engine = make_engine()
+    layer = engine.model.network.model.layers[1]
+    seen = []
+
+    def interrupt(session):
+        def fail(module, args):
+            seen.append(1)
+            if len(seen) == nth:
+                raise KeyboardInterrupt
+
+        engine.handle = layer.register_forward_pre_hook(fail)
+
+    drafters = [RandomDrafter(i, VOCAB) for i in range(2)]
+    found = both_in_one_round(engine, drafters, interrupt)
+    engine.handle.remove()
+    assert found == expected(random_prompt(40, 1), 30)
+
+
+def test_states_that_were_half_moved_are_computed_again():
+    engine = make_engine()
+
+    def interrupt(session):
+        absorb, count = session.absorb, []
+
+        def then_move(choices):
+            step = absorb(choices)
+            count.append(1)
+            if len(count) == 4:
+                spoil(session.verifier.cache)
+            return step
+
+        session.absorb = then_move
+
+    def spoil(cache):
+        forward = engine.model.forward
+
+        def fails(rows, keep):
+            engine.model.forward = forward
+            for span in rows.spans:
+                for buffer in span.cache.buffers:
+                    buffer[:, :, : span.cache.length] = 7.0
+            raise KeyboardInterrupt
+
+        engine.model.forward = fails
+
+    found = both_in_one_round(engine, [RandomDrafter(i, VOCAB) for i in range(2)], interrupt)
+    assert found == expected(random_prompt(40, 1), 30)

@@ -1,0 +1,75 @@
+"""Turns: sessions whose owners wait for their next step, and what is being done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    from ragaccel.decode.interfaces import Choices
+    from ragaccel.decode.result import Step
+    from ragaccel.decode.session import Session
+    from ragaccel.decode.tree import DraftTree
+    from ragaccel.engine.verifier import EngineVerifier
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A session whose owner waits for its next step.
+
+    ``asker`` is the thread that waits; ``amid`` names what an interruption would leave half done.
+    """
+
+    session: Session
+    asker: int
+    step: Step | None = None
+    error: Exception | None = None
+    is_running: bool = False
+    amid: Literal["", "drafting", "computing", "absorbing"] = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a step, or will be none."""
+        return self.step is not None or self.error is not None
+
+    @property
+    def verifier(self) -> EngineVerifier:
+        """The session's verifier."""
+        return cast("EngineVerifier", self.session.verifier)
+
+    def draft(self) -> DraftTree | None:
+        """Draft for the next pass; None if the drafter fails."""
+        self.amid = "drafting"
+        try:
+            tree = self.session.draft(self.session.budget())
+        except Exception as error:
+            self.error = error
+            return None
+        self.amid = ""
+        return tree
+
+    def absorb(self, choices: Choices | Exception) -> None:
+        """Take what the pass chose as the step, or what failed in it as the error."""
+        if isinstance(choices, Exception):
+            self.error = choices
+            return
+        self.amid = "absorbing"
+        try:
+            self.step = self.session.absorb(choices)
+        except Exception as error:
+            self.error = error
+        self.amid = ""
+
+    def recover(self) -> None:
+        """Make ready for another round after an interruption; where that is not sure, fail."""
+        if self.is_done or not self.amid:
+            return
+        amid, self.amid = self.amid, ""
+        self.error = RuntimeError("the pass was interrupted by another caller of this process")
+        if amid == "absorbing":  # between two changes that belong together
+            return
+        if amid == "drafting":
+            self.session.context.forget()
+        elif not self.verifier.start_over():
+            return
+        self.error = None
