@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
+from ragaccel.decode.cancelling import Cancellation, Cancelled
 from ragaccel.highlighting import Highlighter, Segment, segments
 
 if TYPE_CHECKING:
@@ -97,61 +98,77 @@ class Stream(Iterator[str]):
     Nothing computes between two pieces: the thread that iterates does the work, so leaving
     (``close()``, the end of a ``with`` block, or dropping the stream) is all it takes to stop, and
     an error during generation reaches whoever iterates. The pieces joined are ``answer.text``.
-    A stream may be closed from any thread.
+    A stream may be closed from any thread; one that computes meanwhile stops after the round of
+    passes that it is in.
+
+    Args:
+        pieces: computes; raises ``Cancelled`` once that was asked for.
+        passages: those that the answer is made from.
+        cancellation: asked for by ``close``; whoever computes the pieces looks at it.
     """
 
     def __init__(
-        self, pieces: Generator[str, None, Answer], passages: Sequence[Passage] = ()
+        self,
+        pieces: Generator[str, None, Answer],
+        passages: Sequence[Passage] = (),
+        cancellation: Cancellation | None = None,
     ) -> None:
         self.passages = tuple(passages)
+        self.cancellation = Cancellation() if cancellation is None else cancellation
         self._pieces = pieces
         self._answer: Answer | None = None
         self._busy = threading.Lock()
-        self._left = threading.Event()
+        self._has_ended = False
 
     def __next__(self) -> str:
         with self._busy:
-            if self._left.is_set():
-                self._pieces.close()
-                raise StopIteration
-            try:
-                piece = next(self._pieces)
-            except StopIteration as end:
-                self._left.set()
-                self._answer = end.value
-                raise StopIteration from None
-            except BaseException:
-                self._left.set()
-                raise
-            if self._left.is_set():  # by another thread, while this one was computing
-                self._pieces.close()
-                raise StopIteration
-            return piece
+            piece = None if self.closed else self._next()
+        if self.cancellation.is_asked:  # by another thread too, which may have found it busy
+            self._free()
+            piece = None
+        if piece is None:
+            raise StopIteration
+        return piece
 
-    @property
-    def answer(self) -> Answer:
-        """The finished answer; raises RuntimeError before the stream has been read to its end."""
-        if self._answer is None:
-            raise RuntimeError(
-                "the stream was closed before its end: there is no answer"
-                if self._left.is_set()
-                else "the answer is there when the stream has been read to its end"
-            )
-        return self._answer
+    def _next(self) -> str | None:
+        """The next piece; None at the end."""
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            self._has_ended, self._answer = True, end.value
+        except Cancelled:
+            self._has_ended = True
+        except BaseException:
+            self._has_ended = True
+            raise
+        return None
 
-    @property
-    def closed(self) -> bool:
-        """Whether the stream has ended or been closed: no further piece will come."""
-        return self._left.is_set()
-
-    def close(self) -> None:
-        """Stop generating and free what the request held; safe to call twice, from any thread."""
-        self._left.set()
+    def _free(self) -> None:
+        """Free what the request holds; if a thread computes, it will do so itself."""
         if self._busy.acquire(blocking=False):
             try:
                 self._pieces.close()
             finally:
                 self._busy.release()
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        if self._answer is None:
+            if self.closed:
+                raise Cancelled("the stream was closed before its end: there is no answer")
+            raise RuntimeError("the answer is there when the stream has been read to its end")
+        return self._answer
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended or been closed: no further piece will come."""
+        return self._has_ended or self.cancellation.is_asked
+
+    def close(self) -> None:
+        """Stop generating and free what the request held; safe to call twice, from any thread."""
+        self.cancellation.ask()
+        self._free()
 
     def finish(self) -> Answer:
         """Read the stream to its end and return the answer."""

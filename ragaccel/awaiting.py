@@ -6,7 +6,10 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+from ragaccel.decode.cancelling import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -37,6 +40,15 @@ Result = TypeVar("Result")
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Run blocking work beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, work)
+
+
+async def unless_cancelled(work: Callable[[Cancellation], Result]) -> Result:
+    """Run blocking work beside the event loop; if the caller is cancelled, so is the work."""
+    cancellation = Cancellation()
+    try:
+        return await in_thread(partial(work, cancellation))
+    finally:
+        cancellation.ask()
 
 
 async def answered(stream: Stream) -> Answer:

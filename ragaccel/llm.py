@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.awaiting import answered, in_thread, pieces_of
+from ragaccel.awaiting import answered, pieces_of, unless_cancelled
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.exactness import check_modes
 from ragaccel.engine.measuring import warm_passes
@@ -245,10 +244,8 @@ class LLM:
             CapacityError: prompt and answer do not fit the context.
         """
         if not is_batch(prompt):
-            return self._stream(self._plan(prompt, references, settings)).finish()
-        each = references_of_each(references, len(prompt))
-        plans = [self._plan(one, own, settings) for one, own in zip(prompt, each, strict=True)]
-        return self._writer.all(plans)
+            return self._writer.stream(self._plan(prompt, references, settings)).finish()
+        return self._writer.all(self._plans(prompt, references, settings))
 
     def stream(
         self,
@@ -264,18 +261,18 @@ class LLM:
         """
         if is_batch(prompt):
             raise ConfigurationError("a stream takes one prompt: call stream for each of a batch")
-        return self._stream(self._plan(prompt, references, settings))
+        return self._writer.stream(self._plan(prompt, references, settings))
 
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
         """Complete a prompt as ``generate`` does, for asyncio; calls at one time share passes.
 
-        If the caller is cancelled, so is the answer, with the pass it is in.
+        If the caller is cancelled, so is the answer, or each of a batch, with the pass it is in.
         """
         if is_batch(prompt):
-            return await in_thread(
-                partial(self.generate, prompt, references=references, **settings)
+            return await unless_cancelled(
+                lambda asked: self._writer.all(self._plans(prompt, references, settings), asked)
             )
         return await answered(self.stream(prompt, references=references, **settings))
 
@@ -289,8 +286,9 @@ class LLM:
         """Complete one prompt piece by piece, for asyncio; leaving the loop over it ends it."""
         return pieces_of(self.stream(prompt, references=references, **settings))
 
-    def _stream(self, plan: Plan) -> Stream:
-        return Stream(self._writer.pieces(plan), plan.passages)
+    def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
+        each = references_of_each(references, len(prompts))
+        return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
         plan = make_plan(self.model, self.tokenizer, prompt, references, settings)

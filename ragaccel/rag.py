@@ -102,11 +102,12 @@ class RAG:
         def pieces() -> Generator[str, None, Answer]:
             with stream:
                 yield from stream
+                answer = stream.answer
                 with _at_leisure("an answer is not remembered"):
-                    answers.add(question, stream.answer.text, namespace)
-                return stream.answer
+                    answers.add(question, answer.text, namespace)
+                return answer
 
-        return Stream(pieces(), stream.passages)
+        return Stream(pieces(), stream.passages, stream.cancellation)
 
     def prompt(
         self,

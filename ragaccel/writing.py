@@ -6,7 +6,8 @@ from collections import deque
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from ragaccel.answer import Answer
+from ragaccel.answer import Answer, Stream
+from ragaccel.decode.cancelling import Cancellation
 from ragaccel.models.detokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -40,19 +41,27 @@ class Writer:
         self._scheduler, self._guessing, self._tokenizer = scheduler, guessing, tokenizer
         self._token_budget = token_budget
 
-    def pieces(self, plan: Plan) -> Generator[str, None, Answer]:
-        """Write one answer: yields its text in pieces, returns it whole."""
+    def stream(self, plan: Plan) -> Stream:
+        """Write one answer while it is read."""
+        cancellation = Cancellation()
+        return Stream(self._pieces(plan, cancellation), plan.passages, cancellation)
+
+    def _pieces(self, plan: Plan, cancellation: Cancellation) -> Generator[str, None, Answer]:
         with ExitStack() as stack:
             text = self._open(plan, stack)
-            for step in self._scheduler.steps(text.session):
+            for step in self._scheduler.steps(text.session, cancellation):
                 if piece := text.add(step):
                     yield piece
         if piece := text.finish():
             yield piece
         return text.answer()
 
-    def all(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Write several answers, as many at a time as a pass takes sequences; in order."""
+    def all(self, plans: Sequence[Plan], cancellation: Cancellation | None = None) -> list[Answer]:
+        """Write several answers, as many at a time as a pass takes sequences; in order.
+
+        Raises:
+            Cancelled: this was asked for before their end.
+        """
         answers: dict[int, Answer] = {}
         waiting = deque(enumerate(plans))
         running: dict[Session, tuple[int, Writing, ExitStack]] = {}
@@ -63,7 +72,7 @@ class Writer:
                     own = everything.enter_context(ExitStack())
                     text = self._open(plan, own)
                     running[text.session] = number, text, own
-                for session, step in self._scheduler.advance(list(running)):
+                for session, step in self._scheduler.advance(list(running), cancellation):
                     number, text, own = running[session]
                     text.add(step)
                     if session.finish_reason is not None:

@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from ragaccel.answer import Answer, Stream
+from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.result import GenerationResult, Stats
 from ragaccel.highlighting import Segment
 from ragaccel.passage import Passage
@@ -122,6 +123,41 @@ def test_a_stream_can_be_closed_while_another_thread_computes():
     reader.join(10)
     assert seen == ["a"]
     assert log == ["freed"]
+
+
+def test_a_stream_closed_while_a_piece_is_handed_over_is_freed():
+    log = []
+    stream = Stream(produce(["a", "b"], log))
+    lock = stream._busy
+
+    class Closing:
+        """Has somebody close the stream when the reader has its piece, and still the lock."""
+
+        acquire, release = lock.acquire, lock.release
+
+        def __enter__(self):
+            lock.acquire()
+
+        def __exit__(self, *_):
+            stream.close()
+            assert log == ["a"]
+            lock.release()
+
+    stream._busy = Closing()
+    assert next(stream, None) is None
+    assert log == ["a", "freed"]
+
+
+def test_what_was_cancelled_ends_without_an_error():
+    def pieces():
+        yield "a"
+        raise Cancelled("in a round of passes")
+
+    stream = Stream(pieces())
+    assert list(stream) == ["a"]
+    assert stream.closed
+    with pytest.raises(RuntimeError, match="closed before its end"):
+        _ = stream.answer
 
 
 def test_one_stream_may_be_read_from_thread_after_thread():

@@ -14,12 +14,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.sharing import settle_together
 from ragaccel.engine.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ragaccel.decode.cancelling import Cancellation
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.result import Step
     from ragaccel.decode.session import Session
@@ -39,7 +41,7 @@ class Scheduler:
     which they came. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
     that took part in the last, unless the thread that asked for them waits itself. The
     callers' threads do the work; what one session's drafter, stop rules or processors raise
-    reaches its owner alone.
+    reaches its owner alone. Whoever cancels is gone after the round that is running.
 
     Args:
         engine: of the sessions' verifiers.
@@ -58,27 +60,34 @@ class Scheduler:
         self._ticks = count()
         self._pass_seconds = 0.0
 
-    def steps(self, session: Session) -> Iterator[Step]:
-        """Decode one session to its end, beside whatever else is queued."""
-        while session.finish_reason is None:
-            yield self.advance([session])[0][1]
+    def steps(self, session: Session, cancellation: Cancellation | None = None) -> Iterator[Step]:
+        """Decode one session to its end, beside whatever else is queued.
 
-    def advance(self, sessions: Sequence[Session]) -> list[tuple[Session, Step]]:
+        Raises:
+            Cancelled: this was asked for before its end.
+        """
+        while session.finish_reason is None:
+            yield self.advance([session], cancellation)[0][1]
+
+    def advance(
+        self, sessions: Sequence[Session], cancellation: Cancellation | None = None
+    ) -> list[tuple[Session, Step]]:
         """Wait until at least one of these sessions has made a step; return those that have.
 
         Raises:
             Exception: what the first of them raised that raised anything.
+            Cancelled: this was asked for, at the latest before the last round; none has a step.
             ValueError: there are none.
         """
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
         asker = get_ident()
-        turns = [Turn(session, asker) for session in sessions]
+        turns = [Turn(session, asker, cancellation) for session in sessions]
         with self._changed:
             self._turns += turns
             self._changed.notify_all()
         try:
-            while not any(turn.is_done for turn in turns):
+            while not any(turn.is_over for turn in turns):
                 if self._takes_lead(turns):
                     self._lead()
         finally:
@@ -86,7 +95,10 @@ class Scheduler:
         for turn in turns:
             if turn.error is not None:
                 raise turn.error
-        return [(turn.session, turn.step) for turn in turns if turn.step is not None]
+        made = [(turn.session, turn.step) for turn in turns if turn.step is not None]
+        if not made:
+            raise Cancelled("what was asked for was cancelled before its end")
+        return made
 
     def _lead(self) -> None:
         """Run a round and hand over; where it is interrupted, the others' go on in the next."""
@@ -111,11 +123,11 @@ class Scheduler:
                 del self._expected[session]
 
     def _takes_lead(self, turns: list[Turn]) -> bool:
-        """Wait until nobody leads or a turn is done; lead in the first case."""
+        """Wait until nobody leads or a turn is over; lead in the first case."""
         with self._changed:
-            while self._leader is not None and not any(turn.is_done for turn in turns):
+            while self._leader is not None and not any(turn.is_over for turn in turns):
                 self._changed.wait()
-            if any(turn.is_done for turn in turns):
+            if any(turn.is_over for turn in turns):
                 return False
             self._leader = get_ident()
             return True
@@ -133,7 +145,7 @@ class Scheduler:
         unread = [turn for turn in turns if not turn.verifier.is_prefilled]
         if unread:
             self._prefill(self._first_come(unread))
-        ready = [turn for turn in turns if turn.verifier.is_prefilled and not turn.is_done]
+        ready = [turn for turn in turns if turn.verifier.is_prefilled and not turn.is_over]
         for start in range(0, len(ready), self.max_batch):
             self._pass(ready[start : start + self.max_batch])
 
@@ -155,7 +167,7 @@ class Scheduler:
                 same = self._expected.get(turn.session, turn.asker) == turn.asker
                 expected[turn.session] = turn.asker if same else _ANY
             self._expected = expected
-            turns = [turn for turn in self._turns if not turn.is_done]
+            turns = [turn for turn in self._turns if not turn.is_over]
             for turn in turns:
                 turn.is_running = True
             return turns

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
+    from ragaccel.decode.cancelling import Cancellation
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.result import Step
     from ragaccel.decode.session import Session
@@ -22,6 +23,7 @@ class Turn:
 
     session: Session
     asker: int
+    cancellation: Cancellation | None = None
     step: Step | None = None
     error: Exception | None = None
     is_running: bool = False
@@ -31,6 +33,11 @@ class Turn:
     def is_done(self) -> bool:
         """Whether there is a step, or will be none."""
         return self.step is not None or self.error is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits any longer."""
+        return self.is_done or (self.cancellation is not None and self.cancellation.is_asked)
 
     @property
     def verifier(self) -> EngineVerifier:

@@ -9,6 +9,7 @@ from decoding import open_session
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
+from ragaccel.decode.cancelling import Cancellation, Cancelled
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request
 from ragaccel.engine.engine import Engine
@@ -230,3 +231,20 @@ def test_states_that_were_half_moved_are_computed_again():
 
     found = both_in_one_round(engine, [RandomDrafter(i, VOCAB) for i in range(2)], interrupt)
     assert found == expected(random_prompt(40, 1), 30)
+
+
+# Cancelling
+
+
+def test_who_cancels_before_anything_is_asked_computes_nothing():
+    engine, cancellation = make_engine(), Cancellation()
+    scheduler = Scheduler(engine)
+    cancellation.ask()
+    with ExitStack() as stack:
+        session = open_session(engine, Request([5, 6], max_new_tokens=9), NoDrafter(), stack)
+        with pytest.raises(Cancelled):
+            scheduler.advance([session], cancellation)
+        assert not scheduler._turns
+        assert session.stats.verify_passes == 0
+        list(scheduler.steps(session))
+        assert session.token_ids == expected([5, 6], 9)
