@@ -1,0 +1,136 @@
+"""Everything at once: threads, tasks, lists, interleaved streams, failures and cancellations."""
+
+import asyncio
+import random
+import threading
+
+import pytest
+from tiny_llm import tiny_llm, tiny_tokenizer
+
+from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decode.tree import DraftTree
+from ragaccel.llm import LLM
+
+PROMPTS = [
+    [5 + (7 * i * j) % 300 for j in range(length)]
+    for i, length in enumerate((3, 40, 90, 17, 64, 130, 9, 30), start=1)
+]
+NEW = 14
+
+
+class Chance:
+    """Guesses at random, and fails now and then where it is told to."""
+
+    probe_ids = ()
+
+    def __init__(self, seed=0, fails=0.0):
+        self.random, self.fails = random.Random(seed), fails
+
+    def draft(self, context, budget):
+        if self.random.random() < self.fails:
+            raise ZeroDivisionError("a drafter's own")
+        guesses = [self.random.randrange(380) for _ in range(min(budget, 4))]
+        return DraftTree.chain([context.token_ids[-1], *guesses])
+
+
+def check(answers, numbers, alone):
+    assert [answer.token_ids for answer in answers] == [alone[number] for number in numbers]
+
+
+def streams_in_turn(llm, chance, alone):
+    numbers = chance.sample(range(len(PROMPTS)), 3)
+    streams = [llm.stream(PROMPTS[number], max_new_tokens=NEW) for number in numbers]
+    left = list(streams)
+    while left:
+        left = [stream for stream in left if next(stream, None) is not None]
+    check([stream.answer for stream in streams], numbers, alone)
+
+
+def a_list(llm, chance, alone):
+    numbers = [chance.randrange(len(PROMPTS)) for _ in range(4)]
+    check(llm.generate([PROMPTS[i] for i in numbers], max_new_tokens=NEW), numbers, alone)
+
+
+def one_that_fails(llm, chance, alone):
+    number, drafter = chance.randrange(len(PROMPTS)), Chance(chance.random(), fails=0.2)
+    try:
+        answer = llm.generate(PROMPTS[number], max_new_tokens=NEW, drafter=drafter)
+    except ZeroDivisionError:
+        return
+    check([answer], [number], alone)
+
+
+def one_closed_elsewhere(llm, chance, alone):
+    number = chance.randrange(len(PROMPTS))
+    stream = llm.stream(PROMPTS[number], max_new_tokens=NEW)
+    closer = threading.Timer(chance.random() * 0.05, stream.close)
+    closer.start()
+    text = "".join(stream)
+    closer.join()
+    assert llm.tokenizer.decode(alone[number]).startswith(text.rstrip("\ufffd"))
+
+
+def tasks(llm, chance, alone):
+    async def ask(number):
+        kind = chance.randrange(4)
+        if kind == 0:
+            answers = await llm.agenerate([PROMPTS[number]] * 2, max_new_tokens=NEW)
+            return check(answers, [number] * 2, alone)
+        if kind == 1:
+            return [piece async for piece in llm.astream(PROMPTS[number], max_new_tokens=NEW)]
+        call = llm.agenerate(PROMPTS[number], max_new_tokens=NEW)
+        if kind == 2:
+            return check([await call], [number], alone)
+        try:
+            await asyncio.wait_for(call, chance.random() * 0.05)
+        except asyncio.TimeoutError:
+            return None
+
+    async def all_of_them():
+        await asyncio.gather(*(ask(number) for number in range(len(PROMPTS))))
+
+    asyncio.run(all_of_them())
+
+
+KINDS = (streams_in_turn, a_list, one_that_fails, one_closed_elsewhere, tasks)
+
+
+def run(seed, seconds_at_most, turns, **options):
+    plain = tiny_llm(drafter=NoDrafter())
+    alone = [plain.generate(prompt, max_new_tokens=NEW).token_ids for prompt in PROMPTS]
+    llm = LLM(plain.model.model, tiny_tokenizer(), drafter=Chance(seed), **options)
+    llm.engine.prefill_chunk = 32
+    failures = []
+
+    def work(number):
+        chance = random.Random(seed * 100 + number)
+        try:
+            for turn in range(turns):
+                KINDS[(number + turn) % len(KINDS)](llm, chance, alone)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [
+        threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(KINDS))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds_at_most)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failures
+    scheduler = llm._writer._scheduler
+    for _ in range(500):  # those cancelled last may still be in their round
+        if not scheduler._turns and not llm.engine.pool._open:
+            break
+        threading.Event().wait(0.01)
+    assert not scheduler._turns
+    assert not llm.engine.pool._open
+    assert scheduler._leader is None
+    check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch": 2, "token_budget": 3}], ids=str)
+def test_everything_at_once(options):
+    run(1, 60, 3, keep_costs=False, **options)
