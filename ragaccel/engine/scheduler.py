@@ -160,24 +160,26 @@ class Scheduler:
         """Take what is queued, after a short wait for the sessions of the last pass."""
         until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
         with self._changed:
-            while self._may_grow() and (left := until - perf_counter()) > 0.0:
+            queued = {turn.session: turn.asker for turn in self._turns}
+            while self._may_grow(queued) and (left := until - perf_counter()) > 0.0:
                 self._changed.wait(left)
-            expected = {}
-            for turn in self._turns:
-                same = self._expected.get(turn.session, turn.asker) == turn.asker
-                expected[turn.session] = turn.asker if same else _ANY
-            self._expected = expected
+                queued = {turn.session: turn.asker for turn in self._turns}
+            if self._expected != queued:
+                last = self._expected
+                self._expected = {
+                    session: asker if last.get(session, asker) == asker else _ANY
+                    for session, asker in queued.items()
+                }
             turns = [turn for turn in self._turns if not turn.is_over]
             for turn in turns:
                 turn.is_running = True
             return turns
 
-    def _may_grow(self) -> bool:
+    def _may_grow(self, queued: dict[Session, int]) -> bool:
         """Whether a session of the last pass may come yet, by a thread that does not wait here."""
-        if self.engine.passes_apart:
+        if self._expected.keys() <= queued.keys() or self.engine.passes_apart:
             return False
-        here = {turn.asker for turn in self._turns}
-        queued = {turn.session for turn in self._turns}
+        here = set(queued.values())
         return any(
             session not in queued and asker not in here and session.finish_reason is None
             for session, asker in self._expected.items()

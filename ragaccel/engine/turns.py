@@ -37,7 +37,8 @@ class Turn:
     @property
     def is_over(self) -> bool:
         """Whether nobody waits any longer."""
-        return self.is_done or (self.cancellation is not None and self.cancellation.is_asked)
+        asked = self.cancellation is not None and self.cancellation.is_asked
+        return asked or self.step is not None or self.error is not None
 
     @property
     def verifier(self) -> EngineVerifier:
