@@ -10,6 +10,7 @@ Shapes: L layers, K KV heads, S slots, D head size.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -77,7 +78,8 @@ class Arena:
         self.states = self._new(num_slots)
         self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end
         self._caches: weakref.WeakSet[ArenaCache] = weakref.WeakSet()
-        self._lock = RLock()  # a cache may be collected anywhere, here too
+        self._returned: deque[tuple[int, int]] = deque()  # runs that are to join the free ones
+        self._lock = RLock()
 
     @property
     def num_slots(self) -> int:
@@ -87,7 +89,7 @@ class Arena:
     @property
     def num_free(self) -> int:
         """Slots that no sequence has."""
-        return sum(end - first for first, end in self._free)
+        return sum(end - first for first, end in self._all_free())
 
     def new_cache(self, capacity: int | None = None, limit: int | None = None) -> ArenaCache:
         """Make an empty cache in this arena."""
@@ -107,14 +109,13 @@ class Arena:
             return base
 
     def free(self, first: int, end: int) -> None:
-        """Give a run of slots back."""
-        with self._lock:
-            self._free = _merged([*self._free, (first, end)])
+        """Give a run of slots back. A cache may be collected anywhere, so no lock is taken."""
+        self._returned.append((first, end))
 
     def fits(self, num_slots: int, without: Sequence[ArenaCache] = ()) -> bool:
         """Whether so many slots lie free in a row, or would do so without some caches."""
         with self._lock:
-            free = _merged([*self._free, *(run for cache in without for run in cache.runs)])
+            free = _merged([*self._all_free(), *(run for cache in without for run in cache.runs)])
         return any(end - first >= num_slots for first, end in free)
 
     def may_grow(self, num_slots: int, idle: Sequence[ArenaCache], kept_bytes: int) -> bool:
@@ -126,14 +127,23 @@ class Arena:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the states of some slots to others, in all layers."""
         index = torch.tensor([sources, targets]).to(self.layout.device, non_blocking=True)
-        self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
+        with self._lock:  # a closed request's rows may be moved while another's cache grows
+            self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
 
     def _fit(self, num_slots: int) -> int | None:
-        for i, (first, end) in enumerate(self._free):
+        free = self._all_free()
+        for i, (first, end) in enumerate(free):
             if end - first >= num_slots:
-                self._free[i : i + 1] = [(first + num_slots, end)] * (end - first > num_slots)
+                free[i : i + 1] = [(first + num_slots, end)] * (end - first > num_slots)
                 return first
         return None
+
+    def _all_free(self) -> list[tuple[int, int]]:
+        """The free runs, those that were given back among them."""
+        with self._lock:
+            while self._returned:
+                self._free = _merged([*self._free, self._returned.popleft()])
+            return self._free
 
     def _grown(self, num_slots: int) -> int:
         """How many slots it has once it has grown."""

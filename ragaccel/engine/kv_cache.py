@@ -181,10 +181,20 @@ class KVCache:
             if buffer is not None
         )
 
+    @property
+    def num_in_place(self) -> int:
+        """Tokens from the first on of which none is yet to be moved."""
+        with self._lock:
+            return self._moves[0][0] if self._moves else self.length
+
     @torch.inference_mode()
     def copy_from(self, other: KVCache, length: int) -> None:
-        """Hold the first ``length`` tokens of another cache and nothing else."""
-        other._apply_moves()
+        """Hold the first ``length`` tokens of another cache, in place there, and nothing else.
+
+        The other is only read: its owner, not the caller, would notice an interrupted move.
+        """
+        if length > other.num_in_place:
+            raise ValueError(f"of {length} tokens only {other.num_in_place} are in place")
         self.truncate(0)
         self.reserve(length)
         self._peak = max(self._peak, length)

@@ -8,6 +8,8 @@ quickly an answer comes would tell what others have asked.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from threading import RLock
@@ -18,7 +20,7 @@ from ragaccel.engine.arena import ArenaCache
 from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ragaccel.engine.arena import Arena
 
@@ -64,7 +66,9 @@ class PrefixPool:
         self._source: Holding | None = None  # what is copied from at the moment
         self.bytes_per_token = 0
         """Bytes of states that a token takes; 0 until a cache was given back, kept or not."""
-        self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
+        self._lock = RLock()
+        self._amid = 0  # changes of the thread that holds the lock
+        self._returned: deque[Holding] = deque()
 
     @property
     def num_idle(self) -> int:
@@ -74,8 +78,7 @@ class PrefixPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of states in idle caches."""
-        with self._lock:
-            return sum(holding.cache.used_bytes for holding in self._idle)
+        return sum(holding.cache.used_bytes for holding in tuple(self._idle))
 
     def take(
         self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
@@ -91,9 +94,10 @@ class PrefixPool:
             room: tokens that it is to hold without growing later.
             chunk: take only whole prefill chunks, of so many tokens, that prefill computed.
         """
-        with self._lock:
+        with self._change():
             shared, best = self._longest(prompt, namespace, chunk)
             if best is None or shared < _SHORTEST:
+                shared, best = 0, None  # else its slots could not be freed for the new one
                 holding = Holding(self._spare(), namespace)
             elif best in self._idle and 2 * shared >= len(best.token_ids):
                 self._idle.remove(best)
@@ -110,31 +114,62 @@ class PrefixPool:
             return holding
 
     def give_back(self, holding: Holding) -> None:
-        """Keep a closed request's states for later prompts, within bounds."""
+        """Keep a closed request's states for later prompts, within bounds.
+
+        Waits for nobody: a request that is dropped may be closed anywhere, amid a change here too.
+        It is then done when that has ended.
+        """
+        self._returned.append(holding)
+        self._take_in()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
         with self._lock:
-            if holding not in self._open:
-                return
-            self._open.remove(holding)
-            self.bytes_per_token = max(self.bytes_per_token, holding.cache.slot_bytes)
+            self._amid += 1
             try:
-                holding.cache.truncate(len(holding.token_ids))
-            except RuntimeError as error:  # no memory to move rows; the answer is there
-                logger.debug("states are not kept: %s", error)
-                return
-            holding.used = next(_ticks)
-            self._idle = [kept for kept in self._idle if not _extends(holding, kept)]
-            longer = next((kept for kept in self._idle if _extends(kept, holding)), None)
-            if longer is not None:
-                longer.used = holding.used
-            else:
-                self._idle.append(holding)
-            self._idle.sort(key=lambda kept: kept.used)
-            while self._idle and self._is_too_much():
-                self._idle.pop(0)
+                yield
+            finally:
+                self._amid -= 1
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Keep what was given back, unless somebody is amid a change: he will do it."""
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                if self._amid:
+                    return
+                self._amid += 1
+                try:
+                    self._keep(self._returned.popleft())
+                finally:
+                    self._amid -= 1
+            finally:
+                self._lock.release()
+
+    def _keep(self, holding: Holding) -> None:
+        if holding not in self._open:
+            return
+        self._open.remove(holding)
+        self.bytes_per_token = max(self.bytes_per_token, holding.cache.slot_bytes)
+        try:
+            holding.cache.truncate(len(holding.token_ids))
+        except RuntimeError as error:  # no memory to move rows; the answer is there
+            logger.debug("states are not kept: %s", error)
+            return
+        holding.used = next(_ticks)
+        self._idle = [kept for kept in self._idle if not _extends(holding, kept)]
+        longer = next((kept for kept in self._idle if _extends(kept, holding)), None)
+        if longer is not None:
+            longer.used = holding.used
+        else:
+            self._idle.append(holding)
+        self._idle.sort(key=lambda kept: kept.used)
+        while self._idle and self._is_too_much():
+            self._idle.pop(0)
 
     def drop(self, holding: Holding) -> None:
         """Keep nothing of an open request's states, and copy them no more."""
-        with self._lock:
+        with self._change():
             if holding in self._open:
                 self._open.remove(holding)
 
@@ -143,19 +178,19 @@ class PrefixPool:
 
     def clear(self) -> None:
         """Free all idle caches."""
-        with self._lock:
+        with self._change():
             self._idle.clear()
 
     def follow(self, version: int) -> None:
         """Forget what weights of another version computed; engines over one model ask alike."""
-        with self._lock:
+        with self._change():
             if version != self._version:
                 self._version = version
                 self.forget()
 
     def forget(self) -> None:
         """Share nothing of what was computed until now, nor what open requests go on from."""
-        with self._lock:
+        with self._change():
             self._idle.clear()
             self._open.clear()
 
@@ -167,6 +202,7 @@ class PrefixPool:
             if holding.namespace != namespace:
                 continue
             limit = holding.num_settled if chunk else len(holding.token_ids)
+            limit = min(limit, holding.cache.num_in_place)
             length = _common_prefix(prompt, holding.token_ids, limit)
             length -= length % chunk if chunk else 0
             if length > best[0] or (length == best[0] and best[1] in self._open):
@@ -188,7 +224,7 @@ class PrefixPool:
 
         Nothing is dropped in vain: where all of them would not do, the arena grows.
         """
-        with self._lock:
+        with self._change():
             idle = [
                 (kept, kept.cache)
                 for kept in sorted(self._idle, key=lambda kept: kept.used)

@@ -125,6 +125,9 @@ def test_a_copy_holds_what_the_original_kept():
     second.keep(range(5))
     feed(first, [1, 2, 3, 4])
     first.keep([0, 2, 3])
+    with pytest.raises(ValueError, match="only 1 are in place"):  # it is only read
+        second.copy_from(first, 2)
+    assert feed(first, [8])[0] == [1, 3, 4, 8]
     second.copy_from(first, 2)
     assert feed(second, [7])[0] == [1, 3, 7]
-    assert feed(first, [8])[0] == [1, 3, 4, 8]
+    assert feed(first, [9])[0] == [1, 3, 4, 9]

@@ -1,5 +1,7 @@
 """The pool of kept prefixes by itself: what is kept once, cut, copied."""
 
+import threading
+
 import pytest
 import torch
 from decoding import Cheat, decode
@@ -15,10 +17,14 @@ from ragaccel.engine.prefixes import Holding, PrefixPool
 
 
 @torch.inference_mode()
-def fill(cache, length):
+def write(cache, length):
     cache.begin(length)
     states = torch.arange(length, dtype=torch.float64)[None, None, :, None].expand(1, 1, -1, 4)
     cache.write(0, states, states)
+
+
+def fill(cache, length):
+    write(cache, length)
     cache.keep(range(length))
 
 
@@ -57,6 +63,51 @@ def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
     assert isinstance(cut, Holding)
 
 
+@pytest.mark.parametrize("new_cache", [KVCache, "arena"], ids=["own buffers", "arena"])
+def test_of_an_open_request_only_what_is_in_place_is_copied(arena, new_cache):
+    pool = PrefixPool(
+        arena.new_cache if new_cache == "arena" else new_cache, max_kept=5, max_bytes=1 << 30
+    )
+    open_one = pool.take(range(20), "")
+    write(open_one.cache, 20)
+    open_one.token_ids = list(range(12))
+    open_one.cache.keep([*range(9), 15, 16, 17])  # rows that a branch left behind others
+    other = pool.take([*range(12), 99], "")
+    assert other.token_ids == list(range(9))
+    assert open_one.cache.num_in_place == 9  # nothing was moved for somebody else
+    pool.give_back(open_one)
+    assert len(pool.take([*range(12), 98], "").token_ids) == 12
+
+
+def test_what_is_given_back_amid_a_change_is_kept_after_it():
+    made, pool = [], None
+
+    def new_cache():
+        if pool is not None and len(made) == 2:  # as when garbage is collected there
+            pool.give_back(made[0])
+            assert made[0] in pool._open
+        return KVCache()
+
+    pool = PrefixPool(new_cache, max_kept=5, max_bytes=1 << 30)
+    for start in (0, 100):
+        made.append(put(pool, range(start, start + 20)))  # noqa: PERF401 - each looks at made
+    pool.take([*range(500, 520)], "")
+    assert pool._idle == [made[0]]
+    assert made[1] in pool._open
+
+
+def test_giving_back_waits_for_nobody():
+    pool = PrefixPool(KVCache, max_kept=5, max_bytes=1 << 30)
+    holding = put(pool, range(20))
+    with pool._change():
+        other = threading.Thread(target=pool.give_back, args=(holding,))
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+        assert pool.num_idle == 0
+    assert pool.num_idle == 1
+
+
 SLOT_BYTES = 2 * 4 * 8
 
 
@@ -82,11 +133,13 @@ def pool_over(arena, kept_slots):
     return PrefixPool(arena.new_cache, max_kept=8, max_bytes=kept_slots * SLOT_BYTES)
 
 
+@pytest.mark.parametrize("prompt", [[7, 7, 7], [0, 7, 7]], ids=["nothing shared", "its first"])
 @pytest.mark.parametrize(("room", "left"), [(20, [0, 1, 2, 3]), (21, [2, 3]), (60, [3])])
-def test_idle_caches_make_room_before_an_arena_grows(arena, room, left):
+def test_idle_caches_make_room_before_an_arena_grows(arena, room, left, prompt):
     pool = pool_over(arena, 90)
     keep(pool, 4)
-    holding = pool.take([7, 7, 7], "", room=room)
+    holding = pool.take(prompt, "", room=room)
+    assert (holding.token_ids, holding.num_settled) == ([], 0)
     assert (arena.version, holding.cache.capacity) == (0, room)
     assert kept(pool) == left
 
