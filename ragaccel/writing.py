@@ -93,6 +93,7 @@ class Writer:
                 token_budget=self._token_budget,
             )
         )
+        stack.callback(self._scheduler.leave, session)
         stack.callback(session.close)
         return Writing(plan, session, self._tokenizer)
 

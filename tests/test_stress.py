@@ -19,22 +19,34 @@ NEW = 14
 
 
 class Chance:
-    """Guesses at random, and fails now and then where it is told to."""
+    """Hangs a known answer beside wrong guesses, and fails now and then where it is told to."""
 
     probe_ids = ()
 
-    def __init__(self, seed=0, fails=0.0):
+    def __init__(self, alone, seed=0, fails=0.0):
         self.random, self.fails = random.Random(seed), fails
+        self.texts = [[*prompt, *alone[i]] for i, prompt in enumerate(PROMPTS)]
 
     def draft(self, context, budget):
         if self.random.random() < self.fails:
             raise ZeroDivisionError("a drafter's own")
-        guesses = [self.random.randrange(380) for _ in range(min(budget, 4))]
-        return DraftTree.chain([context.token_ids[-1], *guesses])
+        known = list(context.token_ids)
+        text = next((text for text in self.texts if text[: len(known)] == known), known)
+        right = text[len(known) : len(known) + self.random.randrange(4)]
+        wrong = {self.random.randrange(380) for _ in range(self.random.randrange(3))}
+        wrong -= set(right[:1])
+        guesses = [*wrong, *right][: max(0, budget)]
+        parents = [0 if i <= len(wrong) else i for i in range(len(guesses))]
+        size = 1 + len(guesses)
+        return DraftTree((known[-1], *guesses), (-1, *parents), (1.0,) * size, ((),) * size)
 
 
 def check(answers, numbers, alone):
     assert [answer.token_ids for answer in answers] == [alone[number] for number in numbers]
+
+
+def texts_of(llm, alone):
+    return [llm.tokenizer.decode(tokens) for tokens in alone]
 
 
 def streams_in_turn(llm, chance, alone):
@@ -52,7 +64,8 @@ def a_list(llm, chance, alone):
 
 
 def one_that_fails(llm, chance, alone):
-    number, drafter = chance.randrange(len(PROMPTS)), Chance(chance.random(), fails=0.2)
+    number = chance.randrange(len(PROMPTS))
+    drafter = Chance(alone, chance.random(), fails=0.2)
     try:
         answer = llm.generate(PROMPTS[number], max_new_tokens=NEW, drafter=drafter)
     except ZeroDivisionError:
@@ -77,7 +90,9 @@ def tasks(llm, chance, alone):
             answers = await llm.agenerate([PROMPTS[number]] * 2, max_new_tokens=NEW)
             return check(answers, [number] * 2, alone)
         if kind == 1:
-            return [piece async for piece in llm.astream(PROMPTS[number], max_new_tokens=NEW)]
+            pieces = [piece async for piece in llm.astream(PROMPTS[number], max_new_tokens=NEW)]
+            assert "".join(pieces) == texts_of(llm, alone)[number]
+            return None
         call = llm.agenerate(PROMPTS[number], max_new_tokens=NEW)
         if kind == 2:
             return check([await call], [number], alone)
@@ -98,7 +113,7 @@ KINDS = (streams_in_turn, a_list, one_that_fails, one_closed_elsewhere, tasks)
 def run(seed, seconds_at_most, turns, **options):
     plain = tiny_llm(drafter=NoDrafter())
     alone = [plain.generate(prompt, max_new_tokens=NEW).token_ids for prompt in PROMPTS]
-    llm = LLM(plain.model.model, tiny_tokenizer(), drafter=Chance(seed), **options)
+    llm = LLM(plain.model.model, tiny_tokenizer(), drafter=Chance(alone, seed), **options)
     llm.engine.prefill_chunk = 32
     failures = []
 

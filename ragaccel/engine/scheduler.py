@@ -8,6 +8,7 @@ that nobody waits for, and a single caller pays for no hand-over.
 
 from __future__ import annotations
 
+import logging
 from itertools import count
 from threading import Condition, get_ident
 from time import perf_counter
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ragaccel.decode.session import Session
     from ragaccel.decode.tree import DraftTree
     from ragaccel.engine.engine import Engine
+
+logger = logging.getLogger("ragaccel")
 
 _PATIENCE = 0.25  # of a pass: how long it waits for the sessions of the one before
 _LONGEST_PATIENCE = 0.02  # seconds
@@ -116,11 +119,18 @@ class Scheduler:
         with self._changed:
             if self._leader == get_ident():  # interrupted before it could begin, or hand over
                 self._hand_over()
-            while any(turn.is_running for turn in turns):
-                self._changed.wait()
-            self._turns = [turn for turn in self._turns if turn not in turns]
-            for session in [one for one in self._expected if one.finish_reason is not None]:
-                del self._expected[session]
+            try:
+                while any(turn.is_running for turn in turns):
+                    self._changed.wait()
+            finally:  # whoever is interrupted once more leaves the pass to end without him
+                self._turns = [turn for turn in self._turns if turn not in turns]
+            for session in tuple(self._expected):
+                if session.finish_reason is not None:
+                    self.leave(session)
+
+    def leave(self, session: Session) -> None:
+        """Expect nothing more of a session; called wherever its owner drops it, with any lock."""
+        self._expected.pop(session, None)
 
     def _takes_lead(self, turns: list[Turn]) -> bool:
         """Wait until nobody leads or a turn is over; lead in the first case."""
@@ -182,7 +192,7 @@ class Scheduler:
         here = set(queued.values())
         return any(
             session not in queued and asker not in here and session.finish_reason is None
-            for session, asker in self._expected.items()
+            for session, asker in tuple(self._expected.items())
         )
 
     def _prefill(self, turn: Turn) -> None:
@@ -236,11 +246,16 @@ class Scheduler:
         self, drafted: Sequence[tuple[Turn, DraftTree]]
     ) -> Iterator[tuple[Turn, DraftTree]]:
         """Narrow the trees to what is worth verifying in one pass of all."""
-        if len(drafted) < 2 or self.engine.passes_apart:
-            for turn, tree in drafted:
-                yield turn, turn.session.narrow(tree)
-            return
-        sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
-        cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
-        settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
-        yield from zip((turn for turn, _ in drafted), settled, strict=True)
+        if len(drafted) > 1 and not self.engine.passes_apart:
+            sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
+            cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
+            try:
+                settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
+            except Exception as error:  # of one of them: found when each is narrowed alone
+                logger.debug("trees are not settled together: %s", error)
+            else:
+                yield from zip((turn for turn, _ in drafted), settled, strict=True)
+                return
+        for turn, tree in drafted:
+            if (narrowed := turn.narrow(tree)) is not None:
+                yield turn, narrowed

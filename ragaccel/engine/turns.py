@@ -56,6 +56,14 @@ class Turn:
         self.amid = ""
         return tree
 
+    def narrow(self, tree: DraftTree) -> DraftTree | None:
+        """Narrow a draft to what is worth verifying alone; None if that fails."""
+        try:
+            return self.session.narrow(tree)
+        except Exception as error:
+            self.error = error
+            return None
+
     def absorb(self, choices: Choices | Exception) -> None:
         """Take what the pass chose as the step, or what failed in it as the error."""
         if isinstance(choices, Exception):
@@ -73,11 +81,9 @@ class Turn:
         if self.is_done or not self.amid:
             return
         amid, self.amid = self.amid, ""
-        self.error = RuntimeError("the pass was interrupted by another caller of this process")
-        if amid == "absorbing":  # between two changes that belong together
-            return
         if amid == "drafting":
             self.session.context.forget()
-        elif not self.verifier.start_over():
-            return
-        self.error = None
+        elif not self.verifier.start_over() or amid == "absorbing":
+            # What is absorbed is several changes that belong together.
+            self.verifier.close()
+            self.error = RuntimeError("the pass was interrupted by another caller of this process")

@@ -149,9 +149,8 @@ class EngineVerifier:
     @property
     def _is_used(self) -> bool:
         """Whether anything was verified or kept behind the prompt."""
-        if self.tree is not None or self._holding is None:
-            return self.tree is not None
-        return len(self._holding.token_ids) >= len(self.request.prompt_ids)
+        kept = max(self.num_cached, len(self.wanted_ids))  # the latter after an interruption
+        return self.tree is not None or kept >= len(self.request.prompt_ids)
 
     def _held(self) -> Holding:
         if self._is_closed or self._holding is None:
