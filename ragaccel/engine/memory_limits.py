@@ -11,7 +11,7 @@ from ragaccel.engine.host_memory import total_bytes
 from ragaccel.errors import CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _TOLD = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
 _UNKNOWN_BYTES = 20 << 30  # taken where the memory cannot be told
@@ -75,7 +75,8 @@ def within_memory(
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        clear_frames(error.__traceback__)  # what they hold would stay as long as the error does
+        for one in _causes(error):  # what their frames hold would stay as long as the error does
+            clear_frames(one.__traceback__)
         _freed(free, device)
         raise CapacityError(
             f"no memory left on {device} for {what}: shorten the prompt, or answer "
@@ -92,8 +93,14 @@ def _freed(free: Callable[[], None], device: torch.device) -> None:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that a device's memory is full, or came of one that does."""
+    return any(
+        isinstance(one, torch.OutOfMemoryError) or any(part in str(one) for part in _TOLD)
+        for one in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it came of, and so on."""
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _TOLD):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False

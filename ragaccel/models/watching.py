@@ -88,11 +88,10 @@ class WeightWatch:
 
     def _note(self) -> None:
         self._stamps = [stamp(weight) for weight in self._weights]
-        self._probes = [list(probes) for _, probes in groupby(self._views(), _kind)]
         self._samples = self._sample()
 
-    def _views(self) -> Iterator[Tensor]:
-        """A few numbers of each weight, where they lie."""
+    def _probes(self) -> Iterator[Tensor]:
+        """A few numbers of each weight, where they lie now: views kept would keep the storage."""
         for weight in self._weights:
             is_plain = type(weight) in _STOCK and weight.layout == torch.strided
             is_there = is_plain and weight.device.type != "meta" and weight.is_contiguous()
@@ -103,7 +102,7 @@ class WeightWatch:
 
     def _sample(self) -> list[Tensor]:
         with torch.no_grad():
-            return [torch.cat(probes) for probes in self._probes]
+            return [torch.cat(list(probes)) for _, probes in groupby(self._probes(), _kind)]
 
 
 def stamp(weight: Tensor) -> tuple[int, int]:

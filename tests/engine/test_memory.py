@@ -15,6 +15,7 @@ from ragaccel.engine import engine as engine_module
 from ragaccel.engine import kv_cache
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.memory_limits import within_memory
 from ragaccel.errors import CapacityError
 from ragaccel.models.huggingface import HuggingFaceModel
 
@@ -187,3 +188,26 @@ def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_arena):
     keys = cache.buffers[2][0, 0, :4, 0]
     assert keys.tolist() == [0, 2, 4, 5]
     assert (-cache.buffers[1][0, 0, :4, 0]).tolist() == [0, 2, 4, 5]
+
+
+def test_an_error_keeps_nothing_of_the_passes_it_came_of():
+    class States:
+        pass
+
+    made = []
+
+    def compute():
+        states = States()
+        made.append(weakref.ref(states))
+        raise torch.OutOfMemoryError("out of memory")
+
+    def captured():
+        try:
+            compute()
+        except torch.OutOfMemoryError:
+            raise RuntimeError("the capture has ended early")  # noqa: B904 - as torch does
+
+    with pytest.raises(CapacityError) as caught:
+        within_memory(captured, "a test", torch.device("cpu"), lambda: None)
+    assert caught.value.__cause__ is not None
+    assert [one() for one in made] == [None, None]

@@ -1,5 +1,8 @@
 """Weights that are changed after all: followed where they can be, refused where they cannot."""
 
+import weakref
+
+import numpy as np
 import pytest
 import torch
 from decoding import decode
@@ -149,3 +152,15 @@ def test_a_sample_of_each_weight_is_looked_at(at):
     model[at].data.copy_(model[at].detach() * 2.0 if at != 6 else torch.zeros(4))
     assert len(watch.look()) == len(model)
     assert watch.look() == []
+
+
+def test_storage_that_weights_have_left_is_not_kept():
+    layer, numbers = nn.Linear(64, 64, bias=False), np.ones((64, 64), np.float32)
+    left = weakref.ref(numbers)
+    layer.weight.data = torch.from_numpy(numbers)
+    watch = WeightWatch(layer, [layer.weight])
+    del numbers
+    assert left() is not None
+    layer.weight.data = torch.zeros(64, 64)
+    assert left() is None
+    assert watch.look() == [layer.weight]
