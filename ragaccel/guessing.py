@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.session import Session
@@ -47,7 +47,7 @@ class Guessing:
         self.drafter, self._given = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
-        self._lock = Lock()
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
         if drafter is None:
             REHEARSAL.start()
 

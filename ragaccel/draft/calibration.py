@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
         self.clear()
 
     def clear(self) -> None:

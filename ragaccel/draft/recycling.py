@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -56,7 +56,7 @@ class Adjacency:
         self.max_rows = max_bytes // ROW_BYTES
         if self.max_rows < 1:
             raise ConfigurationError(f"max_bytes is {max_bytes}: one row takes {ROW_BYTES}")
-        self._lock = Lock()
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
         self.clear()
 
     def clear(self) -> None:
