@@ -38,6 +38,9 @@ def show_costs(terminal: Terminal, model: str | None, *, json: bool) -> ExitCode
     Raises:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
+    from ragaccel.models.packing_choices import forget_packing
+
+    forget_packing()  # measured again, too: what was kept may come from a moment under load
     llm = load_llm(terminal, resolve({"model": model}), drafter=NoDrafter())  # compiles nothing
     threads = _choose_threads(llm)
     costs = _measured(terminal, llm)

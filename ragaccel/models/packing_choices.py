@@ -75,6 +75,16 @@ def packing_file(*, keep: bool = True) -> Path | None:
     return cost_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
 
 
+def forget_packing() -> None:
+    """Have choices measured anew that are kept for this processor and its threads."""
+    path = packing_file()
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.debug("packing choices are not forgotten: %s", error)
+
+
 def _name(weight: Tensor) -> str:
     outputs, inputs = weight.shape
     return f"{outputs} x {inputs} {str(weight.dtype).removeprefix('torch.')}"
