@@ -109,14 +109,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ledger = kept_beside(options.out, settings)
     decoders = [make_contender(name, target) for name in DECODERS]
     run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    rows = {name: _rows_of(name, ledger.rows) for name in DECODERS}
+    rows = {name: _rows_of(name, ledger.measurements) for name in DECODERS}
     return result(
         "exactness",
         settings,
         device=options.device,
         pairs=[compare(target, jobs, rows, *pair) for pair in PAIRS],
         costs=[cost(rows, *pair) for pair in COSTS],
-        contenders=summarize(ledger.rows),
+        contenders=summarize(ledger.measurements),
     )
 
 

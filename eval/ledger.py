@@ -36,6 +36,11 @@ class Ledger:
         self.rows = known[1:]
         path.write_text("".join(_line(row) for row in (settings, *self.rows)), encoding="utf-8")
 
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        """The rows of contenders, without what a run notes beside them."""
+        return [row for row in self.rows if "contender" in row]
+
     def add(self, *rows: dict[str, Any]) -> None:
         """Append rows, at once on disk; those that count only together, in one go."""
         self.rows += rows

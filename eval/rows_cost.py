@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,13 +78,23 @@ def measure_rows(
 
 def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> dict[int, float]:
     """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
-    for row in ledger.rows:
-        if "pass_seconds" in row:
-            return {int(rows): seconds for rows, seconds in row["pass_seconds"].items()}
-    note(f"measuring passes over {context} cached tokens")
-    costs = measure_rows(target, context, repeats)
-    ledger.add({"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}})
+    if not (costs := median_costs(ledger)):
+        note(f"measuring passes over {context} cached tokens")
+        ledger.add(cost_row(measure_rows(target, context, repeats)))
+        costs = median_costs(ledger)
     return costs
+
+
+def cost_row(costs: Mapping[int, float]) -> dict[str, Any]:
+    """The ledger's row of what passes cost at one moment."""
+    return {"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}}
+
+
+def median_costs(ledger: Ledger) -> dict[int, float]:
+    """Seconds of a pass by its rows: the median of what the ledger holds; nothing if none."""
+    noted = [row["pass_seconds"] for row in ledger.rows if "pass_seconds" in row]
+    sizes = noted[0] if noted else ()
+    return {int(rows): median(each[rows] for each in noted) for rows in sizes}
 
 
 def seconds_of(rows_of_each: Sequence[int], costs: Mapping[int, float]) -> list[float]:

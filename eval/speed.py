@@ -14,6 +14,7 @@ import hashlib
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from eval.jobs import as_recorded, jobs_for
 from eval.ledger import Ledger, kept_beside
 from eval.machine import current_commit
 from eval.passes import allocated_bytes, peak_bytes
-from eval.rows_cost import known_costs
+from eval.rows_cost import cost_row, measure_rows, median_costs
 from eval.script import measured, new_parser, note, result
 from eval.summary import summarize
 from eval.tables import speed_table
@@ -38,7 +39,7 @@ from eval.targets import (
 from eval.warm import capture_passes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from eval.contenders import Contender
     from eval.jobs import Job
@@ -69,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, help="examples to take (default: all)")
     add("--repeats", type=int, default=1, help="rounds over all examples")
     add("--max-new-tokens", type=int, default=256)
-    add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
+    add("--cost-repeats", type=int, default=3, help="passes of each size before each example")
     add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
@@ -89,29 +90,33 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ledger = kept_beside(options.out, settings)
     contenders = [make_contender(name, target) for name in options.contenders.split(",")]
     capture_passes(target.ours, jobs, compile=options.compile)
-    costs = costs_if_asked(target, jobs, contenders, ledger, options.cost_repeats)
-    run_rounds(target, jobs, contenders, ledger, repeats=options.repeats, forced=forced)
+    costs = costs_if_asked(target, jobs, contenders, options.cost_repeats)
+    run_rounds(
+        target, jobs, contenders, ledger, repeats=options.repeats, forced=forced, costs=costs
+    )
+    resumed = [row["resumed"] for row in ledger.rows if "resumed" in row]
     return result(
         "speed",
         settings,
         device=options.device,
-        milliseconds={str(rows): 1e3 * seconds for rows, seconds in costs.items()},
-        contenders=summarize([row for row in ledger.rows if "contender" in row], costs),
+        milliseconds={str(rows): 1e3 * value for rows, value in median_costs(ledger).items()},
+        **({"resumed": resumed} if resumed else {}),
+        contenders=summarize(ledger.measurements, median_costs(ledger)),
     )
 
 
 def costs_if_asked(
-    target: Target,
-    jobs: Sequence[Job],
-    contenders: Sequence[Contender],
-    ledger: Ledger,
-    repeats: int,
-) -> dict[int, float]:
-    """Seconds of a pass by its rows where drafts of ours are compared with plain decoding."""
+    target: Target, jobs: Sequence[Job], contenders: Sequence[Contender], repeats: int
+) -> Callable[[], dict[int, float]] | None:
+    """What measures seconds of a pass by its rows, where drafts are compared with plain decoding.
+
+    A machine is faster at one moment than at the next, so it is called before every example.
+    """
     ours = {contender.name for contender in contenders if isinstance(contender, Ours)}
     if PLAIN not in ours or ours == {PLAIN}:
-        return {}
-    return known_costs(target, ledger, int(median(len(job.prompt_ids) for job in jobs)), repeats)
+        return None
+    context = int(median(len(job.prompt_ids) for job in jobs))
+    return partial(measure_rows, target, context, repeats)
 
 
 def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
@@ -139,16 +144,22 @@ def run_rounds(
     repeats: int,
     forced: bool,
     keep_answers: bool = False,
+    costs: Callable[[], dict[int, float]] | None = None,
 ) -> None:
     """Run every contender on every job, the order rotated from job to job and round to round.
 
     Groups of one job and round that the ledger holds are skipped: it holds whole ones only.
-    What drafters learn is forgotten before every round: they would know its answers.
-    ``keep_answers`` puts the token ids into the rows, too.
+    What drafters learn is forgotten before every round: they would know its answers. A run that
+    goes on within one notes the place in the ledger: what the former had taught them is lost.
+    ``keep_answers`` puts the token ids into the rows, too; what ``costs`` returns stands with each
+    group.
     """
     groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
-    done = {(row["round"], row["example"]) for row in ledger.rows if "round" in row}
+    done = {(row["round"], row["example"]) for row in ledger.measurements}
     left = [(turn, at, job) for turn, at, job in groups if (turn, job.job_id) not in done]
+    if left and left[0][1] > 0:
+        turn, _, job = left[0]
+        ledger.add({"resumed": {"round": turn, "example": job.job_id}})
     if left:
         note("warming up")
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
@@ -161,13 +172,14 @@ def run_rounds(
             for contender in contenders:
                 contender.forget()
         last_turn = turn
+        noted = [cost_row(costs())] if costs else []
         rows = {
             contender.name: measured_row(
                 target, contender, job, turn, forced=forced, keep_answers=keep_answers
             )
             for contender in in_turn(contenders, at + turn)
         }
-        ledger.add(*(rows[contender.name] for contender in contenders))
+        ledger.add(*noted, *(rows[contender.name] for contender in contenders))
         rates = ", ".join(
             f"{name} {row['tokens'] / row['decode_seconds']:.1f}" for name, row in rows.items()
         )

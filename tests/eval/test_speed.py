@@ -59,6 +59,8 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
     monkeypatch.setattr(speed, "run_once", run_once)
     speed.main(arguments)
     assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
+    (resumed,) = json.loads((tmp_path / "x.json").read_text())["resumed"]
+    assert resumed == {"round": 0, "example": "1"}
     assert "2/2" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"other settings .*repeats"):
         speed.main([*arguments, "--repeats=2"])

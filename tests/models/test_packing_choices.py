@@ -12,7 +12,7 @@ from ragaccel.llm import LLM
 from ragaccel.models import packing
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.packing import pack_linears
-from ragaccel.models.packing_choices import PackingChoices, packing_file
+from ragaccel.models.packing_choices import PackingChoices, forget_packing, packing_file
 
 SHAPES = {"256 x 256 float32", "512 x 256 float32", "256 x 512 float32"}
 
@@ -152,3 +152,14 @@ def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_pa
     if keep:
         assert measured == []
         assert packing_file().exists()
+
+
+def test_what_is_kept_can_be_forgotten(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
+    choices = PackingChoices(packing_file())
+    choices.add(torch.ones(3, 4), True)
+    choices.save()
+    assert PackingChoices(packing_file()).of(torch.ones(3, 4)) is True
+    for _ in range(2):
+        forget_packing()
+        assert PackingChoices(packing_file()).of(torch.ones(3, 4)) is None
