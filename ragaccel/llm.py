@@ -61,8 +61,9 @@ class LLM:
         exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
         near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
-            guesses are verified with it. Lowers the number of answers that low precision makes
-            differ; no proof, which ``exact`` is. Not together with that.
+            guesses are verified with it. The states before it stay as they were rounded: no proof,
+            which ``exact`` is, and not measured to change fewer answers (eval/README.md). Not
+            together with that.
         max_batch: most requests in one pass.
 
     Raises:
