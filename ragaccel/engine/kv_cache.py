@@ -193,7 +193,7 @@ class KVCache:
 
         The other is only read: its owner, not the caller, would notice an interrupted move.
         """
-        if length > other.num_in_place:
+        if other._moves and length > other.num_in_place:
             raise ValueError(f"of {length} tokens only {other.num_in_place} are in place")
         self.truncate(0)
         self.reserve(length)
