@@ -252,7 +252,7 @@ class Scheduler:
             try:
                 settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
             except Exception as error:  # of one of them: found when each is narrowed alone
-                logger.debug("trees are not settled together: %s", error)
+                logger.warning("trees are not settled together: %s", error)
             else:
                 yield from zip((turn for turn, _ in drafted), settled, strict=True)
                 return

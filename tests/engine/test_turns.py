@@ -27,6 +27,11 @@ def expected(prompt, new):
     return generate(tiny_model("llama"), prompt, new)
 
 
+def two_sessions(engine, stack):
+    requests = [Request(random_prompt(9, i), max_new_tokens=30) for i in range(2)]
+    return [open_session(engine, request, NoDrafter(), stack) for request in requests]
+
+
 def waited_for(scheduler):
     """How long whoever leads waits for others, each time, from now on."""
     waits, wait = [], scheduler._changed.wait
@@ -68,12 +73,7 @@ def test_a_session_asked_for_by_thread_after_thread_is_waited_for():
     engine = make_engine()
     scheduler = Scheduler(engine)
     with ExitStack() as stack:
-        first, second = (
-            open_session(
-                engine, Request(random_prompt(9, i), max_new_tokens=30), NoDrafter(), stack
-            )
-            for i in range(2)
-        )
+        first, second = two_sessions(engine, stack)
         scheduler.advance([first, second])
         other = threading.Thread(target=scheduler.advance, args=([first, second],))
         other.start()
@@ -89,12 +89,7 @@ def test_a_session_that_its_owner_left_is_not_waited_for():
     engine = make_engine()
     scheduler = Scheduler(engine)
     with ExitStack() as stack:
-        first, second = (
-            open_session(
-                engine, Request(random_prompt(9, i), max_new_tokens=30), NoDrafter(), stack
-            )
-            for i in range(2)
-        )
+        first, second = two_sessions(engine, stack)
         other = threading.Thread(target=scheduler.advance, args=([first, second],))
         other.start()
         other.join(30)
