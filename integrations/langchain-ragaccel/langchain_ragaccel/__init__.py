@@ -1,0 +1,3 @@
+"""ragaccel in LangChain."""
+
+__version__ = "0.1.0"

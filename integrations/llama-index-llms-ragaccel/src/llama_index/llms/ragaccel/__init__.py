@@ -1,0 +1,1 @@
+"""ragaccel in LlamaIndex."""
