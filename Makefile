@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LANGCHAIN := integrations/langchain-ragaccel
+LLAMA_INDEX := integrations/llama-index-llms-ragaccel
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
@@ -11,8 +13,10 @@ export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
 
-test: $(VENV)/.dev  ## the whole suite, offline
+test: $(VENV)/.dev  ## the three suites, offline: the library, then each integration
 	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -c $(LANGCHAIN)/pyproject.toml --rootdir $(LANGCHAIN) $(LANGCHAIN)/tests
+	$(BIN)/python -m pytest -q -c $(LLAMA_INDEX)/pyproject.toml --rootdir $(LLAMA_INDEX) $(LLAMA_INDEX)/tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -21,6 +25,8 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	MYPYPATH=$(LANGCHAIN) $(BIN)/mypy -p langchain_ragaccel
+	MYPYPATH=$(LLAMA_INDEX)/src $(BIN)/mypy --explicit-package-bases $(LLAMA_INDEX)/src
 
 check: lint types test
 
@@ -44,6 +50,6 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[retrieval,embedded,pdf,office]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]'
+$(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
 	touch $@ $(VENV)/.demo
