@@ -68,7 +68,8 @@ class ByteTokenizer:
     """UTF-8 bytes as token ids, the ends of text and turn above them."""
 
     shield = Shield([])
-    eos_ids, vocab_size, has_chat_template, takes_documents = frozenset({256}), 258, True, False
+    eos_ids, vocab_size, has_chat_template = frozenset({256}), 258, True
+    takes_documents = takes_tools = False
 
     def encode(self, text, add_special_tokens=False):
         return list(text.encode())
@@ -77,15 +78,24 @@ class ByteTokenizer:
         spans = [(i, i + 1) for i, c in enumerate(text) for _ in c.encode()]
         return self.encode(text), spans
 
-    def decode(self, token_ids):
+    def decode(self, token_ids, skip_special_tokens=True):
         return bytes(t for t in token_ids if t < 256).decode(errors="replace")
 
-    def chat_text(self, messages, documents=None, add_generation_prompt=True):
+    def chat_text(
+        self,
+        messages,
+        documents=None,
+        add_generation_prompt=True,
+        *,
+        tools=None,
+        template_options=None,
+    ):
         turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
         return turns + "assistant:" * add_generation_prompt
 
-    def chat(self, messages, documents=None, add_generation_prompt=True):
-        return self.encode(self.chat_text(messages, documents, add_generation_prompt))
+    def chat(self, messages, documents=None, add_generation_prompt=True, **tools_and_options):
+        text = self.chat_text(messages, documents, add_generation_prompt, **tools_and_options)
+        return self.encode(text)
 
 
 class HashEmbedder:

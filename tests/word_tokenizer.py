@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 class WordTokenizer:
     """Does what the face asks of a tokenizer; ids are given out as words come."""
 
-    has_chat_template = True
+    has_chat_template, takes_tools = True, False
     shield = Shield([])
 
     def __init__(self, *, takes_documents=False, has_chat_template=True):
@@ -36,7 +36,15 @@ class WordTokenizer:
     def decode(self, token_ids, skip_special_tokens=True):
         return "".join(self.words[i] for i in token_ids if i or not skip_special_tokens)
 
-    def chat_text(self, messages, documents=None, add_generation_prompt=True):
+    def chat_text(
+        self,
+        messages,
+        documents=None,
+        add_generation_prompt=True,
+        *,
+        tools=None,
+        template_options=None,
+    ):
         written = "<bos>"
         number = 0
         for index, document in enumerate(documents or [], start=1):

@@ -40,11 +40,24 @@ class Shield:
         return self._spelled.sub(lambda found: self._mark_of[found.group()], text)
 
     def hide_in(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Mark all text of a message, at whatever depth; its role and its types stay."""
+        """Mark all text of a message, at whatever depth; its role stays."""
         return {
-            key: value if key in ("role", "type") else self._hide_below(value)
+            key: value if key == "role" else self.hide_below(value)
             for key, value in message.items()
         }
+
+    def hide_below(self, value: Any) -> Any:
+        """Mark all text in a value, at whatever depth: in the keys of its mappings as well.
+
+        Names of arguments are written by others as much as what they stand for.
+        """
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, Mapping):
+            return {self.hide_below(key): self.hide_below(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide_below(item) for item in value]
+        return value
 
     def reveal(self, text: str) -> str:
         """Turn a marked text back."""
@@ -53,15 +66,6 @@ class Shield:
     def is_marked(self, text: str) -> bool:
         """Whether a text holds marks."""
         return self._marked.search(text) is not None
-
-    def _hide_below(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.hide(value)
-        if isinstance(value, Mapping):
-            return self.hide_in(value)
-        if isinstance(value, list | tuple):
-            return [self._hide_below(item) for item in value]
-        return value
 
     def _either_way(self, rest: str) -> str:
         """The rest of a token, where an overlapping one may have been marked in its midst."""

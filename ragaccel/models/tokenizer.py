@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.models.chat_template import ChatTemplate
 from ragaccel.models.shielding import PlainEncoder, Shield
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Tokenizer:
         self.cleans_spaces: bool = not is_bpe and bool(
             getattr(tokenizer, "clean_up_tokenization_spaces", False)
         )
-        self._template: str | None = self._read_template()
+        self._template = ChatTemplate(self.tokenizer)
         # Drops any truncation saved with the tokenizer now: later calls change nothing, so that
         # threads may share it.
         self.encode("")
@@ -66,14 +67,17 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be laid out as the model was trained to read them."""
-        return self._template is not None
+        return self._template.source is not None
 
     @property
     def takes_documents(self) -> bool:
         """Whether the chat template has a place of its own for retrieved documents."""
-        return (
-            self._template is not None and re.search(r"\bdocuments\b", self._template) is not None
-        )
+        return self._template.takes_documents
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template writes out the tools that the model may call."""
+        return self._template.takes_tools
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Turn text into token ids. A begin token that the text spells out is not doubled.
@@ -126,48 +130,55 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> str:
         """Lay out messages by the chat template, as text.
+
+        ``tools`` are what the model may call, in the shape of OpenAI's interface; so are calls in
+        messages (``tool_calls``, their arguments a dict or its JSON). Messages of the role
+        ``tool`` hold results. ``template_options`` are other names that the template reads, such
+        as ``enable_thinking``.
 
         Text that others wrote goes through ``shield`` first: a template's text is read with all
         the special tokens it spells.
 
         Raises:
-            ConfigurationError: if there is no template, or it rejects the messages.
+            ConfigurationError: if there is no template, it rejects the messages, or it has no
+                place for tools, their calls or their results.
         """
-        if self._template is None:
-            raise ConfigurationError(
-                "this model has no chat template: give the prompt as text, or load a chat model"
-            )
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                documents=None if documents is None else [dict(document) for document in documents],
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except Exception as error:
-            raise ConfigurationError(
-                f"the chat template rejects these messages: {error}"
-            ) from error
-        return text
+        return self._template.text(
+            messages,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            options=template_options,
+        )
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Lay out messages by the chat template, as token ids.
+        """Lay out messages by the chat template, as token ids; arguments as for ``chat_text``.
 
         The template writes its own special tokens, so none are added: no begin token twice. What
-        messages and documents spell is text.
+        messages, documents and tools spell is text; ``template_options`` are the program's own.
         """
-        hide_in = self.shield.hide_in
-        messages = [hide_in(message) for message in messages]
-        if documents is not None:
-            documents = [hide_in(document) for document in documents]
-        return self.encode(self.chat_text(messages, documents, add_generation_prompt))
+        hide_in, hide_below = self.shield.hide_in, self.shield.hide_below
+        text = self.chat_text(
+            [hide_in(message) for message in messages],
+            None if documents is None else hide_below(documents),
+            add_generation_prompt,
+            tools=None if tools is None else hide_below(tools),
+            template_options=template_options,
+        )
+        return self.encode(text)
 
     @property
     def _is_fast(self) -> bool:
@@ -181,15 +192,6 @@ class Tokenizer:
         if unknown not in {*self.eos_ids, self.tokenizer.bos_token_id}:
             ids -= {unknown}
         return PlainEncoder(self.tokenizer.backend_tokenizer, ids - self.byte_ids)
-
-    def _read_template(self) -> str | None:
-        if not getattr(self.tokenizer, "chat_template", None):
-            return None
-        try:
-            template: str = self.tokenizer.get_chat_template()
-        except ValueError:  # several templates and none of them the default
-            return None
-        return template
 
     def _starts_twice(self, ids: Sequence[int]) -> bool:
         begin = getattr(self.tokenizer, "bos_token_id", None)

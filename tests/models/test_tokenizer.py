@@ -1,5 +1,6 @@
 """Text to ids and back, piece by piece, for every kind of tokenizer."""
 
+import json
 import os
 from pathlib import Path
 
@@ -19,6 +20,35 @@ CHAT = (
 )
 WITH_DOCUMENTS = "{% for d in documents %}[{{ d.title }}] {{ d.text }}\n{% endfor %}" + CHAT
 STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+
+
+TOOLS_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}</call>{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if thinking is defined %}thinking: {{ thinking }}\n{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+TEXT_ARGUMENTS = TOOLS_TEMPLATE.replace("call.function.arguments | tojson", "{}").replace(
+    "{{ {} }}", "{{ '```' + call.function.arguments + '```' }}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the wind.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}, "type": {"type": "string"}},
+        },
+    },
+}
+
+
+def calling(arguments, **extra):
+    function = {"name": "weather", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"function": function, **extra}]}
 
 
 def with_template(template):
@@ -139,6 +169,133 @@ def test_templates_that_are_missing_or_refuse():
         Tokenizer(byte_level()).chat([{"role": "user", "content": "x"}])
     with pytest.raises(ConfigurationError, match="no system"):
         with_template(STRICT).chat([{"role": "system", "content": "x"}])
+
+
+def test_tools_calls_and_results_reach_the_template():
+    tokenizer = with_template(TOOLS_TEMPLATE)
+    messages = [
+        {"role": "user", "content": "Wind?"},
+        calling({"place": "mole"}, id="c1", type="function") | {"content": None},
+        {"role": "tool", "tool_call_id": "c1", "name": "weather", "content": "north"},
+    ]
+    text = tokenizer.chat_text(messages, tools=[WEATHER])
+    assert text == (
+        f"<s>{json.dumps(WEATHER)}\nuser: Wind?\n"
+        'assistant: <call>weather {"place": "mole"}</call>\ntool: north\nassistant:'
+    )
+    assert tokenizer.chat(messages, tools=[WEATHER]) == tokenizer.encode(text)
+    assert tokenizer.takes_tools
+    bare = tokenizer.chat_text(messages, tools=[WEATHER["function"]])
+    assert bare == text
+    assert tokenizer.chat_text(messages, tools=[]) == text.partition("\n")[2].join(["<s>", ""])
+    assert messages[1]["content"] is None
+
+
+@pytest.mark.parametrize("arguments", [{"place": "möle"}, '{"place": "möle"}'])
+@pytest.mark.parametrize("template", [TOOLS_TEMPLATE, TEXT_ARGUMENTS])
+def test_arguments_may_be_an_object_or_its_json(template, arguments):
+    tokenizer = with_template(template)
+    text = tokenizer.chat_text([{"role": "user", "content": "?"}, calling(arguments)])
+    assert '{"place": "möle"}' in text
+    assert '\\"' not in text
+
+
+def test_arguments_that_are_no_json_stay_as_they_are():
+    text = with_template(TEXT_ARGUMENTS).chat_text([calling('{"place": ')])
+    assert '```{"place": ```' in text
+    assert "weather {}" in with_template(TOOLS_TEMPLATE).chat_text([calling("")])
+
+
+def test_template_options_reach_the_template():
+    tokenizer = with_template(TOOLS_TEMPLATE)
+    asked = [{"role": "user", "content": "?"}]
+    assert "thinking: False" in tokenizer.chat_text(asked, template_options={"thinking": False})
+    text = tokenizer.chat_text(asked, template_options={"thinking": 3})
+    assert tokenizer.chat(asked, template_options={"thinking": 3}) == tokenizer.encode(text)
+    assert "thinking: 3" in text
+    for name in (
+        "tools",
+        "tokenize",
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+    ):
+        with pytest.raises(ConfigurationError, match="no template option"):
+            tokenizer.chat_text(asked, template_options={name: True})
+
+
+def test_special_tokens_that_tools_and_their_results_spell_are_text():
+    tokenizer = with_template(TOOLS_TEMPLATE)
+    begin, end = tokenizer.tokenizer.bos_token_id, tokenizer.tokenizer.eos_token_id
+    tool = {
+        "name": "weather",
+        "description": "Ends</s>.",
+        "parameters": {"properties": {"</s>": {"type": "</s>"}, "type": {"description": "</s>"}}},
+    }
+    messages = [
+        {"role": "user", "content": "?"},
+        calling({"</s>": "x", "role": "</s>", "type": "</s>", "deep": [{"a": "</s>"}]}),
+        {"role": "tool", "content": "north</s><s>", "name": "</s>"},
+    ]
+    ids = tokenizer.chat(messages, tools=[tool])
+    assert ids.count(end) == 0
+    assert ids.count(begin) == 1
+    spelled = tokenizer.chat_text(messages, tools=[tool])
+    assert spelled.count("</s>") == 9
+    assert tokenizer.encode(spelled).count(end) == 9
+    as_text = tokenizer.shield.reveal(
+        tokenizer.chat_text([tokenizer.shield.hide_in(m) for m in messages])
+    )
+    assert as_text == tokenizer.chat_text(messages)
+
+
+def test_what_a_template_would_leave_out_is_refused():
+    tokenizer = with_template(CHAT)
+    asked = {"role": "user", "content": "?"}
+    assert not tokenizer.takes_tools
+    assert not Tokenizer(byte_level()).takes_tools
+    with pytest.raises(ConfigurationError, match="no place for tools"):
+        tokenizer.chat_text([asked], tools=[WEATHER])
+    with pytest.raises(ConfigurationError, match="no place for tool calls"):
+        tokenizer.chat_text([asked, calling({})])
+    without_results = TOOLS_TEMPLATE.replace("in messages %}", "in messages if m.role != 'tool' %}")
+    with pytest.raises(ConfigurationError, match="no place for tool results"):
+        with_template(without_results).chat([asked, {"role": "tool", "content": "north"}])
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        Tokenizer(byte_level()).chat_text([asked], tools=[WEATHER])
+
+
+def test_a_template_of_its_own_for_tools_is_used_for_them():
+    tokenizer = with_template({"default": CHAT, "tool_use": TOOLS_TEMPLATE})
+    asked = [{"role": "user", "content": "?"}]
+    assert tokenizer.takes_tools
+    assert "Tells the wind" in tokenizer.chat_text(asked, tools=[WEATHER])
+    assert "Tells the wind" not in tokenizer.chat_text(asked)
+
+
+def test_a_template_that_rejects_a_probe_still_gets_the_real_messages():
+    picky = "{% if messages[1] and messages[1].tool_calls[0].id != 'c1' %}" \
+        "{{ raise_exception('bad id') }}{% endif %}" + TOOLS_TEMPLATE  # fmt: skip
+    tokenizer = with_template(picky)
+    asked = {"role": "user", "content": "?"}
+    assert "<call>weather" in tokenizer.chat_text([asked, calling({}, id="c1")])
+    with pytest.raises(ConfigurationError, match="bad id"):
+        tokenizer.chat_text([asked, calling({}, id="c2")])
+
+
+@pytest.mark.parametrize("tools", [["weather"], [{"type": "function"}], [{"name": 3}], WEATHER])
+def test_what_is_no_tool_is_refused(tools):
+    with pytest.raises(ConfigurationError, match="a tool is a dict like"):
+        with_template(TOOLS_TEMPLATE).chat([{"role": "user", "content": "?"}], tools=tools)
+
+
+def test_calls_and_tools_that_cannot_be_told_apart_or_read_are_refused():
+    tokenizer = with_template(TOOLS_TEMPLATE)
+    asked = [{"role": "user", "content": "?"}]
+    with pytest.raises(ConfigurationError, match="two tools are named 'weather'"):
+        tokenizer.chat_text(asked, tools=[WEATHER, WEATHER["function"]])
+    with pytest.raises(ConfigurationError, match="a tool call is a dict like"):
+        tokenizer.chat_text([*asked, {"role": "assistant", "tool_calls": [{"id": "c1"}]}])
 
 
 def test_end_tokens():

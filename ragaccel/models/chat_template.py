@@ -1,0 +1,151 @@
+"""Chat template: what a tokenizer lays messages out by, and what it has a place for."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.tool_messages import (
+    PROBE_CALLING,
+    PROBE_KEY,
+    PROBE_QUESTION,
+    PROBE_RESULT,
+    PROBE_TOOL,
+    PROBE_TOOLS,
+    PROBE_VALUE,
+    as_messages,
+    as_tools,
+    calls_tools,
+    holds_results,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_OWN_ARGUMENTS = frozenset({"messages", "conversation", "documents", "tools", "tokenize",
+    "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
+    "return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens", "padding",
+    "truncation", "max_length", "tokenizer_kwargs"})  # fmt: skip
+_CONVERSATION = (PROBE_QUESTION, PROBE_CALLING, PROBE_RESULT)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer of transformers, if it has one.
+
+    What a template has a place for is found by laying out a probe: templates ignore what they do
+    not know, and a tool's result left out would be answered without.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.source: str | None = self._read()
+
+    @property
+    def takes_documents(self) -> bool:
+        """Whether it reads a list of documents; it may just name them."""
+        return self.source is not None and re.search(r"\bdocuments\b", self.source) is not None
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether it writes out the tools that the model may call."""
+        text = self._try([PROBE_QUESTION], tools=PROBE_TOOLS)
+        return text is not None and PROBE_TOOL in text
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **inputs: Any,
+    ) -> str:
+        """Lay messages out; ``inputs`` are ``documents`` and ``add_generation_prompt``.
+
+        Raises:
+            ConfigurationError: there is no template, it rejects the messages, or it has no place
+                for something among them.
+        """
+        if self.source is None:
+            raise ConfigurationError(
+                "this model has no chat template: give the prompt as text, or load a chat model"
+            )
+        inputs["tools"] = tools = as_tools(tools)
+        self._check(messages, tools, options or {})
+        as_text = calls_tools(messages) and self._probe[1]
+        laid_out = as_messages(messages, arguments_as_text=as_text)
+        try:
+            return self._render(laid_out, **inputs, **(options or {}))
+        except Exception as error:
+            raise ConfigurationError(
+                f"the chat template rejects these messages: {error}"
+            ) from error
+
+    def _check(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        lacking = self._lacking(messages, tools)
+        if lacking is not None:
+            raise ConfigurationError(
+                f"this model's chat template has no place for {lacking}: load a model that was "
+                "trained to call tools, or write them into a message's text"
+            )
+        taken = sorted(_OWN_ARGUMENTS & options.keys())
+        if taken:
+            raise ConfigurationError(f"{taken[0]!r} is an argument of its own, no template option")
+
+    def _lacking(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str | None:
+        """What among these the template would leave out; None also where only trying can tell."""
+        if tools and not self.takes_tools:
+            return "tools"
+        if calls_tools(messages) and not self._shows(PROBE_VALUE):
+            return "tool calls"
+        if holds_results(messages) and not self._shows(str(PROBE_RESULT["content"])):
+            return "tool results"
+        return None
+
+    def _shows(self, word: str) -> bool:
+        text, _ = self._probe
+        return text is None or word in text
+
+    @cached_property
+    def _probe(self) -> tuple[str | None, bool]:
+        """A probe conversation laid out, None if rejected; whether arguments go in as JSON text."""
+        text = self._try(as_messages(_CONVERSATION), tools=PROBE_TOOLS)
+        if text is not None and str({PROBE_KEY: PROBE_VALUE}) not in text:
+            return text, False
+        with_texts = as_messages(_CONVERSATION, arguments_as_text=True)
+        text_of_texts = self._try(with_texts, tools=PROBE_TOOLS)
+        return (text, False) if text_of_texts is None else (text_of_texts, True)
+
+    def _try(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str | None:
+        if self.source is None:
+            return None
+        try:
+            return self._render(messages, add_generation_prompt=True, **inputs)
+        except Exception:  # whatever a template raises, it does not take these
+            return None
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str:
+        for name in ("documents", "tools"):
+            given = inputs.get(name)
+            inputs[name] = None if given is None else [dict(one) for one in given]
+        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **inputs)
+        return text
+
+    def _read(self) -> str | None:
+        if not getattr(self._tokenizer, "chat_template", None):
+            return None
+        try:
+            source: str = self._tokenizer.get_chat_template()
+        except ValueError:  # several templates and none of them the default
+            return None
+        return source
