@@ -23,6 +23,7 @@ _MODULE_OF = {
     "build_prompt": "prompt",
     "Answer": "answer",
     "Stream": "answer",
+    "AsyncStream": "awaiting",
     "Usage": "answer",
     "CopiedSpan": "citing",
     "copied_spans": "citing",
@@ -71,6 +72,7 @@ _MODULE_OF = {
 
 if TYPE_CHECKING:
     from ragaccel.answer import Answer, Stream, Usage
+    from ragaccel.awaiting import AsyncStream
     from ragaccel.citing import CopiedSpan, copied_spans
     from ragaccel.decode.context import Context
     from ragaccel.decode.interfaces import Drafter, NoDrafter
@@ -118,6 +120,7 @@ __all__ = [
     "RAG",
     "Answer",
     "AnswerMemory",
+    "AsyncStream",
     "CapacityError",
     "ConfigurationError",
     "Context",

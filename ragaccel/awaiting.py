@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ragaccel.decode.cancelling import Cancellation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from ragaccel.answer import Answer, Stream
 
@@ -59,7 +60,34 @@ async def answered(stream: Stream) -> Answer:
         stream.close()
 
 
-async def pieces_of(stream: Stream) -> AsyncIterator[str]:
+class AsyncStream(AsyncIterator[str]):
+    """An answer being generated, for asyncio: iterate it for pieces, then ask for ``answer``.
+
+    Leaving the loop over it, cancelling whoever waits for it, or ``aclose`` ends it.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._pieces = stream, _pieces_of(stream)
+
+    async def __anext__(self) -> str:
+        return await anext(self._pieces)
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        return self._stream.answer
+
+    async def aclose(self) -> None:
+        """Stop generating and free what the request held; safe to call twice."""
+        await self._pieces.aclose()
+        self._stream.close()
+
+    async def finish(self) -> Answer:
+        """Wait for the rest, and return the answer."""
+        return await answered(self._stream)
+
+
+async def _pieces_of(stream: Stream) -> AsyncGenerator[str, None]:
     """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
     try:
         while (piece := await in_thread(lambda: next(stream, None))) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.awaiting import answered, pieces_of, unless_cancelled
+from ragaccel.awaiting import AsyncStream, answered, unless_cancelled
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.exactness import check_modes
 from ragaccel.engine.measuring import warm_passes
@@ -23,7 +23,6 @@ from ragaccel.planning import make_plan
 from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from typing_extensions import Unpack
@@ -283,9 +282,9 @@ class LLM:
         *,
         references: Sequence[AnyReference] = (),
         **settings: Unpack[Settings],
-    ) -> AsyncIterator[str]:
+    ) -> AsyncStream:
         """Complete one prompt piece by piece, for asyncio; leaving the loop over it ends it."""
-        return pieces_of(self.stream(prompt, references=references, **settings))
+        return AsyncStream(self.stream(prompt, references=references, **settings))
 
     def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
         each = references_of_each(references, len(prompts))

@@ -160,6 +160,20 @@ def test_leaving_an_asyncio_stream_ends_it(llm):
     assert not llm.engine.pool._open
 
 
+def test_an_asyncio_stream_has_its_answer_at_the_end(llm, alone):
+    async def read():
+        stream = llm.astream(PROMPTS[0], **SETTINGS)
+        with pytest.raises(RuntimeError, match="read to its end"):
+            _ = stream.answer
+        pieces = [piece async for piece in stream]
+        whole = await llm.astream(PROMPTS[0], **SETTINGS).finish()
+        return pieces, stream.answer, whole
+
+    pieces, answer, whole = asyncio.run(read())
+    assert "".join(pieces) == answer.text == whole.text
+    assert tokens([answer, whole]) == [*alone[:1], *alone[:1]]
+
+
 def test_what_cannot_work_is_refused_before_anything_is_computed(llm):
     seen = watch(llm)
     with pytest.raises(CapacityError):
