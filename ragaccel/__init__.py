@@ -17,6 +17,8 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "LLM": "llm",
+    "ModelOutline": "models.load",
+    "outline_model": "models.load",
     "Settings": "settings",
     "RAG": "rag",
     "Prompt": "prompt",
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from ragaccel.llm import LLM
     from ragaccel.memory.answers import AnswerMemory
     from ragaccel.memory.namespaces import Memory
+    from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
@@ -143,6 +146,7 @@ __all__ = [
     "MissingExtraError",
     "Mixture",
     "ModelNotFoundError",
+    "ModelOutline",
     "ModelRefusedError",
     "NoDrafter",
     "NothingIndexedError",
@@ -168,6 +172,7 @@ __all__ = [
     "index_passages",
     "load_embedder",
     "open_retriever",
+    "outline_model",
 ]
 
 

@@ -64,7 +64,7 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
         raise ModelRefusedError(f"{name} has sliding layers but its config names no window")
     softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # beyond SDPA
     return Architecture(
-        max_positions=_max_positions(config),
+        max_positions=read_max_positions(config),
         window=window,
         is_mixed=len(kinds) > 1,
         skips_plain_masks=attention == "sdpa",
@@ -164,7 +164,7 @@ def _layer_types(config: Any, name: str) -> list[str]:
     return list(kinds)
 
 
-def _max_positions(config: Any) -> int | None:
+def read_max_positions(config: Any) -> int | None:
     """Return the longest sequence whose tokens all see the same rotary frequencies.
 
     With dynamic and long scaling the frequencies change once a sequence outgrows the trained

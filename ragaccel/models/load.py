@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError, RagaccelError
-from ragaccel.models.architecture import refuse_by_config
+from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.locate import locate_model
 from ragaccel.models.parallel import ParallelModel, shared_by_processes
@@ -26,7 +27,7 @@ from ragaccel.models.processes import (
 from ragaccel.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder")
 _DTYPES = {
@@ -35,6 +36,38 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """What is known of a model before its weights are loaded.
+
+    ``context_length`` is the most tokens of a prompt with its answer; None without a limit.
+    """
+
+    context_length: int | None
+    tokenizer: Tokenizer
+
+
+def outline_model(name_or_path: str | Path | None = None, **model_kwargs: Any) -> ModelOutline:
+    """Read a model's config and tokenizer, in a fraction of the time that loading it takes.
+
+    Args:
+        name_or_path: a folder, or a name on the hub; the bundled reader without one.
+        **model_kwargs: those of ``load_model``; what has to do with the weights is ignored.
+
+    Raises:
+        ModelNotFoundError: no such model in a folder, the cache or the hub.
+        ModelRefusedError: it needs code of its own, or its config rules exact decoding out.
+    """
+    name = bundled_reader_path() if name_or_path is None else name_or_path
+    source, arguments = _located(name, model_kwargs)
+    with _explained(name):
+        config = AutoConfig.from_pretrained(source, **arguments)
+        refuse_by_config(config, model_kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    length = read_max_positions(config.get_text_config(decoder=True))
+    return ModelOutline(length, Tokenizer(tokenizer))
 
 
 def load_model(
@@ -79,10 +112,8 @@ def load_model(
         SystemExit: in every process but the first, when that ends.
     """
     count = checked_count(tensor_parallel, device, device_map, model_kwargs)
-    hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
-    source, arguments = locate_model(name_or_path, hub)
-    arguments["trust_remote_code"] = model_kwargs.pop("trust_remote_code", False)
-    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in hub}
+    source, arguments = _located(name_or_path, model_kwargs)
+    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in arguments}
     place = join_processes() if count > 1 else _place(device, device_map)
     shown = not _is_bundled(name_or_path) and is_first()
     with _explained(name_or_path), _progress(shown=shown):
@@ -152,6 +183,15 @@ def bundled_reader_path() -> Path:
             "this installation has no bundled reader: install the package again, or name a model"
         )
     return folder
+
+
+def _located(
+    name_or_path: str | Path, model_kwargs: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Where a model is, and which arguments every part of it is read with."""
+    hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
+    source, arguments = locate_model(name_or_path, hub)
+    return source, {**arguments, "trust_remote_code": model_kwargs.get("trust_remote_code", False)}
 
 
 def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:

@@ -20,7 +20,7 @@ from ragaccel.errors import (
     ModelRefusedError,
 )
 from ragaccel.models import load, locate, processes
-from ragaccel.models.load import bundled_reader_path, load_model
+from ragaccel.models.load import bundled_reader_path, load_model, outline_model
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,24 @@ def test_a_folder(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     ids = torch.tensor([random_prompt(9)])
     assert model.generate(ids, max_new_tokens=5, do_sample=False)[0, 9:].tolist() == answer
+
+
+def test_an_outline_is_read_without_the_weights(folder, tmp_path, monkeypatch):
+    target, tokenizer = load_model(folder, device="cpu")
+    monkeypatch.setattr(load, "AutoModelForCausalLM", None)
+    outline = outline_model(folder, device="cpu", attn_implementation="eager")
+    assert outline.context_length == target.max_positions == 256
+    assert outline.tokenizer.encode("wick") == tokenizer.encode("wick")
+    assert not outline.tokenizer.has_chat_template
+    assert outline_model().context_length == 2048  # the bundled reader
+    with pytest.raises(ModelNotFoundError, match="without a config"):
+        outline_model(tmp_path)
+
+
+def test_an_outline_of_what_cannot_be_decoded_is_refused(tmp_path):
+    T5Config(num_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(ModelRefusedError, match="encoder-decoder"):
+        outline_model(tmp_path)
 
 
 def test_float16_is_not_computed_on_a_processor(folder):
