@@ -46,6 +46,11 @@ _MODULE_OF = {
     "Mixture": "draft.mixture",
     "Memory": "memory.namespaces",
     "AnswerMemory": "memory.answers",
+    "Match": "memory.registry",
+    "ReferenceRegistry": "memory.registry",
+    "auto_references_enabled": "memory.registry",
+    "default_registry": "memory.registry",
+    "gather_references": "retrieved",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
     "IndexReport": "retrieve.report",
@@ -105,6 +110,12 @@ if TYPE_CHECKING:
     from ragaccel.llm import LLM
     from ragaccel.memory.answers import AnswerMemory
     from ragaccel.memory.namespaces import Memory
+    from ragaccel.memory.registry import (
+        Match,
+        ReferenceRegistry,
+        auto_references_enabled,
+        default_registry,
+    )
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
@@ -116,6 +127,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.retriever import Retriever, open_retriever
     from ragaccel.retrieve.schema import default_index_path
     from ragaccel.retrieve.store import Store
+    from ragaccel.retrieved import gather_references
     from ragaccel.settings import Settings
 
 __all__ = [
@@ -141,6 +153,7 @@ __all__ = [
     "IndexMismatchError",
     "IndexReport",
     "IndexWriteError",
+    "Match",
     "Memory",
     "MemoryWriteError",
     "MissingExtraError",
@@ -157,6 +170,7 @@ __all__ = [
     "RagaccelError",
     "RecyclingDrafter",
     "Reference",
+    "ReferenceRegistry",
     "Retriever",
     "Segment",
     "Settings",
@@ -165,9 +179,12 @@ __all__ = [
     "Stream",
     "TrieDrafter",
     "Usage",
+    "auto_references_enabled",
     "build_prompt",
     "copied_spans",
     "default_index_path",
+    "default_registry",
+    "gather_references",
     "index_folder",
     "index_passages",
     "load_embedder",

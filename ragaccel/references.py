@@ -67,6 +67,21 @@ def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage
     return passages
 
 
+def require_references(references: Sequence[str | Passage | Reference]) -> None:
+    """Refuse what is no list of references.
+
+    Raises:
+        ConfigurationError: something that is neither str, Passage nor Reference.
+    """
+    if isinstance(references, str | Passage | Reference):
+        raise ConfigurationError("references is a list: put this one between brackets")
+    for reference in references:
+        if not isinstance(reference, str | Passage | Reference):
+            raise ConfigurationError(
+                f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
+            )
+
+
 def make_references(
     references: Sequence[str | Passage | Reference],
     tokenizer: Tokenizer,
@@ -79,13 +94,7 @@ def make_references(
     Raises:
         ConfigurationError: something that is neither str, Passage nor Reference.
     """
-    if isinstance(references, str | Passage | Reference):
-        raise ConfigurationError("references is a list: put this one between brackets")
-    for reference in references:
-        if not isinstance(reference, str | Passage | Reference):
-            raise ConfigurationError(
-                f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
-            )
+    require_references(references)
     made = [reference for reference in references if isinstance(reference, Reference)]
     retrieved = [reference for reference in references if isinstance(reference, Passage)]
     weight_of = dict(zip(map(id, retrieved), rank_weights(retrieved), strict=True))

@@ -1,0 +1,44 @@
+"""Neighbours: the passages of each document in the order in which they stand in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MOST_NEAR = 32  # passages on either side of one that are looked at
+
+
+class DocumentOrder:
+    """Numbers of passages by document, a namespace and a path, sorted by where they start."""
+
+    def __init__(self) -> None:
+        self._starts: dict[tuple[str, str], list[tuple[int, int]]] = {}
+
+    def add(self, number: int, document: tuple[str, str], start: int) -> None:
+        """Add a passage; one of a document without a path has no place."""
+        if document[1]:
+            insort(self._starts.setdefault(document, []), (start, number))
+
+    def remove(self, number: int, document: tuple[str, str], start: int) -> None:
+        """Take out a passage that was added like that."""
+        if not document[1]:
+            return
+        order = self._starts[document]
+        del order[bisect_left(order, (start, number))]
+        if not order:
+            del self._starts[document]
+
+    def nearest(self, document: tuple[str, str], starts: Iterable[int]) -> list[tuple[int, int]]:
+        """Find the passages round some places: (distance, number), the nearest first."""
+        order = self._starts.get(document, [])
+        places = sorted(set(starts))
+        near: dict[int, int] = {}
+        for place in places:
+            middle = bisect_left(order, (place, 0))
+            for start, number in order[max(0, middle - _MOST_NEAR) : middle + _MOST_NEAR]:
+                distance = abs(start - place)
+                near[number] = min(distance, near.get(number, distance))
+        return sorted((distance, number) for number, distance in near.items())

@@ -1,0 +1,297 @@
+"""The reference registry: retrieved passages, found again by their text in the prompts they reach.
+
+Between a retriever and a model stand chains, templates and agents that pass on text alone. What
+was retrieved is kept here by content, and looked for in each prompt: what is found there is a
+reference, whichever way it came, and what is not found is not used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import count
+from sys import getsizeof
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.memory.anchors import ANCHOR, ANCHOR_BYTES, AnchorIndex, anchor_keys
+from ragaccel.memory.neighbours import DocumentOrder
+from ragaccel.memory.occurrences import Candidate, SearchedText, find_occurrences, squeeze
+from ragaccel.passage import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ragaccel.memory.anchors import Keys
+
+DEFAULT_BYTES = 128 << 20
+NEIGHBOUR_CHARACTERS = 8_000
+_LEAST_BYTES = 64 << 10
+_ENTRY_BYTES = 900  # of a passage, its entry and its places in the tables, measured
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A registered passage that stands in a text: in its characters [start, end).
+
+    ``whole`` says that all of the passage does; if not, these are the longest part that does.
+    """
+
+    passage: Passage
+    start: int
+    end: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    passage: Passage
+    namespace: str
+    key: bytes
+    squeezed: str
+    anchors: tuple[int, ...]
+    registered: int  # the higher, the later
+
+    @property
+    def document(self) -> tuple[str, str]:
+        return self.namespace, self.passage.path
+
+    @property
+    def num_bytes(self) -> int:
+        passage = self.passage
+        texts = (passage.text, self.squeezed, passage.passage_id, passage.title, passage.path)
+        return sum(map(getsizeof, texts)) + ANCHOR_BYTES * len(self.anchors) + _ENTRY_BYTES
+
+
+class ReferenceRegistry:
+    """Retrieved passages by their content, the one used longest ago let go first; thread-safe.
+
+    Two texts are the same if they differ in whitespace only, and are compared without it; other
+    differences (Unicode normalization, hyphens at line ends, escaping) are not seen through.
+    Texts of fewer than 20 characters besides whitespace are not kept: they would be found where
+    they were not meant. No namespace ever finds what another one registered; all share the room.
+
+    Args:
+        max_bytes: of all texts with what they are found by.
+
+    Raises:
+        ConfigurationError: ``max_bytes`` below 64 KiB.
+    """
+
+    def __init__(self, *, max_bytes: int = DEFAULT_BYTES) -> None:
+        if max_bytes < _LEAST_BYTES:
+            raise ConfigurationError(f"max_bytes must be {_LEAST_BYTES:,} or more, not {max_bytes}")
+        self.max_bytes = max_bytes
+        self._lock = Lock()
+        self._next_number = count().__next__
+        self._forget_all()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """How large it is: the texts, what they are found by, and the tables of an empty one."""
+        return self._num_bytes
+
+    def register(self, passages: Passage | Iterable[Passage], namespace: str = "") -> None:
+        """Keep passages, each as the most recently used; of the same text the newest stays.
+
+        A text that is too short to be found, or larger than all there is room for, is not kept.
+
+        Raises:
+            ConfigurationError: something that is no passage, or a namespace that is no string.
+        """
+        _require_name(namespace)
+        for passage in [passages] if isinstance(passages, Passage) else passages:
+            if not isinstance(passage, Passage):
+                raise ConfigurationError(
+                    f"a registry takes passages, not {type(passage).__name__}: make it a "
+                    "Passage(passage_id, text)"
+                )
+            self._register(passage, namespace)
+
+    def match(self, text: str, namespace: str = "") -> list[Match]:
+        """Find the registered passages that stand in a text, in the order in which they do.
+
+        A passage is found if all of it is there, or 96 of its characters in a row (a run of
+        whitespace counts as one). A part does not count that another passage found covers, nor one
+        that many registered texts have in common, such as a licence. Of versions the one that has
+        most in common is found; each passage once.
+
+        Raises:
+            ConfigurationError: a namespace that is no string.
+        """
+        _require_name(namespace)
+        searched = SearchedText(text)
+        keys = anchor_keys(searched.squeezed, _seed(namespace))
+        with self._lock:
+            places = self._index.find(keys)
+            entries = {number: self._kept[number] for number in places}
+        candidates = [
+            Candidate(number, entry.squeezed, places[number], entry.registered)
+            for number, entry in entries.items()
+            if entry.namespace == namespace  # keys of two namespaces may agree by chance
+        ]
+        found = find_occurrences(searched, candidates)
+        self._use([one.number for one in found])
+        return [
+            Match(entries[one.number].passage, *searched.original(one.start, one.end), one.whole)
+            for one in found
+        ]
+
+    def neighbours(
+        self,
+        passages: Iterable[Passage],
+        namespace: str = "",
+        *,
+        max_characters: int = NEIGHBOUR_CHARACTERS,
+    ) -> list[Passage]:
+        """Find the registered passages of the same documents, those that start nearest first.
+
+        A document is its path; a passage without one has no neighbours. What does not fit in
+        ``max_characters`` is passed over.
+
+        Raises:
+            ConfigurationError: a namespace that is no string.
+        """
+        _require_name(namespace)
+        given = list(passages)
+        known = {_key(squeeze(passage.text)) for passage in given}
+        found: list[Passage] = []
+        for entry in self._nearest(given, namespace):
+            size = len(entry.passage.text)
+            if entry.key not in known and size <= max_characters:
+                max_characters -= size
+                found.append(entry.passage)
+        return found
+
+    def clear(self, namespace: str | None = None) -> None:
+        """Forget a namespace, or everything."""
+        with self._lock:
+            if namespace is None:
+                self._forget_all()
+                return
+            for number in [n for n, entry in self._kept.items() if entry.namespace == namespace]:
+                self._take_out(number)
+
+    def _register(self, passage: Passage, namespace: str) -> None:
+        squeezed = squeeze(passage.text)
+        if len(squeezed) < ANCHOR:
+            return
+        key = _key(squeezed)
+        if self._refresh(passage, namespace, key):
+            return
+        keys = anchor_keys(squeezed, _seed(namespace))
+        with self._lock:
+            self._put(_Entry(passage, namespace, key, squeezed, (), 0), keys)
+
+    def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
+        """Whether a text is known and can be found: it is this passage's now."""
+        with self._lock:
+            number = self._numbers.get((namespace, key))
+            if number is None or number in self._index.displaced:
+                return False
+            known = self._kept[number]
+            self._take_place(number)
+            newest = replace(known, passage=passage, registered=self._next_number())
+            self._give_place(number, newest)
+            self._shrink()
+            return True
+
+    def _nearest(self, passages: Sequence[Passage], namespace: str) -> list[_Entry]:
+        starts: dict[str, list[int]] = {}
+        for passage in passages:
+            starts.setdefault(passage.path, []).append(passage.start)
+        with self._lock:
+            near = [
+                item
+                for path, places in starts.items()
+                for item in self._documents.nearest((namespace, path), places)
+            ]
+            return [self._kept[number] for _, number in sorted(near)]
+
+    def _use(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                if number in self._kept:
+                    self._kept.move_to_end(number)
+
+    def _put(self, entry: _Entry, keys: Keys) -> None:
+        """Take an entry in, the lock being held."""
+        if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
+            self._take_out(known)
+        number = self._next_number()
+        anchors = self._index.add(number, keys)
+        self._numbers[entry.namespace, entry.key] = number
+        self._give_place(number, replace(entry, anchors=anchors, registered=number))
+        self._shrink()
+
+    def _give_place(self, number: int, entry: _Entry) -> None:
+        self._kept[number] = entry
+        self._documents.add(number, entry.document, entry.passage.start)
+        self._num_bytes += entry.num_bytes
+
+    def _take_place(self, number: int) -> _Entry:
+        entry = self._kept.pop(number)
+        self._documents.remove(number, entry.document, entry.passage.start)
+        self._num_bytes -= entry.num_bytes
+        return entry
+
+    def _take_out(self, number: int) -> None:
+        entry = self._take_place(number)
+        self._index.remove(number, entry.anchors)
+        del self._numbers[entry.namespace, entry.key]
+
+    def _shrink(self) -> None:
+        while self._num_bytes > self.max_bytes:
+            self._take_out(next(iter(self._kept)))
+
+    def _forget_all(self) -> None:
+        self._kept: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
+        self._numbers: dict[tuple[str, bytes], int] = {}
+        self._index = AnchorIndex(self.max_bytes // 32)
+        self._documents = DocumentOrder()
+        self._num_bytes = self._index.num_bytes
+
+
+@lru_cache(maxsize=1)
+def _made_once() -> ReferenceRegistry:
+    return ReferenceRegistry()
+
+
+_making = Lock()
+
+
+def default_registry() -> ReferenceRegistry:
+    """Return the registry that all of a process shares, made at its first use."""
+    with _making:
+        return _made_once()
+
+
+def auto_references_enabled() -> bool:
+    """Whether references may be looked for unasked: not if ``RAGACCEL_AUTO_REFERENCES`` is 0.
+
+    Nor if it is ``false``, ``off`` or ``no``.
+    """
+    said = os.environ.get("RAGACCEL_AUTO_REFERENCES", "")
+    return said.strip().lower() not in {"0", "false", "off", "no"}
+
+
+def _require_name(namespace: str) -> None:
+    if not isinstance(namespace, str):
+        raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
+
+
+def _key(squeezed: str) -> bytes:
+    return blake2b(squeezed.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _seed(namespace: str) -> int:
+    """What makes the same text's anchors others in each namespace."""
+    name = namespace.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,91 @@
+"""Retrieved references: what a prompt holds of what was retrieved, made ready for generate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragaccel.decode.request import Reference
+from ragaccel.passage import Passage
+from ragaccel.references import refer, require_references
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.memory.registry import ReferenceRegistry
+    from ragaccel.models.tokenizer import Tokenizer
+
+MAX_TOKENS = 8192
+_NEIGHBOUR_WEIGHT = 0.005  # below all that stands in the prompt
+_BYTES_PER_TOKEN = 4  # of UTF-8, in most languages and vocabularies, about
+
+
+def gather_references(
+    text: str,
+    given: Sequence[str | Passage | Reference] = (),
+    *,
+    registry: ReferenceRegistry | None,
+    namespace: str = "",
+    tokenizer: Tokenizer,
+    neighbours: bool = True,
+    max_tokens: int = MAX_TOKENS,
+) -> list[str | Passage | Reference]:
+    """Collect a prompt's references: those given, then the registered passages that stand in it.
+
+    >>> llm.generate(prompt, references=gather_references(
+    ...     prompt, registry=default_registry(), tokenizer=llm.tokenizer))
+
+    The passages are in the prompt's order. With ``neighbours`` they are followed by what was
+    registered of the same documents near them, as token ids: an answer may copy from those, and
+    never cites them. The same content comes once, whitespace aside. What is given always stays;
+    of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole or
+    not at all, the neighbours last. Without a registry there is what is given.
+
+    Raises:
+        ConfigurationError: something given that is neither str, Passage nor Reference.
+    """
+    require_references(given)
+    contents = _Contents(max_tokens)
+    gathered: list[str | Passage | Reference] = [item for item in given if contents.take(item)]
+    if registry is None:
+        return gathered
+    matched = [match.passage for match in registry.match(text, namespace)]
+    gathered += [passage for passage in matched if contents.take_if_it_fits(passage)]
+    if neighbours:
+        for near in registry.neighbours(matched, namespace, max_characters=contents.room):
+            if contents.take_if_it_fits(near):
+                name = near.passage_id
+                gathered += refer(near.text, tokenizer, weight=_NEIGHBOUR_WEIGHT, passage_id=name)
+    return gathered
+
+
+class _Contents:
+    """Different contents, and the room that is left for more, in bytes of UTF-8."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.room = max_tokens * _BYTES_PER_TOKEN
+        self._taken: set[str | tuple[int, ...]] = set()
+
+    def take(self, item: str | Passage | Reference) -> bool:
+        """Take a content, unless it was taken before."""
+        content = _content(item)
+        is_new = content not in self._taken
+        if is_new:
+            self._taken.add(content)
+            self.room -= _num_bytes(content)
+        return is_new
+
+    def take_if_it_fits(self, item: Passage) -> bool:
+        """Take a content there is room for, unless it was taken before."""
+        return _num_bytes(_content(item)) <= self.room and self.take(item)
+
+
+def _content(item: str | Passage | Reference) -> str | tuple[int, ...]:
+    if isinstance(item, Reference):
+        return item.token_ids
+    return " ".join((item if isinstance(item, str) else item.text).split())
+
+
+def _num_bytes(content: str | tuple[int, ...]) -> int:
+    if isinstance(content, tuple):
+        return _BYTES_PER_TOKEN * len(content)
+    return len(content.encode("utf-8", "surrogatepass"))
