@@ -60,6 +60,8 @@ _MODULE_OF = {
     "open_retriever": "retrieve.retriever",
     "FocusedRetriever": "retrieve.focusing",
     "Store": "retrieve.store",
+    "Collection": "retrieve.collection",
+    "Stored": "retrieve.stored",
     "default_index_path": "retrieve.schema",
     "RagaccelError": "errors",
     "ConfigurationError": "errors",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
+    from ragaccel.retrieve.collection import Collection
     from ragaccel.retrieve.embedder import Embedder, load_embedder
     from ragaccel.retrieve.focusing import FocusedRetriever
     from ragaccel.retrieve.indexing import index_folder, index_passages
@@ -127,6 +130,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.retriever import Retriever, open_retriever
     from ragaccel.retrieve.schema import default_index_path
     from ragaccel.retrieve.store import Store
+    from ragaccel.retrieve.stored import Stored
     from ragaccel.retrieved import gather_references
     from ragaccel.settings import Settings
 
@@ -137,6 +141,7 @@ __all__ = [
     "AnswerMemory",
     "AsyncStream",
     "CapacityError",
+    "Collection",
     "ConfigurationError",
     "Context",
     "CopiedSpan",
@@ -176,6 +181,7 @@ __all__ = [
     "Settings",
     "Stats",
     "Store",
+    "Stored",
     "Stream",
     "TrieDrafter",
     "Usage",

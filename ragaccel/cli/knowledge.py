@@ -174,7 +174,7 @@ def index_health(source: Source, settings: Settings) -> str:
     Raises:
         IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
     """
-    from ragaccel.retrieve.indexing_run import index_fingerprint
+    from ragaccel.retrieve.fingerprints import require_embedder
 
     with open_store(source) as store:
         if problems := store.check():
@@ -182,7 +182,7 @@ def index_health(source: Source, settings: Settings) -> str:
             raise IndexCorruptError(
                 f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
             )
-        store.require_fingerprint(index_fingerprint(load_embedder(settings)))
+        require_embedder(store, load_embedder(settings).fingerprint)
         figures = store_figures(store)
     return f"{figures['files']:,} files, {figures['passages']:,} passages, undamaged"
 

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ragaccel.errors import (
     IndexBusyError,
@@ -14,6 +15,7 @@ from ragaccel.errors import (
     IndexWriteError,
     NothingIndexedError,
 )
+from ragaccel.retrieve.formats import settle_format
 from ragaccel.retrieve.schema import (
     APPLICATION_ID,
     SCHEMA,
@@ -30,33 +32,47 @@ if TYPE_CHECKING:
 _WAIT_SECONDS = 5.0
 
 
+class _Held:
+    """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
+
+    def __init__(self, connection: sqlite3.Connection, identity: tuple[int, int] | None) -> None:
+        self.connection = connection
+        self.identity = identity
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 class Database:
     """An index file as SQLite sees it; a connection a thread, opened when first used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._all_held: WeakSet[_Held] = WeakSet()
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close every connection; the next use opens a new one."""
         with self._lock:
-            for connection in self._connections:
-                connection.close()
-            self._connections = []
+            for held in list(self._all_held):
+                held.connection.close()
+            self._all_held = WeakSet()
             self._local = threading.local()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, *, wait_seconds: float = 0.0) -> Iterator[None]:
         """Hold the right to write; creates the file where there is none.
+
+        Args:
+            wait_seconds: How long to wait for another that holds it.
 
         Raises:
             IndexBusyError: Another process, or another thread, holds it.
             IndexWriteError: The place cannot be written to.
             IndexCorruptError: What lies there is not ours.
         """
-        with self._locked():
+        with self._locked(wait_seconds):
             with self._placing():
                 self._create()
             yield
@@ -106,7 +122,7 @@ class Database:
                 )
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, wait_seconds: float = 0.0) -> Iterator[None]:
         if self.path.is_dir():
             raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
         if is_foreign(self.path):
@@ -116,7 +132,7 @@ class Database:
             )
         with self._placing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(self._acquire()):
+        with closing(self._acquire(wait_seconds)):
             yield
 
     @contextmanager
@@ -129,10 +145,10 @@ class Database:
                 " with --index PATH"
             ) from error
 
-    def _acquire(self) -> sqlite3.Connection:
+    def _acquire(self, wait_seconds: float) -> sqlite3.Connection:
         """An exclusive lock that the system lets go of when the process dies, on any platform."""
         with reported(self.path):
-            lock = sqlite3.connect(self._beside(".lock"), timeout=0)
+            lock = sqlite3.connect(self._beside(".lock"), timeout=wait_seconds)
         try:
             with reported(self.path):
                 lock.execute("BEGIN EXCLUSIVE")
@@ -189,25 +205,25 @@ class Database:
 
     def connection(self) -> sqlite3.Connection:
         """The connection of this thread, opened when first asked for."""
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is None:
             identity = self._identity()
             with reported(self.path):
-                connection = self._open()
+                held = _Held(self._open(), identity)
             with self._lock:
-                self._connections.append(connection)
-            self._local.connection, self._local.identity = connection, identity
-        return connection
+                self._all_held.add(held)
+            self._local.held = held
+        return held.connection
 
     def follow(self) -> None:
         """Let go of a file that was replaced or deleted since this thread opened it."""
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None or self._local.identity == self._identity():
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is None or held.identity == self._identity():
             return
         with self._lock:
-            self._connections.remove(connection)
-        connection.close()
-        self._local.connection = None
+            self._all_held.discard(held)
+        held.connection.close()
+        self._local.held = None
 
     def _identity(self) -> tuple[int, int] | None:
         try:
@@ -244,23 +260,11 @@ class Database:
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = FULL")
-            self._check_version(connection)
+            settle_format(connection, self.path)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _check_version(self, connection: sqlite3.Connection) -> None:
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if application != APPLICATION_ID and is_foreign(self.path):
-            raise IndexCorruptError(f"{self.path} is a database of another program: choose another")
-        connection.execute("SELECT count(*) FROM meta").fetchone()
-        if version != SCHEMA_VERSION:
-            raise IndexMismatchError(
-                f"{self.path} has format {version}, this version of ragaccel reads"
-                f" {SCHEMA_VERSION}: make it anew with `{index_command(self.path, rebuild=True)}`"
-            )
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query that reads."""

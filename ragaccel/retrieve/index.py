@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +91,17 @@ class VectorIndex:
             with self._threads(1):  # waiting for a second core takes longer than the search
                 scores, keys = self._index.search(_floats(query[None]), k)
         pairs = zip(keys[0].tolist(), scores[0].tolist(), strict=True)
-        return [(key, score) for key, score in pairs if key >= 0]
+        found = [(key, score) for key, score in pairs if key >= 0]
+        # the cells visited may hold fewer
+        return found if len(found) == k else list(islice(self.ranking(query), k))
+
+    def ranking(self, query: Vectors) -> Iterator[tuple[int, float]]:
+        """All keys with their inner product with a query [D], nearest first; always exact."""
+        with self._lock:
+            keys, vectors = self._entries(self._index)
+        scores = vectors @ _floats(query)
+        order = np.lexsort((keys, -scores))
+        return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
     @contextmanager
     def _threads(self, number: int) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
-from ragaccel.retrieve.chunking import CHUNKER_VERSION, DEFAULT_PASSAGE_TOKENS
+from ragaccel.retrieve.chunking import DEFAULT_PASSAGE_TOKENS
+from ragaccel.retrieve.fingerprints import index_fingerprint, refuse_filled_by_program
 from ragaccel.retrieve.rebuilding import rebuilding
 from ragaccel.retrieve.records import embedded_text, text_hash
 from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback, ignore_progress
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 _EMBED_AT_ONCE = 128
 _KEPT = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
-
-
-def index_fingerprint(embedder: Embedder) -> str:
-    """What must be the same for an index to be of use: the embedder and the chunker."""
-    made_with = f"{embedder.fingerprint}\0{CHUNKER_VERSION}"
-    return hashlib.sha256(made_with.encode()).hexdigest()
 
 
 @contextmanager
@@ -56,6 +50,7 @@ def start_run(
     tell = progress or ignore_progress
     if not rebuild:
         with store.writing():
+            refuse_filled_by_program(store)
             yield IndexRun(store, embedder, tell)
         return
     source = str(made_from.resolve())
@@ -63,6 +58,7 @@ def start_run(
     kept = dict.fromkeys(_KEPT, "[]")
     try:
         if store.path.is_file():
+            refuse_filled_by_program(store)
             kept = {key: store.meta(key, "[]") for key in _KEPT}
             warnings += [
                 f"{other} is not in the new index: bring it in again"
@@ -74,7 +70,10 @@ def start_run(
             "the old index could not be read: if it was made with --include or --exclude, or files"
             " were taken out of it, say so again"
         )
-    made_with = {"fingerprint": index_fingerprint(embedder), "rebuilt_from": f"{source} {budget}"}
+    made_with = {
+        "fingerprint": index_fingerprint(embedder.fingerprint),
+        "rebuilt_from": f"{source} {budget}",
+    }
     with rebuilding(store, made_with, kept) as fresh:
         run = IndexRun(fresh, embedder, tell)
         run.report.warnings += warnings
@@ -95,7 +94,7 @@ class IndexRun:
 
     def settle(self, passage_tokens: int | None) -> int:
         """Refuse another embedder's index, note this one's; return the budget of a passage."""
-        fingerprint = index_fingerprint(self.embedder)
+        fingerprint = index_fingerprint(self.embedder.fingerprint)
         self.store.require_fingerprint(fingerprint)
         made_with = int(self.store.meta("passage_tokens", "0"))
         limit = self.embedder.max_tokens

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import numpy as np
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeVar
 
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.index import VectorIndex
-from ragaccel.retrieve.indexing_run import index_fingerprint
+from ragaccel.retrieve.fingerprints import require_dimension, require_embedder
+from ragaccel.retrieve.following import FollowedVectors
 from ragaccel.retrieve.store import Store
 from ragaccel.retrieve.word_search import search_words
 
@@ -22,9 +20,12 @@ if TYPE_CHECKING:
 
     from ragaccel.passage import Passage
     from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.index import VectorIndex
     from ragaccel.retrieve.reranker import Reranker
 
     Ranking = list[tuple[int, float]]
+
+Key = TypeVar("Key", int, str)
 
 MODES = ("fused", "dense", "text")
 _RANK_OFFSET = 60
@@ -51,13 +52,11 @@ class Retriever:
     def __init__(
         self, store: Store, embedder: Embedder, *, reranker: Reranker | None = None
     ) -> None:
-        store.require_fingerprint(index_fingerprint(embedder))
+        require_embedder(store, embedder.fingerprint)
         self.store = store
         self.embedder = embedder
         self.reranker = reranker
-        self._index: VectorIndex | None = None
-        self._state = ("", "")
-        self._lock = threading.Lock()
+        self._vectors = FollowedVectors(store, self._fit_dimension)
 
     def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
         """Find the k passages that bear most on a question, best first, their ``score`` set.
@@ -115,40 +114,32 @@ class Retriever:
 
     def _current_index(self) -> VectorIndex:
         """The vectors as the store has them now."""
-        with self._lock:
-            state = self.store.state()
-            if self._index is None or state[0] != self._state[0]:
-                self.store.require_fingerprint(index_fingerprint(self.embedder))
-                index = VectorIndex(self.embedder.dimension)
-                index.build(self.store.vectors())
-                self._index = index
-            elif state != self._state:
-                self._follow(self._index)
-            self._state = state
-            if not len(self._index):
-                raise NothingIndexedError(
-                    f"{self.store.path} holds no passages: index a folder that has documents in it"
-                )
-            return self._index
+        index = self._vectors.current()
+        if not len(index):
+            raise NothingIndexedError(
+                f"{self.store.path} holds no passages: index a folder that has documents in it"
+            )
+        return index
 
-    def _follow(self, index: VectorIndex) -> None:
-        """Bring in what another run of indexing changed; a row's vector never changes."""
-        held, wanted = index.keys(), np.sort(self.store.keys())
-        gone = np.setdiff1d(held, wanted, assume_unique=True)
-        new = np.setdiff1d(wanted, held, assume_unique=True)
-        if gone.size:
-            index.remove(gone)
-        if new.size:
-            for keys, vectors in self.store.vectors(new.tolist()):
-                index.add(keys, vectors)
+    def _fit_dimension(self) -> int:
+        """The embedder's dimension, once the index is known to be made with it."""
+        require_embedder(self.store, self.embedder.fingerprint)
+        dimension = self.embedder.dimension
+        require_dimension(self.store.path, dimension, int(self.store.meta("dimension", "0")))
+        return dimension
 
 
-def fuse(rankings: Iterable[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Fuse rankings by reciprocal rank: a passage scores the sum of 1 / (60 + its rank) in each."""
-    scores: defaultdict[int, float] = defaultdict(float)
-    for ranking in rankings:
+def fuse(
+    rankings: Iterable[Sequence[tuple[Key, float]]], weights: Iterable[float] = repeat(1.0)
+) -> list[tuple[Key, float]]:
+    """Fuse rankings by reciprocal rank: a passage scores the sum of 1 / (60 + its rank) in each.
+
+    Each ranking's share is multiplied by its weight.
+    """
+    scores: defaultdict[Key, float] = defaultdict(float)
+    for ranking, weight in zip(rankings, weights, strict=False):  # the default never ends
         for rank, (key, _) in enumerate(ranking, 1):
-            scores[key] += 1.0 / (_RANK_OFFSET + rank)
+            scores[key] += weight / (_RANK_OFFSET + rank)
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APPLICATION_ID = 0x52414741  # "RAGA": tells our files from other SQLite files
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OWN_FOLDER = ".ragaccel"
 
 SCHEMA = """
@@ -23,7 +23,8 @@ INSERT INTO meta VALUES ('epoch', hex(randomblob(8)));
 CREATE TABLE file (
     id INTEGER PRIMARY KEY,
     path TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL,           -- 'document', or 'collection' for ready-made passages
+    kind TEXT NOT NULL,           -- 'document', 'collection': a file of ready-made passages, or
+                                  -- 'given': what a program put in
     size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,
     sha256 TEXT NOT NULL,         -- of its bytes; '' while a collection is only partly in
@@ -41,7 +42,8 @@ CREATE TABLE passage (
     title TEXT NOT NULL,
     text TEXT NOT NULL,
     text_hash BLOB NOT NULL,      -- of what is embedded: the title and the text
-    vector BLOB NOT NULL          -- float16, little-endian
+    vector BLOB NOT NULL,         -- float16, little-endian
+    metadata TEXT NOT NULL DEFAULT ''      -- JSON, what a program keeps with it; since format 2
 );
 CREATE INDEX passage_of_file ON passage (file_id);
 CREATE INDEX passage_by_text ON passage (text_hash);

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 _VECTORS_AT_ONCE = 20_000
 _BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
-_PASSAGE = """SELECT p.id, p.passage_id, p.text, p.title,
-    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line
-    FROM passage AS p JOIN file AS f ON f.id = p.file_id"""
+PASSAGE_COLUMNS = """p.id, p.passage_id, p.text, p.title,
+    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line"""
+PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
+_PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
 
 class Store:
@@ -72,16 +73,15 @@ class Store:
         self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
     ) -> None:
         """Add passages to a file; ``vectors`` are given by :func:`text_hash`, as float16 bytes."""
-        rows = []
-        for passage in passages:
-            key = text_hash(passage)
-            place = (passage.start, passage.end, passage.page, passage.line)
-            words = (passage.title, passage.text, key, vectors[key])
-            rows.append((passage.passage_id, file_id, *place, *words))
+        given = ((file_id, p, vectors[text_hash(p)], "") for p in passages)
+        self.put_rows(given)
+
+    def put_rows(self, rows: Iterable[tuple[int, Passage, bytes, str]]) -> None:
+        """Add passages, each as (file, passage, vector as float16 bytes, metadata as JSON)."""
         self._database.connection().executemany(
-            "INSERT INTO passage (passage_id, file_id, start, end, page, line, title, text,"
-            " text_hash, vector) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
+            "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
+            " text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((file_id, *_columns(p), vector, metadata) for file_id, p, vector, metadata in rows),
         )
 
     def drop_passages(self, file_id: int) -> None:
@@ -126,6 +126,12 @@ class Store:
             self._database.connection().execute(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value)
             )
+
+    def renew(self) -> None:
+        """Let whoever holds the vectors read them anew, as if the index was made anew."""
+        self._database.connection().execute(
+            "INSERT OR REPLACE INTO meta VALUES ('epoch', hex(randomblob(8)))"
+        )
 
     # Reading
 
@@ -245,7 +251,8 @@ class Store:
 
     def keys(self) -> NDArray[np.int64]:
         """The rows of all passages, ascending."""
-        return np.array([key for (key,) in self.rows("SELECT id FROM passage")], dtype=np.int64)
+        rows = self.rows("SELECT id FROM passage")  # in the order of a narrower index, by file
+        return np.sort(np.array([key for (key,) in rows], dtype=np.int64))
 
     def vectors(
         self, keys: Sequence[int] | None = None
@@ -259,6 +266,8 @@ class Store:
                 f"SELECT id, vector FROM passage WHERE id BETWEEN ? AND ?{allowed}",
                 (part[0], part[-1]),
             )
+            if not rows:  # taken out since
+                continue
             found = np.array([row[0] for row in rows], dtype=np.int64)
             flat = np.frombuffer(b"".join(row[1] for row in rows), dtype="<f2")
             yield found, flat.reshape(len(rows), -1).astype(np.float32)
@@ -279,3 +288,8 @@ class Store:
         except IndexCorruptError:
             problems.append("the full-text search does not match the passages")
         return problems
+
+
+def _columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
+    place = (p.start, p.end, p.page, p.line)
+    return (p.passage_id, *place, p.title, p.text, text_hash(p))

@@ -69,6 +69,15 @@ def test_it_follows_the_index(retriever, store, embedder, folder):
     assert retriever.search("boat called Petrel", 1, mode="dense")[0].path.endswith("boat.txt")
 
 
+def test_a_changed_file_hides_nothing_from_who_opens_the_index_then(store, embedder, folder):
+    index_folder(store, embedder, folder)
+    (folder / "lamp.md").write_text("# Other\n\nA zebra grazes.\n")  # the first in the index
+    index_folder(store, embedder, folder)
+    found = Retriever(store, embedder).search("the boat called Petrel", 9, mode="dense")
+    assert len(found) == store.count_passages()
+    assert store.keys().tolist() == sorted(store.keys().tolist())
+
+
 def test_a_reranker_has_the_last_word(store, embedder, folder):
     class OfWicks:
         def scores(self, question, passages):

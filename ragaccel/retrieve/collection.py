@@ -1,0 +1,298 @@
+"""A collection: passages put in, changed and taken out one by one, with vectors and metadata."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from contextlib import contextmanager
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.errors import ConfigurationError, IndexWriteError
+from ragaccel.retrieve.fingerprints import (
+    forget_vectors,
+    is_blank,
+    is_filled_by_program,
+    mark_filled_by_program,
+    require_dimension,
+    require_embedder,
+    take_vectors,
+)
+from ragaccel.retrieve.following import FollowedVectors
+from ragaccel.retrieve.given import metadata_text, require_storable, unit_vector, unit_vectors
+from ragaccel.retrieve.records import FileRecord
+from ragaccel.retrieve.retriever import fuse
+from ragaccel.retrieve.store import Store
+from ragaccel.retrieve.stored import (
+    AT_ONCE,
+    Stored,
+    delete_emptied,
+    delete_ids,
+    read_document,
+    read_ids,
+    read_rows,
+    read_vectors,
+)
+from ragaccel.retrieve.word_search import search_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from ragaccel.passage import Passage
+
+    Where = Callable[[Stored], bool] | None
+
+_CANDIDATES = 50
+_WAIT_SECONDS = 5.0
+
+
+class Collection:
+    """Passages under their ids, with vectors that the caller makes and metadata of its own.
+
+    What a framework's vector store needs. It lives in one SQLite file, like an index: every change
+    is one transaction, kept when the call returns; threads and processes may read while one
+    writes. Nearness is the cosine, of vectors kept in 16 bits a number: of any length given, they
+    are kept at length 1. An index that ``ragaccel index`` made can be opened as well, to be read
+    and searched; it cannot be changed by hand, for its next run would undo that.
+
+    Args:
+        path: The file, made if there is none; None: a temporary one, gone with this object.
+        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, a model's name); a file
+            that is known to hold another's is refused, and a :class:`Retriever` with that very
+            embedder can search it. Nothing is compared if it is empty.
+
+    Raises:
+        IndexMismatchError: The vectors in the file were made by something else.
+        IndexWriteError: The file cannot be made.
+        IndexCorruptError: It is none of ours, or damaged.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, fingerprint: str = "") -> None:
+        self.fingerprint = fingerprint
+        self._goes_with_this = None
+        if path is None:
+            folder = tempfile.mkdtemp(prefix="ragaccel-")
+            self._goes_with_this = weakref.finalize(self, _delete, folder, os.getpid())
+            path = Path(folder) / "collection.db"
+        self._store = Store(path)
+        self._vectors = FollowedVectors(self._store, self._dimension)
+        self._changes = threading.Lock()  # SQLite lets writers wait in no order, and not for long
+        self._settle()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._store.path
+
+    def __enter__(self) -> Collection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; a temporary one is deleted."""
+        self._store.close()
+        if self._goes_with_this is not None:
+            self._goes_with_this()
+
+    # Changing
+
+    def put(
+        self,
+        passages: Sequence[Passage],
+        vectors: ArrayLike,
+        metadata: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Add passages, or replace those of the same ids, all or none; a later one wins.
+
+        Args:
+            passages: Their ``path`` is the document they belong to, if any.
+            vectors: [N, D]; D is that of the vectors put in before.
+            metadata: What can be said in JSON, one each; nothing is kept if none is given.
+
+        Raises:
+            ConfigurationError: They do not fit one another, or cannot be kept.
+            IndexMismatchError: The collection holds vectors of another length.
+            IndexWriteError: The file is an index that ``ragaccel index`` keeps, or cannot be
+                written to.
+            IndexBusyError: Another process goes on writing to it.
+        """
+        if not passages:
+            return
+        rows = unit_vectors(vectors)
+        if len(rows) != len(passages):
+            raise ConfigurationError(f"{len(rows)} vectors for {len(passages)} passages: one each")
+        kept = metadata_text(passages, metadata)
+        require_storable(passages, kept)
+        packed = [row.tobytes() for row in rows.astype("<f2")]
+        latest = {p.passage_id: (p, *more) for p, *more in zip(passages, packed, kept, strict=True)}
+        with self._changing():
+            take_vectors(self._store, self.fingerprint, rows.shape[1])
+            left = delete_ids(self._store, list(latest))
+            for path, group in groupby(latest.values(), key=lambda item: item[0].path):
+                file = self._store.put_file(FileRecord(path, 0, 0, "", kind="given"))
+                self._store.put_rows((file, *item) for item in group)
+            delete_emptied(self._store, left)
+
+    def drop(self, passage_ids: Iterable[str]) -> int:
+        """Take passages out by their ids; return how many there were."""
+        with self._changing():
+            count = self._store.count_passages()
+            delete_emptied(self._store, delete_ids(self._store, list(passage_ids)))
+            return count - self._store.count_passages()
+
+    def drop_documents(self, paths: Iterable[str]) -> int:
+        """Take out all passages of documents; return how many passages there were."""
+        with self._changing() as connection:
+            count = self._store.count_passages()
+            connection.executemany(
+                "DELETE FROM file WHERE path = ?", [(path,) for path in paths if path]
+            )  # and its passages with it
+            return count - self._store.count_passages()
+
+    def clear(self) -> None:
+        """Take out everything; vectors of any length and of any model may be put in then."""
+        with self._changing() as connection:
+            connection.execute("DELETE FROM passage")
+            connection.execute("DELETE FROM file")
+            forget_vectors(self._store, self.fingerprint)
+
+    # Reading
+
+    def __len__(self) -> int:
+        self._store.state()
+        return self._store.count_passages()
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Every passage, in the order in which they were put in."""
+        self._store.state()
+        for _, item in read_rows(self._store, self._store.keys().tolist()):
+            yield item
+
+    def get(self, passage_ids: Iterable[str]) -> list[Stored]:
+        """Passages by their ids, in the order given; those that are not there are left out."""
+        wanted = list(passage_ids)
+        self._store.state()
+        found = read_ids(self._store, wanted)
+        return [found[name] for name in wanted if name in found]
+
+    def documents(self) -> dict[str, int]:
+        """The path of every document that passages were put in with, and how many it has."""
+        self._store.state()
+        return {path: record.num_passages for path, record in self._store.files().items() if path}
+
+    def document(self, path: str) -> list[Stored]:
+        """The passages of a document, in its order."""
+        self._store.state()
+        return read_document(self._store, path)
+
+    def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
+        """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
+        self._store.state()
+        return read_vectors(self._store, list(passage_ids))
+
+    # Searching
+
+    def search(self, vector: ArrayLike, k: int = 6, *, where: Where = None) -> list[Stored]:
+        """Find the k passages nearest to a vector [D], nearest first (score: cosine).
+
+        Args:
+            vector: Of any length.
+            k: How many; fewer come back only when there are no more.
+            where: Asked of passages, nearest first, until k are found; exact at any size.
+
+        Raises:
+            ConfigurationError: It is no vector, or k is below 1.
+            IndexMismatchError: The collection holds vectors of another length.
+        """
+        query = unit_vector(vector)
+        _require_some(k)
+        index = self._vectors.current()
+        if not len(index):
+            return []
+        require_dimension(self.path, len(query), index.dimension)
+        ranking = index.ranking(query) if where else iter(index.search(query, k))
+        near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
+        return self._first(near, k, where)
+
+    def search_words(self, words: str, k: int = 6, *, where: Where = None) -> list[Stored]:
+        """Find the k passages that share words with a text, best first (score: BM25)."""
+        _require_some(k)
+        self._store.state()
+        return self._first(iter(search_words(self._store, words, -1 if where else k)), k, where)
+
+    def search_fused(
+        self, words: str, vector: ArrayLike, k: int = 6, *, alpha: float = 0.5, where: Where = None
+    ) -> list[Stored]:
+        """Search by words and by vector, fused by reciprocal rank as a :class:`Retriever` does.
+
+        Args:
+            words: The question.
+            vector: [D], the question's.
+            k: How many; fewer come back only when there are no more.
+            alpha: 0 weighs only words, 1 only vectors.
+            where: As in :meth:`search`.
+        """
+        if not 0 <= alpha <= 1:
+            raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
+        _require_some(k)
+        deep = max(_CANDIDATES, 2 * k)
+        near = self.search(vector, deep, where=where)
+        worded = self.search_words(words, deep, where=where)
+        found = {item.passage.passage_id: item for item in (*near, *worded)}
+        rankings = [[(i.passage.passage_id, 0.0) for i in items] for items in (near, worded)]
+        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))[:k]
+        return [found[name].scored(score) for name, score in ranking]
+
+    # Within
+
+    def _settle(self) -> None:
+        """Make the file if there is none; refuse one that another embedder's vectors are in."""
+        if is_blank(self._store):
+            with self._store.writing(wait_seconds=_WAIT_SECONDS):
+                if is_blank(self._store):
+                    mark_filled_by_program(self._store, self.fingerprint)
+        if self.fingerprint and self._store.count_passages():
+            require_embedder(self._store, self.fingerprint)
+
+    def _dimension(self) -> int:
+        return int(self._store.meta("dimension", "0"))
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        with self._changes:
+            self._store.state()
+            if not is_filled_by_program(self._store):
+                raise IndexWriteError(
+                    f"{self.path} is kept by `ragaccel index`, whose next run would undo this:"
+                    " change the documents and index again, or put passages into another file"
+                )
+            with self._store.transaction() as connection:
+                yield connection
+
+    def _first(self, ranking: Iterator[tuple[int, float]], k: int, where: Where) -> list[Stored]:
+        """The first k passages of a ranking for which a condition holds."""
+        chosen: list[Stored] = []
+        while len(chosen) < k and (part := dict(islice(ranking, AT_ONCE))):
+            scored = (item.scored(part[key]) for key, item in read_rows(self._store, list(part)))
+            chosen += [item for item in scored if where is None or where(item)]
+        return chosen[:k]
+
+
+def _delete(folder: str, process: int) -> None:
+    """Delete a temporary collection, but not from a process that was forked off meanwhile."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_some(k: int) -> None:
+    if k < 1:
+        raise ConfigurationError(f"k is {k}: ask for one passage or more")

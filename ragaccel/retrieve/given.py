@@ -1,0 +1,98 @@
+"""Given passages: what a caller puts into a collection, checked and made ready for the store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from ragaccel.passage import Passage
+
+
+def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
+    """Vectors [N, D] brought to length 1; one that is all zeros stays so, near to nothing.
+
+    Raises:
+        ConfigurationError: They are not N rows of D finite numbers.
+    """
+    try:
+        rows = np.asarray(vectors, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"vectors must be rows of numbers, all as long: {error}") from None
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise ConfigurationError(f"vectors have the shape {rows.shape}: give [N, D], D above 0")
+    odd = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if odd.size:
+        raise ConfigurationError(
+            f"vector {odd[0]} holds a number that is not finite: see what the embedding model made"
+        )
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows = np.divide(rows, largest, out=rows, where=largest > 0)  # a square may not overflow
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = np.divide(rows, lengths, out=rows, where=lengths > 0)
+    return unit.astype(np.float32)
+
+
+def unit_vector(vector: ArrayLike) -> NDArray[np.float32]:
+    """One vector [D] brought to length 1.
+
+    Raises:
+        ConfigurationError: As :func:`unit_vectors`.
+    """
+    try:
+        row = np.asarray(vector, dtype=np.float64)[None]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"a vector must be a row of numbers: {error}") from None
+    unit: NDArray[np.float32] = unit_vectors(row)[0]
+    return unit
+
+
+def metadata_text(passages: Sequence[Passage], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metadata of each passage as JSON; of none if none is given.
+
+    Raises:
+        ConfigurationError: There are not as many as passages, or one is not to be said in JSON.
+    """
+    if metadata and len(metadata) != len(passages):
+        raise ConfigurationError(
+            f"{len(metadata)} metadata for {len(passages)} passages: give one each, or none"
+        )
+    given = metadata or [{}] * len(passages)
+    return [_json(passage, dict(more)) for passage, more in zip(passages, given, strict=True)]
+
+
+def _json(passage: Passage, metadata: dict[str, Any]) -> str:
+    try:
+        return json.dumps(metadata, ensure_ascii=False) if metadata else ""
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the metadata of passage {passage.passage_id!r} cannot be kept as JSON ({error}):"
+            " give it texts, numbers, lists and dictionaries"
+        ) from None
+
+
+def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> None:
+    """Refuse passages without an id, and text that is no Unicode.
+
+    Raises:
+        ConfigurationError: With the passage.
+    """
+    for passage, more in zip(passages, metadata, strict=True):
+        if not passage.passage_id:
+            raise ConfigurationError("a passage needs a passage_id to be known by: this has none")
+        try:
+            f"{passage.passage_id}{passage.title}{passage.path}{passage.text}{more}".encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"passage {passage.passage_id!r} holds {error.object[error.start]!r}, half a"
+                " character, as broken PDFs do: replace it, e.g. by"
+                " text.encode(errors='replace').decode()"
+            ) from None

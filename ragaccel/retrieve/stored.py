@@ -1,0 +1,100 @@
+"""Stored passages: read, and deleted, by id, row or document, with their metadata."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragaccel.passage import Passage
+from ragaccel.retrieve.store import PASSAGE_COLUMNS, PASSAGE_TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ragaccel.retrieve.store import Store
+
+AT_ONCE = 500  # SQLite takes no more than some hundreds of values in one question
+_SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A passage as a collection keeps it; ``passage.score`` is set when it was searched for."""
+
+    passage: Passage
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def scored(self, score: float) -> Stored:
+        """The same with a score."""
+        return replace(self, passage=replace(self.passage, score=score))
+
+
+def read_ids(store: Store, passage_ids: Sequence[str]) -> dict[str, Stored]:
+    """Passages by their ids; those that are not there are left out."""
+    found: dict[str, Stored] = {}
+    for part in _parts(passage_ids):
+        rows = store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
+        found.update((row[1], _stored(row)) for row in rows)
+    return found
+
+
+def read_rows(store: Store, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]:
+    """Yield passages with their rows, in the order given; those that are gone are left out."""
+    for part in _parts(keys):
+        rows = store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
+        found = {row[0]: row for row in rows}
+        yield from ((key, _stored(found[key])) for key in part if key in found)
+
+
+def read_document(store: Store, path: str) -> list[Stored]:
+    """The passages of a document, in its order."""
+    rows = store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
+    return [_stored(row) for row in rows]
+
+
+def read_vectors(store: Store, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """The vectors [D] of passages by their ids; those that are not there are left out."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for part in _parts(passage_ids):
+        query = f"SELECT passage_id, vector FROM passage WHERE passage_id IN ({_marks(part)})"
+        for name, packed in store.rows(query, part):
+            found[name] = np.frombuffer(packed, dtype="<f2").astype(np.float32)
+    return found
+
+
+def delete_ids(store: Store, passage_ids: Sequence[str]) -> set[int]:
+    """Delete passages; return the rows of the files that they were of."""
+    files: set[int] = set()
+    for part in _parts(passage_ids):
+        chosen = f"passage WHERE passage_id IN ({_marks(part)})"
+        files.update(row for (row,) in store.rows(f"SELECT file_id FROM {chosen}", part))
+        store.rows(f"DELETE FROM {chosen}", part)
+    return files
+
+
+def delete_emptied(store: Store, files: Iterable[int]) -> None:
+    """Delete files, given by their rows, of which no passage is left."""
+    for part in _parts(list(files)):
+        store.rows(
+            f"DELETE FROM file WHERE id IN ({_marks(part)})"
+            " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = file.id)",
+            part,
+        )
+
+
+def _stored(row: Sequence[Any]) -> Stored:
+    *fields, metadata = row[1:]
+    return Stored(Passage(*fields), json.loads(metadata) if metadata else {})
+
+
+def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (values[first : first + AT_ONCE] for first in range(0, len(values), AT_ONCE))
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ",".join("?" * len(values))
