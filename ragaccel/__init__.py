@@ -22,6 +22,8 @@ _MODULE_OF = {
     "Settings": "settings",
     "RAG": "rag",
     "Prompt": "prompt",
+    "reads_apart": "apart",
+    "take_apart": "apart",
     "build_prompt": "prompt",
     "Answer": "answer",
     "Stream": "answer",
@@ -81,6 +83,7 @@ _MODULE_OF = {
 
 if TYPE_CHECKING:
     from ragaccel.answer import Answer, Stream, Usage
+    from ragaccel.apart import reads_apart, take_apart
     from ragaccel.awaiting import AsyncStream
     from ragaccel.citing import CopiedSpan, copied_spans
     from ragaccel.decode.context import Context
@@ -196,6 +199,8 @@ __all__ = [
     "load_embedder",
     "open_retriever",
     "outline_model",
+    "reads_apart",
+    "take_apart",
 ]
 
 

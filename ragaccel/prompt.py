@@ -109,7 +109,7 @@ class _Layout:
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
-        self.by_documents = template is None and _shows_documents(tokenizer)
+        self.by_documents = template is None and shows_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
         """The whole prompt, with the characters of every token."""
@@ -207,7 +207,7 @@ def _check_template(template: Template | None) -> None:
         )
 
 
-def _shows_documents(tokenizer: Tokenizer) -> bool:
+def shows_documents(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the documents it is given; it may just name them."""
     if not tokenizer.takes_documents:
         return False

@@ -1,0 +1,126 @@
+"""Passages apart: a prompt taken to pieces for a model that reads documents and a question only.
+
+The bundled reader is one: its chat template writes the documents it is given and the last message,
+and leaves out whatever else was said. Frameworks put both into one text; here the passages that a
+registry finds in that text become the documents again, and what asks becomes the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
+
+if TYPE_CHECKING:
+    from ragaccel.memory.registry import ReferenceRegistry
+    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.passage import Passage
+
+_EARLIER = "An earlier turn."
+_LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]*:[\s*]*", re.I)
+_NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
+_PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_BARE = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")  # a rule, or a label of what was cut out
+_ENDS = ("?", "？", "؟", ".", "!", "。")
+
+
+def reads_apart(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template takes documents and a question, and writes nothing else."""
+    if not tokenizer.has_chat_template or not shows_documents(tokenizer):
+        return False
+    turns = [
+        {"role": "user", "content": _EARLIER},
+        {"role": "assistant", "content": "An answer."},
+        {"role": "user", "content": "?"},
+    ]
+    try:
+        return _EARLIER not in tokenizer.chat_text(turns, documents=[])
+    except ConfigurationError:  # it takes no such conversation, so it does not forget one either
+        return False
+
+
+def take_apart(
+    prompt: str | Sequence[Message],
+    tokenizer: Tokenizer,
+    registry: ReferenceRegistry | None,
+    *,
+    namespace: str = "",
+    max_tokens: int | None = None,
+) -> Prompt:
+    """Write the prompt of a reader: the passages found in a text or a chat, and its question.
+
+    The question is what stands behind the last "Question:" or "Query:" of the last user's message,
+    else the paragraph of it that asks, passages cut out.
+
+    Raises:
+        ConfigurationError: nothing in it can be the question.
+        CapacityError: the question, or every single passage, is too long.
+    """
+    texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
+    asking = _last_of_user(prompt)
+    passages: dict[str, Passage] = {}
+    rest = texts[asking]
+    for number, text in enumerate(texts):
+        found = registry.match(text, namespace) if registry is not None and text else []
+        passages |= {match.passage.passage_id: match.passage for match in found}
+        if number == asking:
+            rest = _without(text, [(match.start, match.end) for match in found])
+    question = find_question(rest)
+    if not question:
+        raise ConfigurationError(
+            "no question is found in this prompt: this model reads passages and one question; "
+            "write the question behind 'Question:'"
+        )
+    return build_prompt(tokenizer, question, list(passages.values()), max_tokens=max_tokens)
+
+
+def find_question(text: str) -> str:
+    """Find what a text asks: what is labelled as the question, else its paragraph that asks."""
+    labels = list(_LABEL.finditer(text))
+    if labels and (labelled := _sentence_at_start(text[labels[-1].end() :])):
+        return labelled
+    paragraphs = [part.strip() for part in _PARAGRAPHS.split(text)]
+    paragraphs = [part for part in paragraphs if not _BARE.match(part)]
+    asking = [part for part in paragraphs if part.endswith(_ENDS[:3])]
+    return " ".join((asking or paragraphs or [""])[-1].split())
+
+
+def _sentence_at_start(text: str) -> str:
+    """What a text begins with, up to a sentence's end of a line, a blank line or a label."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not stripped or (lines and _NEXT_LABEL.match(line)):
+            break
+        lines.append(stripped)
+        if stripped.endswith(_ENDS):
+            break
+    return " ".join(" ".join(lines).split())
+
+
+def _last_of_user(prompt: str | Sequence[Message]) -> int:
+    if isinstance(prompt, str):
+        return 0
+    asked = [number for number, message in enumerate(prompt) if message.get("role") == "user"]
+    return asked[-1] if asked else len(prompt) - 1
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """A text without some stretches of it, a blank line in place of each."""
+    kept, at = [], 0
+    for start, end in sorted(spans):
+        if end > at:
+            kept.append(text[at : max(at, start)])
+            at = end
+    return "\n\n".join([*kept, text[at:]])

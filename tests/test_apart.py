@@ -1,0 +1,131 @@
+"""What frameworks write into one text, taken to pieces for a model that reads documents apart."""
+
+import pytest
+from fakes import ByteTokenizer
+from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
+
+from ragaccel.apart import find_question, reads_apart, take_apart
+from ragaccel.errors import ConfigurationError
+from ragaccel.memory.registry import ReferenceRegistry
+from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.passage import Passage
+
+LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", "Lamp")
+TIDE = Passage("tide", "The tide rises four metres at the mole, and falls before noon.", "Tide")
+QUESTION = "Who trims the wick?"
+
+COMPACT = (
+    "Context information is below.\n---------------------\n{context}\n---------------------\n"
+    "Given the context information and not prior knowledge, answer the query.\n"
+    "Query: {question}\nAnswer: "
+)
+REFINE = (
+    "The original query is as follows: {question}\nWe have provided an existing answer: Nobody.\n"
+    "We have the opportunity to refine the existing answer with some more context below.\n"
+    "------------\n{context}\n------------\nRefined Answer: "
+)
+LAST = "Use the following pieces of context.\n\n{context}\n\n{question}"
+FIRST = "{question}\n\nContext:\n{context}\n"
+LABELLED = "Answer from the context.\n\n{context}\n\nQuestion: {question}\nHelpful Answer:"
+MARKED = "**Context:** {context}\n\n**Question:** {question}\n\n**Answer:**"
+TEMPLATES = [COMPACT, REFINE, LAST, FIRST, LABELLED, MARKED]
+
+
+@pytest.fixture
+def registry():
+    made = ReferenceRegistry()
+    made.register([LAMP, TIDE])
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(tiny_tokenizer(DOCUMENTS_TEMPLATE))
+
+
+def test_only_a_template_of_documents_and_one_question_reads_apart(tokenizer):
+    assert reads_apart(tokenizer)
+    assert not reads_apart(Tokenizer(tiny_tokenizer(TEMPLATE)))
+    assert not reads_apart(Tokenizer(tiny_tokenizer(None)))
+    assert not reads_apart(ByteTokenizer())
+
+
+def test_a_template_that_writes_documents_and_the_chat_does_not_read_apart():
+    both = (
+        "{% for document in documents %}{{ document['text'] }}{% endfor %}"
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
+    assert not reads_apart(Tokenizer(tiny_tokenizer(both)))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("question", [QUESTION, "Name the keeper of the lamp", "为什么？"])
+def test_the_question_of_a_prompt_is_found(template, question, registry, tokenizer):
+    text = template.format(context=f"{TIDE.text}\n\n{LAMP.text}", question=question)
+    prompt = take_apart(text, tokenizer, registry)
+    assert [passage.passage_id for passage in prompt.passages] == ["tide", "lamp"]
+    assert prompt.text.endswith(f"<turn>{question}<turn>assistant:")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_text_and_a_message_of_it_are_the_same_prompt(template, registry, tokenizer):
+    text = template.format(context=LAMP.text, question=QUESTION)
+    said = take_apart([{"role": "user", "content": text}], tokenizer, registry)
+    assert said == take_apart(text, tokenizer, registry)
+
+
+def test_passages_may_stand_in_other_messages_than_the_question(registry, tokenizer):
+    chat = [
+        {"role": "system", "content": f"Answer from this:\n{LAMP.text}"},
+        {"role": "user", "content": "What rises at the mole?"},
+        {"role": "assistant", "content": "The tide."},
+        {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
+        {"role": "tool", "content": TIDE.text},
+    ]
+    prompt = take_apart(chat, tokenizer, registry)
+    assert [passage.passage_id for passage in prompt.passages] == ["lamp", "tide"]
+    assert prompt.text.endswith(f"<turn>{QUESTION}<turn>assistant:")
+
+
+def test_a_question_that_a_passage_asks_is_not_the_question(registry, tokenizer):
+    asking = Passage("faq", "Question: what burns in the lamp by night? Rapeseed oil, it is said.")
+    registry.register(asking)
+    prompt = take_apart(LAST.format(context=asking.text, question=QUESTION), tokenizer, registry)
+    assert prompt.text.endswith(f"<turn>{QUESTION}<turn>assistant:")
+    assert prompt.passages == (asking,)
+
+
+def test_namespaces_are_kept_apart(tokenizer):
+    registry = ReferenceRegistry()
+    registry.register(LAMP, namespace="a tenant")
+    text = LABELLED.format(context=LAMP.text, question=QUESTION)
+    assert take_apart(text, tokenizer, registry).passages == ()
+    assert take_apart(text, tokenizer, registry, namespace="a tenant").passages == (LAMP,)
+    assert take_apart(text, tokenizer, None).passages == ()
+
+
+def test_passages_that_do_not_fit_are_reported(registry, tokenizer):
+    text = LABELLED.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    alone = take_apart(QUESTION, tokenizer, registry)
+    prompt = take_apart(text, tokenizer, registry, max_tokens=len(alone.token_ids) + 45)
+    assert len(prompt.passages) == len(prompt.dropped) == 1
+
+
+def test_a_prompt_that_asks_nothing_is_refused(registry, tokenizer):
+    with pytest.raises(ConfigurationError, match="'Question:'"):
+        take_apart(f"{LAMP.text}\n\n---\n", tokenizer, registry)
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("Question: a?\nThought: hm\nQuestion: b?\nHelpful Answer:", "b?"),
+        ("Query: How high may\n it be?\nAnswer: ", "How high may it be?"),
+        ("Question:\nWhat is it?", "What is it?"),
+        ("No question here: none.\n\nTell me.", "Tell me."),
+        ("A request: hm?\n\nDo it", "A request: hm?"),
+        ("", ""),
+    ],
+)
+def test_what_is_found_as_the_question(text, question):
+    assert find_question(text) == question

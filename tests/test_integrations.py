@@ -1,0 +1,49 @@
+"""The integrations stand on the library's public names, and the library knows nothing of them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ragaccel
+
+ROOT = Path(__file__).parents[1]
+FRAMEWORKS = ("langchain", "llama_index", "langgraph", "langsmith")
+MODULES = sorted(
+    path
+    for folder in ("langchain-ragaccel/langchain_ragaccel", "llama-index-llms-ragaccel/src")
+    for path in (ROOT / "integrations" / folder).rglob("*.py")
+)
+
+
+def imports_of(path):
+    """Every module imported in a file, with the names taken from it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_integration_uses_only_public_names(path):
+    for module, name in imports_of(path):
+        if module.split(".")[0] == "ragaccel":
+            assert (module, name) == ("ragaccel", name), f"{module} is private"
+            assert name is None or name in ragaccel.__all__ or name == "__version__"
+
+
+def test_the_library_imports_no_framework():
+    for path in (ROOT / "ragaccel").rglob("*.py"):
+        for module, _ in imports_of(path):
+            assert not module.startswith(FRAMEWORKS), f"{path} imports {module}"
+
+
+def test_both_integrations_are_looked_at():
+    assert {path.relative_to(ROOT).parts[1] for path in MODULES} == {
+        "langchain-ragaccel",
+        "llama-index-llms-ragaccel",
+    }
+    assert not list((ROOT / "integrations").glob("*/__init__.py"))
+
+
