@@ -1,3 +1,57 @@
-"""ragaccel in LangChain."""
+"""ragaccel in LangChain: chat models, LLMs, retrievers and stores that answer from documents.
+
+>>> from langchain_ragaccel import ChatRagaccel
+>>> ChatRagaccel().invoke("…")
+
+Names are loaded when they are first used. Importing this registers one callback handler for
+retrievers' results, so that what any retriever finds can be copied from and cited.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from langchain_ragaccel.collecting import install as _install
 
 __version__ = "0.1.0"
+
+_MODULE_OF = {
+    "ChatRagaccel": "chat_models",
+    "RagaccelLLM": "llms",
+    "RagaccelRetriever": "retrievers",
+    "RagaccelVectorStore": "vectorstores",
+    "RagaccelEmbeddings": "embeddings",
+    "ReferenceCollector": "collecting",
+}
+
+if TYPE_CHECKING:
+    from langchain_ragaccel.chat_models import ChatRagaccel
+    from langchain_ragaccel.collecting import ReferenceCollector
+    from langchain_ragaccel.embeddings import RagaccelEmbeddings
+    from langchain_ragaccel.llms import RagaccelLLM
+    from langchain_ragaccel.retrievers import RagaccelRetriever
+    from langchain_ragaccel.vectorstores import RagaccelVectorStore
+
+__all__ = [
+    "ChatRagaccel",
+    "RagaccelEmbeddings",
+    "RagaccelLLM",
+    "RagaccelRetriever",
+    "RagaccelVectorStore",
+    "ReferenceCollector",
+    "__version__",
+]
+
+_install()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

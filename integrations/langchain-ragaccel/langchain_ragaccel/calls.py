@@ -1,0 +1,158 @@
+"""Calls: what a single call may set, by whatever name other classes have taught for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ragaccel import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from langchain_ragaccel.options import ModelOptions
+
+OTHER_NAMES = {
+    "model_name": "model",
+    "model_id": "model",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "num_ctx": "capacity",
+    "request_timeout": "timeout",
+    "torch_dtype": "dtype",
+}
+"""Names of other classes and libraries for what is named otherwise here."""
+
+ANSWERING = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria",
+})  # fmt: skip
+"""Settings of a call that choose its answer."""
+
+QUIET = frozenset({
+    "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
+    "neighbours", "max_reference_tokens", "timeout", "stream",
+    "ls_structured_output_format", "structured_output_format",
+})  # fmt: skip
+"""Settings of a call that never change its answer."""
+
+_SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_PASSED_ON = (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys()
+_OF_OBJECT = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size", "namespace", "remember",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: settings for the LLM, and where its references come from."""
+
+    settings: dict[str, Any]
+    references: tuple[Any, ...]
+    registry: Any
+    namespace: str
+    neighbours: bool
+    max_reference_tokens: int
+    timeout: float | None
+    follows_runs: bool
+
+
+def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """The same under the names used here.
+
+    Raises:
+        TypeError: one thing is given under two names.
+    """
+    named: dict[str, Any] = {}
+    for name, value in given.items():
+        own = OTHER_NAMES.get(name, name)
+        if own in named or (own != name and own in given):
+            raise TypeError(f"{who} got {own} twice: as {name} as well")
+        named[own] = value
+    return named
+
+
+def check_names(given: Mapping[str, Any], who: str, more: frozenset[str] = frozenset()) -> None:
+    """Raise TypeError for something that no call can set; the message says what one can."""
+    allowed = ANSWERING | QUIET | more | {"stop", "model"}
+    unknown = sorted(canonical(given, who).keys() - allowed)
+    if unknown:
+        raise TypeError(
+            f"{who} takes no {', '.join(unknown)} in a call: there are {', '.join(sorted(allowed))}"
+        )
+
+
+def cache_key(
+    identifying: Mapping[str, Any], stop: Sequence[str] | None, given: Mapping[str, Any]
+) -> str:
+    """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
+    own = canonical(given, "a call")
+    kept = {name: value for name, value in own.items() if name not in QUIET and value is not None}
+    if kept.keys() & {"logits_processors", "stopping_criteria"}:
+        kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
+    if stop is not None:
+        kept["stop"] = list(stop)
+    return str(sorted({**identifying, **kept}.items()))
+
+
+def make_call(options: ModelOptions, stop: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
+    """Put together what one call asks for, from its own settings and the object's.
+
+    Raises:
+        ConfigurationError: another model than the object's, or references that are no list.
+    """
+    own = canonical(given, type(options).__name__)
+    _check_model(options, own.pop("model", None))
+
+    def setting(name: str) -> Any:
+        value = own.get(name)
+        return getattr(options, name) if value is None else value
+
+    settings = {name: own[name] for name in _PASSED_ON & own.keys()}
+    for name in _OF_OBJECT:
+        settings[_SETTING_OF.get(name, name)] = setting(name)
+    settings["stop"] = options.stop if stop is None else stop
+    follows = setting("auto_references")
+    return Call(
+        settings={name: value for name, value in settings.items() if value is not None},
+        references=_as_list(own.get("references")),
+        registry=_registry(setting("registry")) if follows else None,
+        namespace=setting("namespace"),
+        neighbours=setting("neighbours"),
+        max_reference_tokens=setting("max_reference_tokens"),
+        timeout=setting("timeout"),
+        follows_runs=follows and options.track == "run-tree",
+    )
+
+
+def _check_model(options: ModelOptions, asked: Any) -> None:
+    if asked not in (None, options.model, options.model_name):
+        raise ConfigurationError(
+            f"this object answers with {options.model_name!r} and cannot switch to {asked!r} in a "
+            f"call: make another, {type(options).__name__}(model={asked!r})"
+        )
+
+
+def _registry(own: Any) -> Any:
+    from ragaccel import auto_references_enabled, default_registry
+
+    if not auto_references_enabled():
+        return None
+    return default_registry() if own is None else own
+
+
+def _as_list(references: Any) -> tuple[Any, ...]:
+    if references is None:
+        return ()
+    if not isinstance(references, list | tuple):
+        raise ConfigurationError(
+            "references is a list of texts, documents, passages or References, not "
+            f"{type(references).__name__}"
+        )
+    return tuple(references)

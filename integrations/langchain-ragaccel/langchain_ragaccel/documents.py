@@ -1,0 +1,59 @@
+"""Documents: LangChain's documents as passages."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from ragaccel import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from langchain_core.documents import Document
+
+
+def as_passage(document: Document) -> Passage:
+    """Turn a document into a passage, with its place in its source where metadata tells it.
+
+    ``source`` names the document that the passage is a piece of and ``start_index`` where in it
+    the piece begins, as LangChain's text splitters write them.
+    """
+    text, metadata = document.page_content, document.metadata
+    start = _whole(metadata, "start_index") or 0
+    return Passage(
+        passage_id=document.id or content_id(text),
+        text=text,
+        title=str(metadata.get("title") or ""),
+        path=str(metadata.get("source") or ""),
+        start=start,
+        end=start + len(text),
+        page=_page(metadata),
+        line=_whole(metadata, "line"),
+        score=_score(metadata),
+    )
+
+
+def content_id(text: str) -> str:
+    """An id for a text that has none: the same for the same text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _page(metadata: Mapping[str, Any]) -> int | None:
+    """The page, counted from 1: loaders that count from 0 give a label beside it."""
+    label = metadata.get("page_label")
+    if isinstance(label, str) and label.isdecimal():
+        return int(label)
+    if label is None and "total_pages" not in metadata:  # as PDF loaders write, which count from 0
+        return _whole(metadata, "page_number") or _whole(metadata, "page")
+    return None
+
+
+def _whole(metadata: Mapping[str, Any], name: str) -> int | None:
+    value = metadata.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _score(metadata: Mapping[str, Any]) -> float:
+    value = metadata.get("score")
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

@@ -1,0 +1,159 @@
+"""Generating: answers within their time, whole or in pieces, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Timer
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.runnables.config import run_in_executor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+
+    from ragaccel import LLM, Answer, AsyncStream, Stream
+
+_BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt, with all that its answer is made from."""
+
+    llm: LLM
+    prompt: Any
+    references: Sequence[Any]
+    settings: dict[str, Any]
+    timeout: float | None
+
+    def stream(self) -> Stream:
+        """Check it; it is answered while this is read."""
+        return self.llm.stream(self.prompt, references=self.references, **self.settings)
+
+    def astream(self) -> AsyncStream:
+        """Check it; it is answered while this is awaited."""
+        return self.llm.astream(self.prompt, references=self.references, **self.settings)
+
+
+def answer(ask: Ask) -> Answer:
+    """Answer one prompt.
+
+    Raises:
+        TimeoutError: its time is over; so with all of these.
+    """
+    stream = ask.stream()
+    with _within(ask.timeout, stream.close):
+        return stream.finish()
+
+
+def answers(asks: Sequence[Ask]) -> list[Answer]:
+    """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    first = asks[0]
+    if len(asks) == 1:
+        return [answer(first)]
+    if first.timeout is None:
+        prompts, references = _of_each(asks)
+        return first.llm.generate(prompts, references=references, **first.settings)
+    streams = [ask.stream() for ask in asks]
+
+    def close() -> None:
+        for stream in streams:
+            stream.close()
+
+    with _within(first.timeout, close), ThreadPoolExecutor(min(len(asks), _BESIDE)) as pool:
+        return list(pool.map(lambda stream: stream.finish(), streams))
+
+
+def pieces(ask: Ask) -> Iterator[str | Answer]:
+    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    with ask.stream() as stream, _within(ask.timeout, stream.close):
+        yield from stream
+        yield stream.answer
+
+
+async def beside(work: Callable[[], Result]) -> Result:
+    """Do in a thread what goes before an answer: texts are matched and tokenized."""
+    return await run_in_executor(None, work)
+
+
+async def aanswer(ask: Ask) -> Answer:
+    """Answer one prompt; if the caller is cancelled, so is the answer."""
+    stream = await beside(ask.astream)
+    return await _in_time(stream.finish(), ask.timeout, ask.timeout)
+
+
+async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
+    """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    first = asks[0]
+    if len(asks) == 1:
+        return [await aanswer(first)]
+    prompts, references = _of_each(asks)
+    work = first.llm.agenerate(prompts, references=references, **first.settings)
+    found: list[Answer] = await _in_time(work, first.timeout, first.timeout)
+    return found
+
+
+async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
+    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    loop, seconds = asyncio.get_running_loop(), ask.timeout
+    end = None if seconds is None else loop.time() + seconds
+    stream = await beside(ask.astream)
+    try:
+        while True:
+            left = None if end is None else max(0.0, end - loop.time())
+            piece = await _in_time(_next(stream), left, seconds)
+            if piece is None:
+                break
+            yield piece
+        yield stream.answer
+    finally:
+        await stream.aclose()
+
+
+def _of_each(asks: Sequence[Ask]) -> tuple[list[Any], list[Sequence[Any]]]:
+    return [ask.prompt for ask in asks], [ask.references for ask in asks]
+
+
+async def _next(stream: AsyncStream) -> str | None:
+    return await anext(stream, None)
+
+
+async def _in_time(work: Awaitable[Result], seconds: float | None, allowed: float | None) -> Result:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError as error:
+        raise _too_late(allowed) from error
+
+
+@contextmanager
+def _within(seconds: float | None, close: Callable[[], None]) -> Iterator[None]:
+    """Close a request when its time is over, whatever thread computes it; tell it in this one."""
+    if seconds is None:
+        yield
+        return
+    is_over = Event()
+
+    def end() -> None:
+        is_over.set()
+        close()
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:  # which asking a closed stream for its answer raises
+        if is_over.is_set():
+            raise _too_late(seconds) from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _too_late(seconds: float | None) -> TimeoutError:
+    return TimeoutError(f"there was no whole answer within timeout={seconds} seconds")

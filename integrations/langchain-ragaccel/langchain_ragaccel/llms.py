@@ -1,0 +1,196 @@
+"""RagaccelLLM: a local model that completes texts, for chains that speak to LLMs."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.runnables import Runnable
+from pydantic import ConfigDict
+
+from langchain_ragaccel.calls import check_names
+from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, beside, pieces
+from langchain_ragaccel.listening import is_heard
+from langchain_ragaccel.metadata import PROVIDER, response, token_usage
+from langchain_ragaccel.options import ModelOptions
+from langchain_ragaccel.references import gather
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+    from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+    from langchain_core.runnables import RunnableConfig
+    from ragaccel import Answer
+
+
+class RagaccelLLM(ModelOptions, BaseLLM):
+    """A local model that completes texts as they are, without a chat template.
+
+    Several prompts at one time share their passes.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragaccel"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return self.identifying
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
+        return params
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text by the model's own tokenizer."""
+        counted = self.custom_get_token_ids
+        return self.count_token_ids(text) if counted is None else counted(text)
+
+    def bind(self, **kwargs: Any) -> Runnable[LanguageModelInput, str]:
+        """Set what every call sets; TypeError for what no call can."""
+        check_names(kwargs, type(self).__name__)
+        return super().bind(**kwargs)
+
+    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Complete prompts; arguments are those of the base class and what a call may set.
+
+        What a call sets becomes part of what an answer is cached under, which it is not in the
+        base class.
+        """
+        return super(RagaccelLLM, self.with_settings(kwargs)).generate(prompts, *args, **kwargs)
+
+    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """Complete prompts as ``generate`` does, for asyncio."""
+        model = self.with_settings(kwargs)
+        return await super(RagaccelLLM, model).agenerate(prompts, *args, **kwargs)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Complete inputs in shared passes.
+
+        With ``return_exceptions`` each is a run of its own in a thread, so that one that fails
+        leaves the others their answers.
+        """
+        if return_exceptions:
+            return Runnable.batch(self, inputs, config, return_exceptions=True, **kwargs)
+        return super().batch(inputs, config, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Complete inputs in shared passes as ``batch`` does, for asyncio."""
+        if return_exceptions:
+            return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
+        return await super().abatch(inputs, config, **kwargs)
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        asks = self._asks(prompts, stop, run_manager, kwargs)
+        if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
+            return self._result(answers(asks))
+        made = []
+        for part in pieces(asks[0]):
+            chunk = self._chunk(part)
+            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            made += [] if isinstance(part, str) else [part]
+        return self._result(made)
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        asks = await beside(lambda: self._asks(prompts, stop, run_manager, kwargs))
+        if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
+            return self._result(await aanswers(asks))
+        made = []
+        async for part in apieces(asks[0]):
+            chunk = self._chunk(part)
+            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            made += [] if isinstance(part, str) else [part]
+        return self._result(made)
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        (ask,) = self._asks([prompt], stop, run_manager, kwargs)
+        for part in pieces(ask):
+            chunk = self._chunk(part)
+            if run_manager is not None:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        (ask,) = await beside(lambda: self._asks([prompt], stop, run_manager, kwargs))
+        async with aclosing(apieces(ask)) as parts:
+            async for part in parts:
+                chunk = self._chunk(part)
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _asks(
+        self, prompts: list[str], stop: list[str] | None, run_manager: Any, given: dict[str, Any]
+    ) -> list[Ask]:
+        """Check what is asked, and find for each prompt what it may be copied from."""
+        check_names(given, type(self).__name__)
+        call, llm = self.call(stop, given), self.ready_llm
+        run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
+        return [
+            Ask(llm, prompt, gather(llm, call, prompt, run_id=run_id), call.settings, call.timeout)
+            for prompt in prompts
+        ]
+
+    def _chunk(self, part: str | Answer) -> GenerationChunk:
+        """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.
+
+        Chunks are put together by adding up what they tell.
+        """
+        if isinstance(part, str):
+            return GenerationChunk(text=part)
+        return GenerationChunk(text="", generation_info=self._info(part))
+
+    def _info(self, answer: Answer) -> dict[str, Any]:
+        return {**response(answer, self.model_name), "token_usage": token_usage([answer])}
+
+    def _result(self, made: list[Answer]) -> LLMResult:
+        generations = [
+            [Generation(text=answer.text, generation_info=self._info(answer))] for answer in made
+        ]
+        output = {"token_usage": token_usage(made), "model_name": self.model_name}
+        return LLMResult(generations=generations, llm_output=output)

@@ -1,0 +1,197 @@
+"""Options: what both model classes are made with, and which LLM that means."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.load.serializable import Serializable
+from pydantic import ConfigDict, Field, SecretStr, model_validator
+
+from langchain_ragaccel.calls import OTHER_NAMES, Call, canonical, make_call
+from langchain_ragaccel.loading import READER_NAME, identity_of, loaded_llm, name_of, shared_llm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ragaccel import LLM
+    from typing_extensions import Self
+
+LOADING = (
+    "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact", "near_ties",
+    "memory",
+)  # fmt: skip
+"""Options of ``LLM.load``; ``model_kwargs`` go there as well."""
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size",
+)  # fmt: skip
+"""Options that choose the answer; a call may set them anew."""
+
+
+class ModelOptions(Serializable):
+    """What ``ChatRagaccel`` and ``RagaccelLLM`` have in common.
+
+    A model is loaded at the first answer, once a process: all objects that name it with the same
+    loading options share it. An ``llm`` that is ready is used as it is.
+    """
+
+    model: str | None = None
+    """A name on the hub or a folder; the bundled reader by default. Beside ``llm``: its name."""
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    """A ready ``ragaccel.LLM``, instead of one to be loaded."""
+
+    dtype: Any = None
+    device: Any = None
+    device_map: Any = None
+    capacity: int | None = None
+    """Most tokens of a prompt with its answer; the model's own limit by default."""
+    token_budget: int | None = None
+    max_batch: int | None = None
+    exact: bool | None = None
+    near_ties: bool | None = None
+    memory: str | None = None
+    """A file in which what earlier requests taught is kept."""
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of transformers' ``from_pretrained``."""
+
+    temperature: float | None = None
+    """0 (the default) takes the likeliest token."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; 256 by default."""
+    min_tokens: int | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    stop: list[str] | str | None = None
+    timeout: float | None = None
+    """Most seconds for an answer, after which ``TimeoutError`` is raised."""
+
+    namespace: str = ""
+    """Keeps references and what is remembered of one tenant apart."""
+    remember: bool = True
+    registry: Any = Field(default=None, exclude=True, repr=False)
+    """Where references are looked up; the process's own ``ragaccel.default_registry()`` if None."""
+    auto_references: bool = True
+    """Copy from registered texts that occur in the prompt."""
+    neighbours: bool = True
+    """Copy from what stands beside those in the same document as well."""
+    max_reference_tokens: int = 8192
+    track: Literal["run-tree"] | None = None
+    """Copy also from what was retrieved for this prompt, though only a summary stands in it."""
+
+    streaming: bool = False
+    max_retries: int | None = None
+    """Does nothing: there is no network to fail."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Does nothing: nobody is asked."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_other_names(cls, values: Any) -> Any:
+        return canonical(values, cls.__name__) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _follow_runs_if_asked(self) -> Self:
+        if self.track is not None:
+            from langchain_ragaccel.run_tree import install
+
+            install()
+        return self
+
+    @model_validator(mode="after")
+    def _set_ragaccel_version(self) -> Self:
+        if hasattr(self, "_add_version"):  # langchain-core has it since 1.4
+            from langchain_ragaccel import __version__
+
+            self._add_version("langchain-ragaccel", __version__)
+        return self
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Say that objects made from a model's name can be made again from plain values."""
+        return True
+
+    def to_json(self) -> Any:
+        """Serialize what the constructor took, unless that was a ready object."""
+        if self.llm is not None or self.registry is not None:
+            return self.to_json_not_implemented()
+        return super().to_json()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the options; a ready LLM and a registry are shared."""
+        memo = {} if memo is None else memo
+        memo.update({id(shared): shared for shared in (self.llm, self.registry)})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Refuse to pickle a ready object."""
+        if self.llm is not None or self.registry is not None:
+            raise TypeError(
+                f"a {type(self).__name__} made with llm= or registry= cannot be pickled: "
+                "name the model instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, as it stands in every answer's metadata."""
+        own = name_of(self.llm) if self.llm is not None and self.model is None else self.model
+        return own or ("ragaccel" if self.llm is not None else READER_NAME)
+
+    @property
+    def ready_llm(self) -> LLM:
+        """The LLM that answers; loaded now if it is not yet."""
+        found: LLM = shared_llm(self.model, self._loading()) if self.llm is None else self.llm
+        return found
+
+    @property
+    def loaded_llm(self) -> LLM | None:
+        """The LLM that answers, if it is loaded."""
+        return loaded_llm(self.model, self._loading()) if self.llm is None else self.llm
+
+    @property
+    def identifying(self) -> dict[str, Any]:
+        """What an answer depends on, and nothing else: speculation never changes one."""
+        names = ("dtype", "device", "device_map", "exact", *SAMPLING, "stop")
+        known = {name: getattr(self, name) for name in names}
+        if self.model_kwargs:
+            known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
+        if self.llm is not None and self.model is None:
+            known["llm"] = identity_of(self.llm)
+        plain = (bool, int, float, str, list, dict)
+        return {
+            "model": self.model_name,
+            **{
+                name: value if isinstance(value, plain) else str(value)
+                for name, value in known.items()
+                if value is not None
+            },
+        }
+
+    def call(self, stop: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
+        """What one call asks for: its own settings before this object's."""
+        return make_call(self, stop, given)
+
+    def with_settings(self, given: dict[str, Any]) -> Self:
+        """This object with what a call sets as its own; what is taken over leaves ``given``."""
+        own = {k: v for k, v in canonical(given, type(self).__name__).items() if k in SAMPLING}
+        for name in [name for name in given if OTHER_NAMES.get(name, name) in SAMPLING]:
+            del given[name]
+        if given.keys() & {"logits_processors", "stopping_criteria"}:
+            own["cache"] = False  # nothing says what these do
+        return self.model_copy(update=own) if own else self
+
+    def count_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text by the model's own tokenizer, without special ones."""
+        return list(self.ready_llm.tokenizer.encode(text))
+
+    def _loading(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in LOADING}
+        return {**copy.copy(self.model_kwargs), **{k: v for k, v in given.items() if v is not None}}

@@ -1,0 +1,15 @@
+"""What holds for every test: nothing is read from or written to the home of whoever runs them."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home_of_the_suite(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAGACCEL_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

@@ -1,0 +1,103 @@
+import logging
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+from ragaccel import ReferenceRegistry, default_registry
+
+from langchain_ragaccel import ReferenceCollector
+from langchain_ragaccel.documents import as_passage, content_id
+
+TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
+
+
+class Finds(BaseRetriever):
+    """Finds what it is made with."""
+
+    found: list
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return self.found
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    default_registry().clear()
+    yield
+    default_registry().clear()
+
+
+def ids(registry, text=TEXT, namespace=""):
+    return [match.passage.passage_id for match in registry.match(f"Context: {text}", namespace)]
+
+
+async def test_what_any_retriever_finds_is_registered_at_once():
+    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever.invoke("q")
+    assert ids(default_registry()) == ["a"]
+    default_registry().clear()
+    await retriever.ainvoke("q")
+    assert ids(default_registry()) == ["a"]
+    default_registry().clear()
+    (RunnableLambda(lambda query: retriever.invoke(query))).batch(["q", "r"])
+    assert ids(default_registry()) == ["a"]
+
+
+def test_a_tenant_collects_into_a_registry_of_its_own():
+    own = ReferenceRegistry()
+    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever.invoke("q", {"callbacks": [ReferenceCollector(own, "tenant")]})
+    assert ids(own, namespace="tenant") == ["a"]
+    assert ids(own) == []
+
+
+def test_nothing_is_registered_where_that_is_switched_off(monkeypatch):
+    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+    Finds(found=[Document(page_content=TEXT)]).invoke("q")
+    assert len(default_registry()) == 0
+
+
+def test_what_goes_wrong_is_logged_and_fails_no_chain(caplog):
+    class Broken(ReferenceRegistry):
+        def register(self, passages, namespace=""):
+            raise ValueError("broken")
+
+    retriever = Finds(found=[Document(page_content=TEXT)])
+    with caplog.at_level(logging.WARNING):
+        found = retriever.invoke("q", {"callbacks": [ReferenceCollector(Broken())]})
+    assert found == retriever.found
+    assert "retrieved documents were not registered" in caplog.text
+
+
+def test_only_retrievers_are_listened_to():
+    collector = ReferenceCollector()
+    assert not collector.run_inline
+    assert not collector.ignore_retriever
+    ignored = ("chain", "llm", "chat_model", "agent", "retry", "custom_event")
+    assert all(getattr(collector, f"ignore_{name}") for name in ignored)
+
+
+def test_a_document_keeps_its_place_as_a_passage():
+    metadata = {"source": "log.pdf", "title": "Log", "start_index": 40, "score": 0.5}
+    passage = as_passage(Document(page_content=TEXT, id="p7", metadata=metadata))
+    assert (passage.passage_id, passage.text) == ("p7", TEXT)
+    assert (passage.path, passage.title, passage.score) == ("log.pdf", "Log", 0.5)
+    assert (passage.start, passage.end) == (40, 40 + len(TEXT))
+    assert as_passage(Document(page_content=TEXT)).passage_id == content_id(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "page"),
+    [
+        ({"page": 3}, 3),
+        ({"page_number": 4}, 4),
+        ({"page": 0, "page_label": "1", "total_pages": 9}, 1),
+        ({"page": 2, "page_label": "iii", "total_pages": 9}, None),
+        ({"page": 2, "total_pages": 9}, None),  # such loaders count from 0, others do not
+        ({"page": "2"}, None),
+        ({}, None),
+    ],
+)
+def test_a_page_is_told_only_where_it_is_sure(metadata, page):
+    assert as_passage(Document(page_content=TEXT, metadata=metadata)).page == page
