@@ -1,0 +1,306 @@
+"""Ragaccel: LlamaIndex's interface to a local language model that copies from its references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    CustomLLM,
+)
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.prompts import BasePromptTemplate
+from typing_extensions import Self
+
+from llama_index.llms.ragaccel import responses
+from llama_index.llms.ragaccel.asking import Ask, apieces, awhole, make_ask, pieces, whole
+from llama_index.llms.ragaccel.documents import question_and_context
+from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, as_turns, plain_text
+from llama_index.llms.ragaccel.models import Model, model_of
+from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
+from llama_index.llms.ragaccel.references import as_references, registry_in_use
+from ragaccel import ConfigurationError
+
+if TYPE_CHECKING:
+    from ragaccel import LLM
+
+
+class Ragaccel(CustomLLM):
+    """A local language model whose answers are the same, only sooner: it copies from what was read.
+
+    >>> Settings.llm = Ragaccel("Qwen/Qwen2.5-7B-Instruct")
+
+    What retrievers return is looked for in each prompt and copied from where it stands there; no
+    engine, retriever or prompt has to change. Making one loads nothing: the model is loaded at the
+    first answer, once for all objects that name it with the same options.
+
+    Every call takes ``references`` (texts, nodes, passages: what else the answer may repeat) and
+    the settings of ``ragaccel.LLM.generate``: ``max_new_tokens`` (or ``max_tokens``),
+    ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``namespace``, ``remember`` …
+
+    Args:
+        model: a name on the hub or a folder; the bundled reader by default; or a model of
+            transformers that is loaded, with its ``tokenizer``. ``model_name`` says the same.
+        llm: a ready ``ragaccel.LLM``, in place of these.
+        tokenizer: that of a loaded model.
+        device, device_map, dtype: where to put the model, how to spread it, type of its weights.
+        model_kwargs: further options of ``ragaccel.LLM.load``, such as ``quantization_config``,
+            ``memory`` or ``exact``. A ``token`` among them is left out of what is saved.
+        context_window: most tokens of a prompt with its answer, if fewer than the model reads.
+        max_new_tokens: most tokens of an answer.
+        temperature: 0 takes the likeliest token, more samples.
+        generate_kwargs: further settings of every call.
+        namespace: keeps references and what is remembered of one tenant apart.
+        registry: where references are looked for; by default ``ragaccel.default_registry()``.
+        auto_references: look for retrieved nodes in prompts.
+        neighbours: copy also from what stands beside those in the same documents.
+        system_prompt: what the system says, before texts to complete and in prompts of engines;
+            as everywhere in the framework, ``chat`` takes messages as they are.
+        messages_to_prompt: writes messages as a text; the model's chat template by default.
+        completion_to_prompt: writes a text to complete as a prompt. By default it is a user's
+            message to a chat model, and completed as it is by any other.
+        callback_manager: as in the framework.
+        **others: ``query_wrapper_prompt``, ``output_parser`` and whatever else the framework gives
+            its models, and fields of subclasses.
+
+    Raises:
+        TypeError: an argument that there is not; the message says what to use instead.
+        ConfigurationError: arguments that exclude each other.
+    """
+
+    model: str | None = Field(default=None, frozen=True)
+    llm: Any = Field(default=None, frozen=True)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, frozen=True)
+    context_window: int | None = Field(default=None, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0)
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    namespace: str = ""
+    registry: Any = Field(default=None, exclude=True)
+    auto_references: bool = True
+    neighbours: bool = True
+
+    _model: Model = PrivateAttr()
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        llm: Any = None,
+        tokenizer: Any = None,
+        device: Any = None,
+        device_map: Any = None,
+        dtype: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        generate_kwargs: dict[str, Any] | None = None,
+        messages_to_prompt: Any = None,
+        callback_manager: CallbackManager | None = None,
+        **others: Any,
+    ) -> None:
+        model = others.pop("model_name", None) if model is None else model
+        check_names("Ragaccel", others, type(self).model_fields)
+        options = loading_options(
+            model_kwargs=model_kwargs, device=device, device_map=device_map, dtype=dtype
+        )
+        meant = model_of(model, tokenizer, llm, options)
+        own_prompt = messages_to_prompt is not None and not isinstance(
+            messages_to_prompt, TemplatePrompt
+        )
+        super().__init__(
+            model=meant.name,
+            llm=meant.ready,
+            model_kwargs=options,
+            generate_kwargs=call_settings({}, generate_kwargs or {}),
+            messages_to_prompt=messages_to_prompt if own_prompt else TemplatePrompt(meant),
+            callback_manager=callback_manager or CallbackManager([]),
+            **others,
+        )
+        self._model = meant
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that the framework knows it by."""
+        return "Ragaccel"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What the model is, read from its files without its weights.
+
+        Raises:
+            ConfigurationError: ``context_window`` is more than the model reads.
+        """
+        limit, wanted = self._model.context_length, self.context_window
+        if limit is not None and wanted is not None and wanted > limit:
+            raise ConfigurationError(
+                f"context_window={wanted:,} is more than the {limit:,} tokens that "
+                f"{self._model.label} reads: leave it out"
+            )
+        return LLMMetadata(
+            context_window=wanted or limit or DEFAULT_CONTEXT_WINDOW,
+            num_output=self.max_new_tokens,
+            is_chat_model=self._model.is_chat_model,
+            model_name=self._model.label,
+        )
+
+    def load(self) -> LLM:
+        """Return the ``ragaccel.LLM`` that answers, loading it now if it is not."""
+        return self._model.load()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Turn text into the model's tokens: ``Settings.tokenizer = llm.tokenize``.
+
+        The framework packs prompts by another model's tokens unless it is told how to count.
+        """
+        ids: list[int] = self._model.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def to_payload(self) -> dict[str, Any]:
+        """What traces may hold of it: no texts, and nothing that has to be read from a file."""
+        return {
+            "class_name": self.class_name(),
+            "model_name": self._model.label,
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+        }
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Complete a text; a ``formatted`` one is read as it is, special tokens included."""
+        return whole(self._to_complete(prompt, formatted, kwargs), responses.completion)
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """Complete a text piece by piece; all is settled before the first one is taken."""
+        return pieces(self._to_complete(prompt, formatted, kwargs), responses.completion)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """Complete a text as ``complete`` does; if the caller is cancelled, that ends it."""
+        return await awhole(self._to_complete(prompt, formatted, kwargs), responses.completion)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """Complete a text piece by piece; leaving the loop over the pieces ends it."""
+        return await apieces(self._to_complete(prompt, formatted, kwargs), responses.completion)
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer messages, laid out by the model's chat template."""
+        return whole(self._to_answer(messages, kwargs), responses.chat)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer messages piece by piece; all is settled before the first one is taken."""
+        return pieces(self._to_answer(messages, kwargs), responses.chat)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer messages as ``chat`` does; if the caller is cancelled, that ends it."""
+        return await awhole(self._to_answer(messages, kwargs), responses.chat)
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """Answer messages piece by piece; leaving the loop over the pieces ends it."""
+        return await apieces(self._to_answer(messages, kwargs), responses.chat)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the options; a ready model and a registry are shared."""
+        memo = {} if memo is None else memo
+        memo.update({id(shared): shared for shared in (self.llm, self.registry)})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to pickle what is ready and cannot be made again elsewhere."""
+        if self.llm is not None or self.registry is not None:
+            raise TypeError(
+                "a Ragaccel made with a ready model or a registry cannot be pickled: name the "
+                "model instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    @field_serializer("llm")
+    def _name_ready(self, llm: Any) -> str | None:
+        return None if llm is None else "a ready ragaccel.LLM"
+
+    @field_serializer("model_kwargs")
+    def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name != "token"}
+
+    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+        if self._model.reads_documents_only:
+            found = question_and_context({**prompt.kwargs, **prompt_args})
+            if found is not None:
+                return found
+        return super()._get_messages(prompt, **prompt_args)
+
+    def _to_complete(
+        self, prompt: str, formatted: bool, given: dict[str, Any]
+    ) -> Callable[[], Ask]:
+        written = (lambda: prompt) if formatted else partial(self._write, prompt)
+        return partial(self._ask, written, given)
+
+    def _to_answer(
+        self, messages: Sequence[ChatMessage], given: dict[str, Any]
+    ) -> Callable[[], Ask]:
+        return partial(self._ask, partial(self._lay_out, messages), given)
+
+    def _write(self, prompt: str) -> str | list[Turn]:
+        """A text to complete, as a user's message to a chat model or as the text it is."""
+        to_prompt = self.completion_to_prompt or default_completion_to_prompt
+        if to_prompt is not default_completion_to_prompt or not self._model.is_chat_model:
+            return self._extend_prompt(to_prompt(prompt))
+        if self.query_wrapper_prompt is not None:
+            prompt = self.query_wrapper_prompt.format(query_str=prompt)
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": prompt}]
+
+    def _lay_out(self, messages: Sequence[ChatMessage]) -> str | list[Turn]:
+        to_prompt = self.messages_to_prompt
+        if to_prompt is not None and not isinstance(to_prompt, TemplatePrompt):
+            return to_prompt(messages)
+        turns = as_turns(messages)
+        return turns if self._model.is_chat_model else plain_text(turns)
+
+    def _ask(self, write: Callable[[], str | list[Turn]], given: dict[str, Any]) -> Ask:
+        """Settle what one call asks for; names are checked before anything is loaded."""
+        own = dict(given)
+        references = as_references(own.pop("references", None))
+        settings = call_settings(
+            {
+                "max_new_tokens": self.max_new_tokens,
+                "temperature": self.temperature,
+                "namespace": self.namespace,
+                **self.generate_kwargs,
+            },
+            own,
+        )
+        self._model.load()
+        return make_ask(
+            self._model,
+            write(),
+            references,
+            settings,
+            registry=registry_in_use(self.registry, self.auto_references),
+            neighbours=self.neighbours,
+        )

@@ -1,0 +1,133 @@
+"""Messages: chat messages as the dicts that chat templates read, in an order they accept."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as plain_prompt
+from llama_index.core.llms import ChatMessage, MessageRole
+
+from ragaccel import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index.llms.ragaccel.models import Model
+
+Turn = dict[str, str]
+
+# What a tool answered is told to the model as text: only some templates have a place for it.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "chatbot": "assistant",
+    "model": "assistant",
+    "function": "user",
+    "tool": "user",
+}
+_NO_TEXT = frozenset({"thinking", "cache"})
+_NESTED = {"citable": "content", "citation": "cited_content"}
+
+
+class TemplatePrompt:
+    """The default ``messages_to_prompt``: the model's chat template, plain lines without one."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, messages: Sequence[ChatMessage]) -> str:
+        """Write messages out as the text that the model reads."""
+        turns, tokenizer = as_turns(messages), self.model.tokenizer
+        if not tokenizer.has_chat_template:
+            return plain_text(turns)
+        text: str = tokenizer.chat_text(acceptable(turns, tokenizer))
+        return text
+
+
+def as_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Turn messages into role and text.
+
+    Raises:
+        ConfigurationError: there is none, or one holds something else than text.
+    """
+    if not messages:
+        raise ConfigurationError("there is no message to answer")
+    return [{"role": _ROLES[message.role.value], "content": _text(message)} for message in messages]
+
+
+def text_of(turns: Sequence[Turn]) -> str:
+    """All text of some turns: where retrieved passages are looked for."""
+    return "\n\n".join(turn["content"] for turn in turns)
+
+
+def plain_text(turns: Sequence[Turn]) -> str:
+    """Turns as lines that a model without a chat template may continue."""
+    return plain_prompt(
+        [ChatMessage(role=MessageRole(turn["role"]), content=turn["content"]) for turn in turns]
+    )
+
+
+def acceptable(turns: list[Turn], tokenizer: Any) -> list[Turn]:
+    """The turns as they are; fewer where the chat template wants its roles to alternate.
+
+    Templates say what they do not take by raising. Neighbouring turns of one role are put
+    together then, and after that what the system says before what the user says.
+
+    Raises:
+        ConfigurationError: the template rejects them each way; the error is that of the first.
+    """
+    for changed in (turns, _merged(turns), _merged(_without_system(turns))):
+        if _accepts(tokenizer, changed):
+            return changed
+    tokenizer.chat_text(turns)
+    return turns
+
+
+def _accepts(tokenizer: Any, turns: Sequence[Turn]) -> bool:
+    try:
+        tokenizer.chat_text(turns)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _merged(turns: Sequence[Turn]) -> list[Turn]:
+    made: list[Turn] = []
+    for turn in turns:
+        if made and made[-1]["role"] == turn["role"]:
+            content = "\n\n".join(filter(None, (made[-1]["content"], turn["content"])))
+            made[-1] = {"role": turn["role"], "content": content}
+        else:
+            made.append(turn)
+    return made
+
+
+def _without_system(turns: Sequence[Turn]) -> list[Turn]:
+    return [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns]
+
+
+def _text(message: ChatMessage) -> str:
+    return "\n".join(filter(None, map(_text_of_block, message.blocks)))
+
+
+def _text_of_block(block: Any) -> str:
+    kind = block.block_type
+    if kind == "text":
+        return str(block.text)
+    if kind == "tool_call":
+        arguments = block.tool_kwargs
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+        return f"{block.tool_name}({written})"
+    if kind in _NO_TEXT:
+        return ""
+    if kind in _NESTED:
+        inner = getattr(block, _NESTED[kind])
+        parts = inner if isinstance(inner, list) else [inner]
+        return "\n".join(filter(None, map(_text_of_block, parts)))
+    raise ConfigurationError(
+        f"a message holds a block of type {kind!r}: this model reads text only, so leave it out or "
+        "say in words what it holds"
+    )

@@ -1,0 +1,47 @@
+"""References: from what a caller gives, and what stands in a prompt, to what is copied from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.schema import BaseNode, NodeWithScore
+
+from llama_index.llms.ragaccel.nodes import as_passage
+from ragaccel import ConfigurationError, Passage, Reference
+
+if TYPE_CHECKING:
+    from ragaccel import ReferenceRegistry
+
+AnyReference = str | Passage | Reference
+
+
+def as_references(given: Any) -> list[AnyReference]:
+    """Turn what a caller gave, one or several, into references.
+
+    Raises:
+        ConfigurationError: something that is neither str, node, Passage nor Reference.
+    """
+    if given is None:
+        return []
+    is_one = isinstance(given, str | BaseNode | NodeWithScore) or not isinstance(given, Iterable)
+    return [_as_reference(one) for one in ([given] if is_one else given)]
+
+
+def registry_in_use(own: ReferenceRegistry | None, enabled: bool) -> ReferenceRegistry | None:
+    """Where a prompt's references are looked up; None where they are not."""
+    from ragaccel import auto_references_enabled, default_registry
+
+    if not enabled or not auto_references_enabled():
+        return None
+    return default_registry() if own is None else own
+
+
+def _as_reference(given: Any) -> AnyReference:
+    if isinstance(given, AnyReference):
+        return given
+    if isinstance(given, BaseNode | NodeWithScore):
+        return as_passage(given)
+    raise ConfigurationError(
+        f"a reference is a str, node, Passage or Reference, not {type(given).__name__}"
+    )

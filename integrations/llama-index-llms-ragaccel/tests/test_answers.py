@@ -1,0 +1,188 @@
+"""The eight methods answer token for token as the bare LLM does, whole and in pieces."""
+
+import asyncio
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from tiny_llms import Say, tiny_llm
+
+from llama_index.llms.ragaccel import Ragaccel
+
+PROMPT = "The lamp burns rapeseed oil. Who trims the wick?"
+MESSAGES = [
+    ChatMessage(role="system", content="Quote the passages."),
+    ChatMessage(role="user", content=PROMPT),
+    ChatMessage(role="assistant", content="Its keeper."),
+    ChatMessage(role="user", content="When?"),
+]
+TURNS = [{"role": message.role.value, "content": message.content} for message in MESSAGES]
+SETTINGS = {"max_new_tokens": 40, "references": ["trims the wick at dusk"], "remember": False}
+
+
+async def collect(pieces):
+    return [piece async for piece in await pieces]
+
+
+def every_way(llm, kind, *given, **settings):
+    """The responses of the four methods of a kind: whole twice, then the pieces twice."""
+    call = {
+        name: getattr(llm, name.format(kind)) for name in ("{}", "a{}", "stream_{}", "astream_{}")
+    }
+    return (
+        call["{}"](*given, **settings),
+        asyncio.run(call["a{}"](*given, **settings)),
+        list(call["stream_{}"](*given, **settings)),
+        asyncio.run(collect(call["astream_{}"](*given, **settings))),
+    )
+
+
+def text_of(response):
+    return response.text if hasattr(response, "text") else response.message.content
+
+
+def check(ways, answer):
+    once, once_async, pieces, pieces_async = ways
+    assert text_of(once) == text_of(once_async) == answer.text
+    usage = {
+        "prompt_tokens": answer.usage.prompt_tokens,
+        "completion_tokens": answer.usage.completion_tokens,
+        "total_tokens": answer.usage.total_tokens,
+    }
+    for stream in (pieces, pieces_async):
+        assert len(stream) > 3
+        assert "".join(piece.delta for piece in stream) == answer.text
+        so_far = ""
+        for piece in stream:
+            so_far += piece.delta
+            assert text_of(piece) == so_far
+        assert all(piece.raw is None for piece in stream[:-1])
+    for last in (once, once_async, pieces[-1], pieces_async[-1]):
+        assert last.raw["usage"] == usage
+        assert last.raw["finish_reason"] == answer.finish_reason
+        assert {**last.additional_kwargs, **usage} == last.additional_kwargs
+
+
+def test_a_completion_of_a_chat_model_is_a_users_message():
+    llm = Ragaccel(llm=tiny_llm())
+    asked = [{"role": "user", "content": PROMPT}]
+    check(every_way(llm, "complete", PROMPT, **SETTINGS), tiny_llm().generate(asked, **SETTINGS))
+
+
+def test_a_formatted_completion_is_the_text_as_it_is():
+    llm = Ragaccel(llm=tiny_llm())
+    ways = every_way(llm, "complete", PROMPT, formatted=True, **SETTINGS)
+    check(ways, tiny_llm().generate(PROMPT, **SETTINGS))
+
+
+def test_a_completion_of_a_plain_model_is_the_text_as_it_is():
+    llm = Ragaccel(llm=tiny_llm(None))
+    check(
+        every_way(llm, "complete", PROMPT, **SETTINGS), tiny_llm(None).generate(PROMPT, **SETTINGS)
+    )
+
+
+def test_chats_are_laid_out_by_the_template():
+    llm = Ragaccel(llm=tiny_llm())
+    check(every_way(llm, "chat", MESSAGES, **SETTINGS), tiny_llm().generate(TURNS, **SETTINGS))
+
+
+def test_chats_with_a_plain_model_are_lines():
+    llm = Ragaccel(llm=tiny_llm(None))
+    lines = "".join(f"{turn['role']}: {turn['content']}\n" for turn in TURNS) + "assistant: "
+    check(every_way(llm, "chat", MESSAGES, **SETTINGS), tiny_llm(None).generate(lines, **SETTINGS))
+
+
+def test_a_templates_text_begins_once():
+    llm = Ragaccel(llm=tiny_llm())
+    text = llm.messages_to_prompt(MESSAGES)
+    assert text == tiny_llm().tokenizer.chat_text(TURNS)
+    read = llm.complete(text, formatted=True, max_new_tokens=30)
+    asked = llm.chat(MESSAGES, max_new_tokens=30)
+    assert read.text == asked.message.content
+    assert read.raw["usage"] == asked.raw["usage"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampled_answers_are_those_of_the_seed(seed):
+    llm = Ragaccel(llm=tiny_llm(), temperature=1.0)
+    given = {"temperature": 1.0, "seed": seed, "top_k": 50, "top_p": 0.9, "max_new_tokens": 20}
+    text = llm.complete(PROMPT, formatted=True, seed=seed, top_k=50, top_p=0.9, max_tokens=20).text
+    assert text == tiny_llm().generate(PROMPT, **given).text
+    assert text != tiny_llm().generate(PROMPT, max_new_tokens=20).text
+
+
+SENTENCE = "The keeper trims the wick at dusk, and again at midnight, and never at noon."
+
+
+@pytest.mark.parametrize("stop", ["dusk", "k at d", ", and again", ["noon", " the wick at"], "T"])
+@pytest.mark.parametrize("references", [[], [SENTENCE]])
+def test_stop_strings_end_answers_across_tokens_and_drafts(stop, references):
+    llm = Ragaccel(llm=tiny_llm())
+    ways = every_way(
+        llm, "chat", MESSAGES, stop=stop, references=references, logits_processors=[Say(SENTENCE)]
+    )
+    first = min(SENTENCE.find(one) for one in ([stop] if isinstance(stop, str) else stop))
+    for text in (text_of(ways[0]), text_of(ways[1])):
+        assert text == SENTENCE[:first]
+    for stream in ways[2:]:
+        assert "".join(piece.delta for piece in stream) == SENTENCE[:first]
+        assert stream[-1].raw["finish_reason"] == "stop"
+    if references and first > 40:
+        assert ways[0].raw["ragaccel"]["accepted_tokens"] > 10
+
+
+def test_an_answer_of_no_text_is_one_piece():
+    llm = Ragaccel(llm=tiny_llm())
+    pieces = list(llm.stream_chat(MESSAGES, logits_processors=[Say("")]))
+    assert [(piece.delta, piece.message.content) for piece in pieces] == [("", "")]
+    assert pieces[0].raw["usage"]["completion_tokens"] == 1
+
+
+def test_the_system_prompt_stands_before_completions_and_predictions():
+    llm = Ragaccel(llm=tiny_llm(), system_prompt="Be brief.", max_new_tokens=20)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    expected = tiny_llm().generate(turns, max_new_tokens=20).text
+    template = PromptTemplate("{sentence} Who trims the wick?")
+    assert llm.complete(PROMPT).text == expected
+    assert llm.predict(template, sentence="The lamp burns rapeseed oil.") == expected
+    assert llm.complete(PROMPT, formatted=True).text != expected
+    alone = tiny_llm().generate(turns[1:], max_new_tokens=20).text
+    assert llm.chat([ChatMessage(content=PROMPT)]).message.content == alone
+
+
+def test_the_system_prompt_of_a_plain_model_is_text():
+    llm = Ragaccel(llm=tiny_llm(None), system_prompt="Be brief.", max_new_tokens=20)
+    expected = tiny_llm(None).generate(f"Be brief.\n\n{PROMPT}", max_new_tokens=20).text
+    assert llm.complete(PROMPT).text == expected
+    assert llm.predict(PromptTemplate(PROMPT)) == expected
+
+
+def test_prompt_functions_of_ones_own_are_used():
+    llm = Ragaccel(
+        llm=tiny_llm(),
+        completion_to_prompt=lambda text: f"Q: {text}\nA:",
+        messages_to_prompt=lambda messages: " | ".join(message.content for message in messages),
+        max_new_tokens=20,
+    )
+    joined = " | ".join(turn["content"] for turn in TURNS)
+    assert (
+        llm.complete(PROMPT).text == tiny_llm().generate(f"Q: {PROMPT}\nA:", max_new_tokens=20).text
+    )
+    assert llm.chat(MESSAGES).message.content == tiny_llm().generate(joined, max_new_tokens=20).text
+
+
+def test_a_query_wrapper_is_put_round_a_completion():
+    llm = Ragaccel(
+        llm=tiny_llm(), query_wrapper_prompt=PromptTemplate("Q: {query_str}"), max_new_tokens=20
+    )
+    turns = [{"role": "user", "content": f"Q: {PROMPT}"}]
+    assert llm.complete(PROMPT).text == tiny_llm().generate(turns, max_new_tokens=20).text
+
+
+def test_what_is_known_of_an_answer_is_not_written_into_later_prompts():
+    llm = Ragaccel(llm=tiny_llm())
+    response = llm.chat(MESSAGES, max_new_tokens=5)
+    assert response.message.additional_kwargs == {}
+    *_, last = llm.stream_chat(MESSAGES, max_new_tokens=5)
+    assert last.message.additional_kwargs == {}

@@ -1,0 +1,189 @@
+"""Asynchronous calls leave the event loop free, and what nobody waits for any more is ended."""
+
+import asyncio
+import threading
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
+
+from llama_index.llms.ragaccel import Ragaccel
+from ragaccel import LLM
+
+MESSAGES = [ChatMessage(content="Who trims the wick?")]
+METHODS = ["acomplete", "achat", "astream_complete", "astream_chat"]
+
+
+def call(llm, method, **settings):
+    given = MESSAGES if method.endswith("chat") else MESSAGES[0].content
+    return getattr(llm, method)(given, **settings)
+
+
+async def read(llm, method, **settings):
+    response = await call(llm, method, **settings)
+    if method.startswith("astream"):
+        response = [piece async for piece in response][-1]
+    return getattr(response, "text", None) or response.message.content
+
+
+class Held(RecordingLLM):
+    """Answers only once the event loop has run meanwhile, which a blocked one never does."""
+
+    def __init__(self, where):
+        super().__init__(say=self._say)
+        self.where, self.ticked = where, threading.Event()
+
+    def astream(self, prompt, **given):
+        if self.where == "preparing":
+            self.wait()
+        return super().astream(prompt, **given)
+
+    def _say(self, text):
+        if self.where == "answering":
+            self.wait()
+        return "Its keeper does."
+
+    def wait(self):
+        assert self.ticked.wait(20), "the event loop stood still"
+
+
+@pytest.mark.parametrize("where", ["preparing", "answering"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_event_loop_goes_on(method, where):
+    held = Held(where)
+
+    async def ask():
+        answer = asyncio.create_task(read(Ragaccel(llm=held), method))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        held.ticked.set()
+        return await answer
+
+    assert asyncio.run(ask()) == "Its keeper does."
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
+    ticked = threading.Event()
+
+    def load(name, **options):
+        assert ticked.wait(20), "the event loop stood still"
+        return RecordingLLM()
+
+    monkeypatch.setattr(LLM, "load", load)
+    monkeypatch.setattr("ragaccel.outline_model", lambda *_, **__: pytest.fail("read on the loop"))
+
+    async def ask():
+        answer = asyncio.create_task(read(Ragaccel(f"a/model-for-{method}"), method))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        ticked.set()
+        return await answer
+
+    assert asyncio.run(ask()) == "Noted, and thank you."
+
+
+class Watched:
+    """An LLM whose passes are counted and can be held."""
+
+    def __init__(self):
+        self.llm = LLM(tiny_model(), tiny_tokenizer(), keep_costs=False)
+        self.there, self.go_on = threading.Event(), threading.Event()
+        forward = self.llm.model.forward
+
+        def held(*given, **named):
+            self.there.set()
+            assert self.go_on.wait(20)
+            return forward(*given, **named)
+
+        self.llm.model.forward = held
+
+    async def until_computing(self):
+        while not self.there.is_set():
+            await asyncio.sleep(0.001)
+
+    async def until_free(self):
+        for _ in range(10_000):
+            if not self.llm.engine.pool._open:
+                return
+            await asyncio.sleep(0.001)
+        pytest.fail("a request is still open")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cancelled_task_frees_its_request_and_the_next_one_is_served(method):
+    watched = Watched()
+    llm = Ragaccel(llm=watched.llm)
+
+    async def ask():
+        task = asyncio.create_task(read(llm, method, max_new_tokens=4000))
+        await watched.until_computing()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        watched.go_on.set()
+        await watched.until_free()
+        return await read(llm, method, max_new_tokens=20)
+
+    served = asyncio.run(ask())
+    turns = [{"role": "user", "content": MESSAGES[0].content}]
+    assert served == tiny_llm().generate(turns, max_new_tokens=20).text
+
+
+@pytest.mark.parametrize("method", METHODS[2:])
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_leaving_an_asynchronous_stream_frees_its_request(method, how):
+    watched = Watched()
+    watched.go_on.set()
+
+    async def ask():
+        pieces = await call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
+        async for _ in pieces:
+            break
+        assert watched.llm.engine.pool._open
+        if how == "closed":
+            await pieces.aclose()
+        del pieces
+        await watched.until_free()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
+def test_leaving_a_stream_frees_its_request(method):
+    watched = Watched()
+    watched.go_on.set()
+    pieces = call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
+    next(pieces)
+    assert watched.llm.engine.pool._open
+    pieces.close()
+    del pieces
+    assert not watched.llm.engine.pool._open
+
+
+def test_an_error_reaches_whoever_reads():
+    class Broken(RecordingLLM):
+        def _pieces(self, answer, text, passages):
+            yield "The "
+            raise RuntimeError("the machine is gone")
+
+    llm = Ragaccel(llm=Broken())
+    with pytest.raises(RuntimeError, match="machine is gone"):
+        llm.complete("?")
+    with pytest.raises(RuntimeError, match="machine is gone"):
+        list(llm.stream_chat(MESSAGES))
+    for method in METHODS:
+        with pytest.raises(RuntimeError, match="machine is gone"):
+            asyncio.run(read(llm, method))
+
+
+def test_calls_at_one_time_get_their_own_answers():
+    llm = Ragaccel(llm=LLM(tiny_model(), tiny_tokenizer(), keep_costs=False), max_new_tokens=12)
+    questions = [f"Who trims wick number {i}?" for i in range(24)]
+
+    async def ask():
+        return await asyncio.gather(*(llm.acomplete(question) for question in questions))
+
+    for question, response in zip(questions, asyncio.run(ask()), strict=True):
+        turns = [{"role": "user", "content": question}]
+        assert response.text == tiny_llm().generate(turns, max_new_tokens=12).text

@@ -1,0 +1,92 @@
+"""Citations: which words of an engine's answer stand in which of its source nodes."""
+
+import asyncio
+
+import pytest
+from llama_index.core import get_response_synthesizer
+from llama_index.core.base.response.schema import Response
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+from tiny_llms import RecordingLLM
+
+from llama_index.llms.ragaccel import Ragaccel, citations_of
+from ragaccel import ConfigurationError
+
+WICK = "The keeper trims the wick at dusk and again at midnight."
+TIDE = "The tide rises four metres at the mole in spring."
+NODES = [
+    NodeWithScore(node=TextNode(text=f"First. {TIDE}", id_="tide"), score=0.9),
+    NodeWithScore(
+        node=TextNode(
+            text=WICK, id_="wick", metadata={"file_name": "keepers.pdf", "page_label": "7"}
+        ),
+        score=0.5,
+    ),
+]
+ANSWER = f"It is known: {WICK} And {TIDE}"
+EXPECTED = [
+    {
+        "text": WICK,
+        "passage_id": "wick",
+        "citation": "keepers.pdf:7",
+        "start": 0,
+        "end": len(WICK),
+        "out_start": 13,
+        "out_end": 13 + len(WICK),
+    },
+    {
+        "text": TIDE,
+        "passage_id": "tide",
+        "citation": "tide",
+        "start": 7,
+        "end": 7 + len(TIDE),
+        "out_start": ANSWER.index(TIDE),
+        "out_end": len(ANSWER),
+    },
+]
+
+
+class Finds(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        return NODES
+
+
+def engine(**options):
+    llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
+    return RetrieverQueryEngine(Finds(), get_response_synthesizer(llm=llm, **options))
+
+
+def test_an_engines_answer():
+    assert citations_of(engine().query("?")) == EXPECTED
+
+
+def test_a_streamed_answer_is_read_to_its_end():
+    response = engine(streaming=True).query("?")
+    assert citations_of(response) == EXPECTED
+    assert citations_of(response) == EXPECTED
+    read = engine(streaming=True).query("?")
+    assert citations_of(read, "".join(read.response_gen)) == EXPECTED
+
+
+def test_a_stream_for_asyncio_is_read_first():
+    async def ask():
+        unread = await engine(streaming=True, use_async=True).aquery("?")
+        with pytest.raises(ConfigurationError, match="is read first"):
+            citations_of(unread)
+        return await unread.get_response()
+
+    response = asyncio.run(ask())
+    assert citations_of(response) == EXPECTED
+
+
+def test_a_chats_answer():
+    llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
+    chat = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm)
+    assert citations_of(chat.chat("?")) == EXPECTED
+
+
+def test_an_answer_of_its_own_words_cites_nothing():
+    assert citations_of(Response("Who knows?", source_nodes=NODES)) == []
+    assert citations_of(Response(None, source_nodes=NODES)) == []

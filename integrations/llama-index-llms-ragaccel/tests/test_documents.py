@@ -1,0 +1,89 @@
+"""The bundled reader answers from documents, whichever of the framework's prompts brings them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from llama_index.core import get_response_synthesizer
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.llms import ChatMessage
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+from tiny_llms import ALTERNATING, TEMPLATE, tiny_llm
+
+from llama_index.llms.ragaccel import Ragaccel, citations_of
+from llama_index.llms.ragaccel.documents import reads_documents_only
+from ragaccel import LLM, Passage, build_prompt
+
+TOWER = (
+    "Isobel Tarrant designed the tower on Gannet Ledge at the age of twenty-nine. "
+    "It stands on a rock that is dry for two hours a day."
+)
+AMITY = "The Amity was carrying 61 people from Bergen to Boston, and 43 of them drowned."
+NODES = [
+    NodeWithScore(node=TextNode(text=TOWER, id_="tower"), score=0.9),
+    NodeWithScore(node=TextNode(text=AMITY, id_="amity"), score=0.4),
+]
+QUESTION = "Who designed the tower on Gannet Ledge?"
+
+
+class Finds(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        return NODES
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return Ragaccel(max_new_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    passages = [Passage("tower", TOWER, score=0.9), Passage("amity", AMITY, score=0.4)]
+    prompt = build_prompt(llm.load().tokenizer, QUESTION, passages)
+    text = llm.load().generate(prompt, max_new_tokens=60).text
+    assert (
+        text == "Isobel Tarrant designed the tower on Gannet Ledge at the age of twenty-nine. [1]"
+    )
+    return text
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine", "simple_summarize", "tree_summarize"])
+def test_query_engines(llm, expected, mode):
+    synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
+    retriever = Finds()
+    if mode == "refine":  # one call for each node: the first of them is asked about
+        retriever = OneNode()
+    response = RetrieverQueryEngine(retriever, synthesizer).query(QUESTION)
+    assert str(response) == expected
+    assert [one["passage_id"] for one in citations_of(response)] == ["tower"]
+
+
+class OneNode(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        return NODES[:1]
+
+
+def test_a_streamed_query(llm, expected):
+    engine = RetrieverQueryEngine(Finds(), get_response_synthesizer(llm=llm, streaming=True))
+    assert "".join(engine.query(QUESTION).response_gen) == expected
+
+
+def test_chat_engines(llm, expected):
+    chat = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm)
+    assert str(chat.chat(QUESTION)) == expected
+    assert "".join(chat.stream_chat(QUESTION).response_gen) == expected
+
+
+def test_messages_that_nobody_retrieved(llm, expected):
+    system = ChatMessage(role="system", content=f"{TOWER} {AMITY}")
+    response = llm.chat([system, ChatMessage(content=QUESTION)])
+    assert response.message.content == expected
+    assert response.raw["ragaccel"]["citations"][0]["passage_id"] == "messages"
+
+
+def test_only_such_a_model_is_asked_so():
+    assert reads_documents_only(LLM.load().tokenizer)
+    for template in (TEMPLATE, ALTERNATING, None, TEMPLATE + "{{ documents }}"):
+        assert not reads_documents_only(tiny_llm(template).tokenizer)

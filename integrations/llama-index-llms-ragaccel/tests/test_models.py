@@ -1,0 +1,125 @@
+"""Which model a name means: loaded once, when it is needed, and known before by its files."""
+
+import gc
+import os
+import threading
+import time
+
+import pytest
+from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
+
+from llama_index.llms.ragaccel import Ragaccel, models
+from ragaccel import LLM, ConfigurationError, ModelNotFoundError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    made = []
+
+    def load(name, **options):
+        time.sleep(0.01)  # so that threads which are not kept apart meet here
+        made.append((name, options))
+        return RecordingLLM()
+
+    monkeypatch.setattr(LLM, "load", load)
+    return made
+
+
+def test_a_folder_answers_as_the_llm_of_it(folder):
+    llm = Ragaccel(folder, device="cpu", max_new_tokens=10)
+    turns = [{"role": "user", "content": "Who trims the wick?"}]
+    answer = LLM.load(folder, device="cpu").generate(turns, max_new_tokens=10)
+    assert llm.complete("Who trims the wick?").text == answer.text
+    assert llm.load().context_length == 8192
+
+
+def test_metadata_is_known_without_the_weights(folder, loads):
+    llm = Ragaccel(folder, max_new_tokens=99)
+    metadata = llm.metadata
+    assert (metadata.context_window, metadata.num_output) == (8192, 99)
+    assert metadata.is_chat_model
+    assert metadata.model_name == str(folder)
+    assert not metadata.is_function_calling_model
+    assert llm.tokenize("Who trims") == tiny_llm().tokenizer.encode("Who trims")
+    assert Ragaccel(folder, model_kwargs={"capacity": 300}).metadata.context_window == 300
+    assert Ragaccel(folder, context_window=200).metadata.context_window == 200
+    assert not loads
+
+
+def test_more_context_than_the_model_reads_is_refused(folder):
+    with pytest.raises(ConfigurationError, match="context_window=9,000 is more than the 8,192"):
+        _ = Ragaccel(folder, context_window=9000).metadata
+
+
+def test_metadata_of_a_ready_model():
+    plain = Ragaccel(llm=tiny_llm(None)).metadata
+    assert (plain.context_window, plain.is_chat_model) == (8192, False)
+    assert plain.model_name == "ragaccel"
+    endless = Ragaccel(llm=RecordingLLM(context_length=None))
+    assert endless.metadata.context_window == 3900
+    assert Ragaccel().metadata.model_name == "ragaccel-reader"
+
+
+def test_a_model_is_loaded_once_by_all_who_name_it(loads):
+    same = [Ragaccel("one/model", temperature=i / 10) for i in range(6)]
+    other = Ragaccel("one/model", dtype="float32")
+    assert not loads
+    threads = [threading.Thread(target=llm.complete, args=("?",)) for llm in [*same, other]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(loads, key=str) == [("one/model", {"dtype": "float32"}), ("one/model", {})]
+    assert len({id(llm.load()) for llm in same}) == 1
+    assert other.load() is not same[0].load()
+
+
+def test_the_model_loaded_last_stays_and_others_go_with_their_last_user(loads):
+    for _ in range(3):
+        Ragaccel("made/for-one-call").complete("?")
+    assert len(loads) == 1
+    Ragaccel("another/model").complete("?")
+    gc.collect()
+    names = {model.name for model in models._SHARED}
+    assert "made/for-one-call" not in names
+    assert "another/model" in names
+
+
+def test_a_load_that_fails_is_tried_again(monkeypatch):
+    def fails(name, **options):
+        raise ModelNotFoundError("no such model")
+
+    llm = Ragaccel("comes/later")
+    monkeypatch.setattr(LLM, "load", fails)
+    with pytest.raises(ModelNotFoundError):
+        llm.complete("?")
+    monkeypatch.setattr(LLM, "load", lambda name, **options: RecordingLLM())
+    assert llm.complete("?").text == "Noted, and thank you."
+
+
+def test_a_name_of_nothing_is_said(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        Ragaccel(tmp_path / "nothing").complete("?")
+    with pytest.raises(ModelNotFoundError):
+        _ = Ragaccel(tmp_path / "nothing").metadata
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_process_asks_with_threads_of_its_own():
+    import asyncio
+
+    llm = Ragaccel(llm=RecordingLLM())
+    assert asyncio.run(llm.acomplete("?")).text
+    child = os.fork()
+    if child == 0:
+        done = asyncio.run(asyncio.wait_for(llm.acomplete("?"), 20)).text
+        os._exit(0 if done else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,202 @@
+"""What one is made with and what a call may set; what cannot be is said early, with what to do."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from pydantic import ValidationError
+from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
+
+from llama_index.llms.ragaccel import Ragaccel
+from ragaccel import ConfigurationError, ReferenceRegistry
+
+MESSAGES = [ChatMessage(content="Who trims the wick?")]
+
+
+def settings_of(llm, **given):
+    llm.complete("?", **given)
+    return llm.llm.asked[-1][2]
+
+
+def test_settings_of_the_object_are_the_calls_unless_it_says_otherwise():
+    llm = Ragaccel(
+        llm=RecordingLLM(), max_new_tokens=7, temperature=0.5, generate_kwargs={"top_p": 0.9}
+    )
+    made = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "namespace": ""}
+    assert settings_of(llm) == made
+    assert settings_of(llm, max_new_tokens=3) == {**made, "max_new_tokens": 3}
+    assert settings_of(llm, max_tokens=4) == {**made, "max_new_tokens": 4}
+    assert settings_of(llm, temperature=0.0, seed=5) == {**made, "temperature": 0.0, "seed": 5}
+    changed = settings_of(llm, top_p=None, stop=["."], namespace="tenant", remember=False)
+    assert changed == {
+        **made,
+        "stop": [
+            ".",
+        ],
+        "namespace": "tenant",
+        "remember": False,
+    }
+    llm.max_new_tokens = 11
+    assert settings_of(llm)["max_new_tokens"] == 11
+
+
+def test_further_settings_stand_over_the_plain_ones():
+    llm = Ragaccel(llm=RecordingLLM(), generate_kwargs={"max_tokens": 9, "temperature": 0.7})
+    assert settings_of(llm)["max_new_tokens"] == 9
+    assert settings_of(llm)["temperature"] == 0.7
+
+
+@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
+def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
+    llm = Ragaccel("no/such-model")
+    given = MESSAGES if method.endswith("chat") else "?"
+    with pytest.raises(TypeError, match="a call takes no temprature: there are .*temperature"):
+        getattr(llm, method)(given, temprature=1.0)
+    with pytest.raises(TypeError, match="takes no num_beams: one answer"):
+        getattr(llm, method)(given, num_beams=4)
+    with pytest.raises(TypeError, match="one setting"):
+        getattr(llm, method)(given, max_tokens=4, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("method", ["acomplete", "astream_complete", "achat", "astream_chat"])
+async def test_so_it_is_when_awaited(method):
+    given = MESSAGES if method.endswith("chat") else "?"
+    with pytest.raises(TypeError, match="takes no tools: tools are called through ReActAgent"):
+        await getattr(Ragaccel("no/such-model"), method)(given, tools=[])
+
+
+@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
+def test_a_setting_that_cannot_work_is_refused_before_the_first_piece(method):
+    llm = Ragaccel(llm=tiny_llm())
+    given = MESSAGES if method.endswith("chat") else "?"
+    for wrong in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"stop": [""]}, {"top_p": 2.0}):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            getattr(llm, method)(given, **wrong)
+    with pytest.raises(ConfigurationError, match="8,192"):
+        getattr(llm, method)(given, max_new_tokens=9000)
+
+
+def test_what_others_call_otherwise_is_said():
+    for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
+        with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):
+            Ragaccel(**{name: "x"})
+    with pytest.raises(TypeError, match="takes no max_new_token: there are .*max_new_tokens"):
+        Ragaccel(max_new_token=3)
+    with pytest.raises(TypeError, match="takes no do_sample: temperature"):
+        Ragaccel(generate_kwargs={"do_sample": True})
+    with pytest.raises(ValidationError, match="max_new_tokens"):
+        Ragaccel(max_new_tokens=0)
+
+
+def test_a_model_may_be_named_loaded_or_ready():
+    assert Ragaccel("a/name").model == Ragaccel(model_name="a/name").model == "a/name"
+    loaded = Ragaccel(model=tiny_model(), tokenizer=tiny_tokenizer(), max_new_tokens=9)
+    turns = [{"role": "user", "content": "Who trims the wick?"}]
+    expected = tiny_llm().generate(turns, max_new_tokens=9).text
+    assert loaded.complete("Who trims the wick?").text == expected
+    for wrong in (
+        {"model": tiny_model()},
+        {"model": "a/name", "tokenizer": tiny_tokenizer()},
+        {"model": "a/name", "llm": tiny_llm()},
+        {"llm": tiny_llm(), "device": "cpu"},
+    ):
+        with pytest.raises(ConfigurationError):
+            Ragaccel(**wrong)
+
+
+def test_loading_options_have_one_name():
+    made = Ragaccel("m", dtype=torch.bfloat16, device_map="auto", model_kwargs={"revision": "x"})
+    assert made.model_kwargs == {"revision": "x", "device_map": "auto", "dtype": "bfloat16"}
+    older = Ragaccel("m", model_kwargs={"torch_dtype": torch.bfloat16})
+    assert older.model_kwargs == {"dtype": "bfloat16"}
+
+
+MADE = {
+    "model": "a/name",
+    "dtype": "bfloat16",
+    "model_kwargs": {"revision": "main"},
+    "context_window": 512,
+    "max_new_tokens": 33,
+    "temperature": 0.25,
+    "generate_kwargs": {"top_k": 5, "stop": ["\n"]},
+    "namespace": "tenant",
+    "auto_references": False,
+    "neighbours": False,
+    "system_prompt": "Be brief.",
+}
+
+
+def test_what_is_saved_makes_the_same_again():
+    llm = Ragaccel(**MADE)
+    saved = json.loads(llm.to_json())
+    assert saved["class_name"] == "Ragaccel"
+    again = Ragaccel.from_dict(saved)
+    assert again.to_dict() == llm.to_dict()
+    assert again._model is llm._model
+    assert {name: saved[name] for name in MADE.keys() - {"dtype", "model_kwargs"}} == {
+        name: MADE[name] for name in MADE.keys() - {"dtype", "model_kwargs"}
+    }
+
+
+def test_what_is_saved_or_traced_holds_no_secret():
+    llm = Ragaccel("a/name", model_kwargs={"token": "hf_secret"}, system_prompt="Our secret.")
+    assert "hf_secret" not in llm.to_json()
+    payload = llm.to_payload()
+    assert payload["model_name"] == "a/name"
+    assert "secret" not in json.dumps(payload)
+
+
+def test_a_ready_model_is_not_saved_and_that_is_said():
+    saved = Ragaccel(llm=tiny_llm(), max_new_tokens=5).to_dict()
+    with pytest.raises(ConfigurationError, match=r"from_dict\(data, llm=\.\.\.\)"):
+        Ragaccel.from_dict(saved)
+    again = Ragaccel.from_dict(saved, llm=tiny_llm())
+    assert again.llm is tiny_llm()
+    assert again.max_new_tokens == 5
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(Ragaccel(llm=tiny_llm()))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(Ragaccel(registry=ReferenceRegistry()))
+
+
+def test_copies_share_what_is_heavy():
+    registry = ReferenceRegistry()
+    llm = Ragaccel(llm=tiny_llm(), registry=registry, generate_kwargs={"stop": ["x"]})
+    for copied in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(deep=True)):
+        assert copied.llm is llm.llm
+        assert copied.registry is registry
+        assert (
+            copied.complete("?", max_new_tokens=5).text == llm.complete("?", max_new_tokens=5).text
+        )
+        assert copied.chat(MESSAGES, max_new_tokens=5) is not None
+    deep = copy.deepcopy(llm)
+    deep.generate_kwargs["stop"].append("y")
+    assert llm.generate_kwargs == {"stop": ["x"]}
+
+
+def test_a_pickled_one_names_the_same_model(caplog):
+    llm = Ragaccel(**MADE)
+    again = pickle.loads(pickle.dumps(llm))
+    assert again.to_dict() == llm.to_dict()
+    assert again._model is llm._model
+    assert not caplog.records
+
+
+def test_what_a_model_is_cannot_be_changed_afterwards():
+    llm = Ragaccel("a/name")
+    with pytest.raises(ValidationError, match="frozen"):
+        llm.model = "another"
+    llm.system_prompt = "Be brief."
+    assert llm.system_prompt == "Be brief."
+
+
+def test_a_subclass_may_have_fields_of_its_own():
+    class Mine(Ragaccel):
+        mood: str = "calm"
+
+    assert Mine(llm=tiny_llm(), mood="glad").mood == "glad"
+    assert Ragaccel(query_wrapper_prompt=PromptTemplate("{query_str}")).query_wrapper_prompt

@@ -1,0 +1,219 @@
+"""What answers are copied from: given, or retrieved and found in the prompt, and nobody else's."""
+
+import asyncio
+import logging
+
+import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.dispatcher import instrument_tags
+from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from tiny_llms import RecordingLLM, Say, tiny_llm
+
+from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
+from llama_index.llms.ragaccel.nodes import as_passage
+from ragaccel import ConfigurationError, Passage, Reference, ReferenceRegistry, default_registry
+
+WICK = "The keeper trims the wick at dusk and again at midnight, whatever the weather may be."
+TIDE = "The tide rises four metres at the mole in spring, and boats are moored on long lines then."
+OIL = "The lamp burns rapeseed oil, of which nine barrels are landed from the tender each summer."
+
+
+def node(text, name, **more):
+    return TextNode(text=text, id_=name, **more)
+
+
+class Finds(BaseRetriever):
+    """Returns the same nodes for every query."""
+
+    def __init__(self, *nodes):
+        super().__init__()
+        self.nodes = [NodeWithScore(node=one, score=0.5) for one in nodes]
+
+    def _retrieve(self, query_bundle):
+        return self.nodes
+
+
+def copied_from(llm, text, **given):
+    llm.complete(text, **given)
+    return llm.llm.asked[-1][1]
+
+
+def ids(references):
+    return [one.passage_id for one in references if isinstance(one, Passage)]
+
+
+def test_a_node_is_a_passage_of_its_document():
+    made = node(
+        WICK,
+        "n1",
+        start_char_idx=40,
+        metadata={"file_name": "keepers.pdf", "file_path": "/x/keepers.pdf", "page_label": "7"},
+        relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")},
+    )
+    passage = as_passage(NodeWithScore(node=made, score=0.25))
+    assert passage == Passage(
+        "n1",
+        WICK,
+        title="keepers.pdf",
+        path="doc-1",
+        start=40,
+        end=40 + len(WICK),
+        page=7,
+        score=0.25,
+    )
+    bare = as_passage(node(WICK, "n2", metadata={"file_path": "/x/a.md", "title": "A"}))
+    assert (bare.path, bare.title, bare.start, bare.page) == ("/x/a.md", "A", 0, None)
+    assert as_passage(NodeWithScore(node=made, score=-2.0)).score == 0.0
+
+
+def test_references_of_every_kind_may_be_given():
+    llm = Ragaccel(llm=RecordingLLM(), auto_references=False)
+    passage, tokens = Passage("p", TIDE), Reference((5, 6, 7))
+    given = [
+        WICK,
+        node(OIL, "n1"),
+        NodeWithScore(node=node("Short.", "n2"), score=1.0),
+        passage,
+        tokens,
+    ]
+    found = copied_from(llm, "?", references=given)
+    assert found == [WICK, as_passage(node(OIL, "n1")), Passage("n2", "Short.", end=6, score=1.0),
+                     passage, tokens]  # fmt: skip
+    for one in (WICK, passage, tokens):
+        assert copied_from(llm, "?", references=one) == [one]
+    assert copied_from(llm, "?", references=node(OIL, "n1")) == [as_passage(node(OIL, "n1"))]
+    assert copied_from(llm, "?", references=None) == []
+    with pytest.raises(ConfigurationError, match="a reference is a str, node, .* not int"):
+        copied_from(llm, "?", references=[3])
+
+
+def test_references_are_copied_from_and_change_nothing():
+    llm, say = Ragaccel(llm=tiny_llm()), {"logits_processors": [Say(WICK)], "remember": False}
+    plain = llm.complete("Who trims it?", **say)
+    drafted = llm.complete("Who trims it?", references=[node(WICK, "wick")], **say)
+    assert plain.text == drafted.text == WICK
+    assert drafted.raw["ragaccel"]["forward_passes"] < plain.raw["ragaccel"]["forward_passes"] / 2
+    assert plain.raw["ragaccel"]["citations"] == []
+    (cited,) = drafted.raw["ragaccel"]["citations"]
+    assert (cited["passage_id"], cited["text"]) == ("wick", WICK)
+    assert drafted.additional_kwargs["citations"] == [cited]
+
+
+@pytest.mark.parametrize("how", ["retrieve", "aretrieve"])
+@pytest.mark.parametrize("kind", ["complete", "chat", "predict"])
+def test_what_was_retrieved_is_copied_from_where_it_stands_in_the_prompt(how, kind):
+    retriever, llm = Finds(node(WICK, "wick"), node(TIDE, "tide")), Ragaccel(llm=RecordingLLM())
+    if how == "retrieve":
+        retriever.retrieve("wick")
+    else:
+        asyncio.run(retriever.aretrieve("wick"))
+    if kind == "complete":
+        llm.complete(f"Read this:\n  {WICK}\nWho trims?")
+    elif kind == "chat":
+        llm.chat([ChatMessage(role="system", content=WICK), ChatMessage(content="Who trims?")])
+    else:
+        from llama_index.core.prompts import PromptTemplate
+
+        llm.predict(PromptTemplate("{context}\nWho trims?"), context=WICK)
+    assert ids(llm.llm.asked[-1][1]) == ["wick"]
+    assert copied_from(llm, "Nothing of that is in here.") == []
+
+
+def test_references_given_come_first_and_once():
+    Finds(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
+    llm = Ragaccel(llm=RecordingLLM())
+    found = copied_from(llm, f"{WICK} {TIDE}", references=[node(TIDE, "mine"), OIL])
+    assert [one if isinstance(one, str) else one.passage_id for one in found] == [
+        "mine",
+        OIL,
+        "wick",
+    ]
+
+
+@pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
+def test_references_are_settled_before_a_stream_is_read(method):
+    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=5)
+    registry = default_registry()
+    registry.register(Passage("before", WICK))
+    text = f"{WICK} {TIDE}"
+    given = [ChatMessage(content=text)] if method == "stream_chat" else text
+    pieces = getattr(llm, method)(given)
+    registry.clear()
+    registry.register([Passage("after", WICK), Passage("after-too", TIDE)])
+    asked = []
+    stream = llm.load().stream
+    llm.load().stream = lambda *a, **k: asked.append(k) or stream(*a, **k)
+    try:
+        list(pieces)
+        list(getattr(llm, method)(given))
+    finally:
+        del llm.load().stream
+    assert [ids(one["references"]) for one in asked] == [["after", "after-too"]]
+
+
+def test_neighbours_in_the_same_document_may_be_copied_from():
+    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
+    near = [
+        node(WICK, "a", relationships=source),
+        node(TIDE, "b", relationships=source, start_char_idx=99),
+    ]
+    Finds(*near, node(OIL, "c")).retrieve("?")
+    found = copied_from(Ragaccel(llm=RecordingLLM()), WICK)
+    assert ids(found) == ["a"]
+    beside = [one for one in found if isinstance(one, Reference)]
+    words = tiny_llm().tokenizer
+    assert {words.decode(one.token_ids).strip() for one in beside} >= {TIDE}
+    assert not any("rapeseed" in words.decode(one.token_ids) for one in beside)
+    assert copied_from(Ragaccel(llm=RecordingLLM(), neighbours=False), WICK) == [found[0]]
+
+
+def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
+    Finds(node(WICK, "wick")).retrieve("?")
+    assert ids(copied_from(Ragaccel(llm=RecordingLLM()), WICK)) == ["wick"]
+    assert copied_from(Ragaccel(llm=RecordingLLM(), auto_references=False), WICK) == []
+    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+    assert copied_from(Ragaccel(llm=RecordingLLM()), WICK) == []
+    Finds(node(TIDE, "tide")).retrieve("?")
+    monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES")
+    assert copied_from(Ragaccel(llm=RecordingLLM()), TIDE) == []
+
+
+def test_tenants_do_not_meet():
+    with instrument_tags({"ragaccel_namespace": "one"}):
+        Finds(node(WICK, "wick")).retrieve("?")
+    Finds(node(TIDE, "tide")).retrieve("?")
+    text = f"{WICK} {TIDE}"
+    for namespace, expected in (("one", ["wick"]), ("two", []), ("", ["tide"])):
+        llm = Ragaccel(llm=RecordingLLM(), namespace=namespace)
+        assert ids(copied_from(llm, text)) == expected
+        assert llm.llm.asked[-1][2]["namespace"] == namespace
+    assert ids(copied_from(llm, text, namespace="one")) == ["wick"]
+
+
+def test_a_registry_of_ones_own_is_fed_by_a_collector_of_ones_own():
+    mine = ReferenceRegistry()
+    RetrievalCollector(registry=mine).handle(
+        RetrievalEndEvent(str_or_query_bundle="?", nodes=[NodeWithScore(node=node(OIL, "oil"))])
+    )
+    Finds(node(WICK, "wick")).retrieve("?")
+    text = f"{WICK} {OIL}"
+    assert ids(copied_from(Ragaccel(llm=RecordingLLM(), registry=mine), text)) == ["oil"]
+    assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == ["wick"]
+
+
+def test_what_cannot_be_registered_is_logged_and_the_retrieval_goes_on(caplog, monkeypatch):
+    monkeypatch.setattr("llama_index.llms.ragaccel.collecting.as_passage", lambda node: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        assert len(Finds(node(WICK, "wick")).retrieve("?")) == 1
+    assert "were not registered" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_other_events_are_passed_over():
+    event = get_dispatcher().event_handlers
+    assert any(isinstance(handler, RetrievalCollector) for handler in event)
+    assert RetrievalCollector().handle(object()) is None
+    assert RetrievalCollector.class_name() == "RetrievalCollector"

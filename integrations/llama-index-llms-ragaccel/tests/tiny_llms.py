@@ -1,0 +1,121 @@
+"""Tiny models that need no files, and stand-ins that record what they are asked."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, Usage, copied_spans
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<turn>{{ message['role'] }}: "
+    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+)
+ALTERNATING = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ raise_exception('no system') }}{% endif %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<turn>{{ message['role'] }}: "
+    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+)
+TEXT = """The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight.
+The tide rises four metres at the mole. Who trims the wick? What rises at the mole?
+user: assistant: system: Context information is below. Query: Answer: {"name": "x", "age": 3}"""
+EOS, TURN = 1, 2
+
+
+@cache
+def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 400 tokens that can spell anything and begins texts with <bos>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<bos>", "<eos>", "<turn>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=["<turn>"],
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = template
+    return wrapped
+
+
+@cache
+def tiny_model() -> LlamaForCausalLM:
+    """A llama with random weights, in float64, so that no answer hangs on rounding."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8192,
+        initializer_range=0.2, bos_token_id=0, eos_token_id=EOS, pad_token_id=EOS,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().to(torch.float64)
+
+
+@cache
+def tiny_llm(template: str | None = TEMPLATE) -> LLM:
+    """An LLM of these."""
+    return LLM(tiny_model(), tiny_tokenizer(template), keep_costs=False)
+
+
+class Say:
+    """A logits processor, pure in (ids, scores), that makes a chat model answer a text and end."""
+
+    def __init__(self, text: str) -> None:
+        words = tiny_llm().tokenizer
+        self.token_ids = [*words.encode(text), EOS]
+        self.header = len(words.encode("assistant:"))
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        for row, one in zip(forced, ids.tolist(), strict=True):
+            said = one[::-1].index(TURN) - self.header
+            row[self.token_ids[min(said, len(self.token_ids) - 1)]] = 0.0
+        return forced
+
+
+class RecordingLLM:
+    """Stands in for a ``ragaccel.LLM``: records what it is asked, and answers ``say(text)``."""
+
+    def __init__(self, template=TEMPLATE, say=lambda text: "Noted, and thank you.", **facts):
+        self.tokenizer = tiny_llm(template).tokenizer
+        self.context_length = facts.get("context_length", 100_000)
+        self.say, self.asked, self._lock = say, [], threading.Lock()
+
+    def stream(self, prompt, *, references=(), **settings):
+        text = (
+            prompt if isinstance(prompt, str) else "\n\n".join(turn["content"] for turn in prompt)
+        )
+        with self._lock:
+            self.asked.append((text, list(references), settings))
+        passages = tuple(one for one in references if isinstance(one, Passage))
+        return Stream(self._pieces(self.say(text), text, passages), passages)
+
+    def astream(self, prompt, **given):
+        return AsyncStream(self.stream(prompt, **given))
+
+    def _pieces(self, answer, text, passages):
+        for number, word in enumerate(answer.split(" ")):
+            yield word if number == 0 else " " + word
+        read, wrote = len(text) // 4, len(answer) // 4
+        return Answer(
+            text=answer,
+            token_ids=(),
+            finish_reason="stop",
+            usage=Usage(read, wrote, read + wrote),
+            stats=Stats(),
+            passages=passages,
+            copied_spans=copied_spans(answer, passages),
+        )
