@@ -105,6 +105,7 @@ class Stream(Iterator[str]):
         pieces: computes; raises ``Cancelled`` once that was asked for.
         passages: those that the answer is made from.
         cancellation: asked for by ``close``; whoever computes the pieces looks at it.
+        written: the tokens so far; grows while the pieces are computed.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class Stream(Iterator[str]):
         pieces: Generator[str, None, Answer],
         passages: Sequence[Passage] = (),
         cancellation: Cancellation | None = None,
+        written: Sequence[int] = (),
     ) -> None:
         self.passages = tuple(passages)
+        self._written = written
         self.cancellation = Cancellation() if cancellation is None else cancellation
         self._pieces = pieces
         self._answer: Answer | None = None
@@ -150,6 +153,11 @@ class Stream(Iterator[str]):
                 self._pieces.close()
             finally:
                 self._busy.release()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens generated so far: those that are no text too, and those held back."""
+        return tuple(self._written)
 
     @property
     def answer(self) -> Answer:

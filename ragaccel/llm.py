@@ -20,6 +20,7 @@ from ragaccel.models.load import as_target, end_tokens
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import make_plan
+from ragaccel.running import Runner
 from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class LLM:
         self.token_budget = token_budget
         self._guessing = Guessing(drafter, memory, tokenizer, self.model.vocab_size)
         scheduler = Scheduler(self.engine, max_batch=max_batch)
-        self._writer = Writer(scheduler, self._guessing, tokenizer, token_budget)
+        self._writer = Writer(Runner(scheduler, self._guessing, token_budget), tokenizer)
 
     @classmethod
     def load(

@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ragaccel.answer import Answer, Stream
 from ragaccel.decode.cancelling import Cancellation
 from ragaccel.models.detokenizer import IncrementalDecoder
+from ragaccel.running import Job
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from ragaccel.decode.result import Step
     from ragaccel.decode.session import Session
-    from ragaccel.engine.scheduler import Scheduler
-    from ragaccel.guessing import Guessing
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.planning import Plan
+    from ragaccel.running import Runner
 
 
 class Writer:
-    """Decodes requests beside one another and writes their answers.
+    """Has requests decoded and writes their answers.
 
     Args:
-        scheduler: runs the steps.
-        guessing: opens the sessions.
+        runner: decodes them.
         tokenizer: turns tokens into text.
-        token_budget: most guesses a verify pass takes; None for what pays.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        guessing: Guessing,
-        tokenizer: Tokenizer,
-        token_budget: int | None,
-    ) -> None:
-        self._scheduler, self._guessing, self._tokenizer = scheduler, guessing, tokenizer
-        self._token_budget = token_budget
+    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
+        self._runner, self._tokenizer = runner, tokenizer
 
     def stream(self, plan: Plan) -> Stream:
         """Write one answer while it is read."""
-        cancellation = Cancellation()
-        return Stream(self._pieces(plan, cancellation), plan.passages, cancellation)
+        cancellation, written = Cancellation(), list[int]()
+        pieces = self._pieces(plan, cancellation, written)
+        return Stream(pieces, plan.passages, cancellation, written)
 
-    def _pieces(self, plan: Plan, cancellation: Cancellation) -> Generator[str, None, Answer]:
-        with ExitStack() as stack:
-            text = self._open(plan, stack)
-            for step in self._scheduler.steps(text.session, cancellation):
+    def _pieces(
+        self, plan: Plan, cancellation: Cancellation, written: list[int]
+    ) -> Generator[str, None, Answer]:
+        text: Writing | None = None
+        with closing(self._runner.one(_job(plan), cancellation)) as steps:
+            for session, step in steps:
+                text = text or Writing(plan, session, self._tokenizer)
+                written += step.token_ids
                 if piece := text.add(step):
                     yield piece
+        assert text is not None
         if piece := text.finish():
             yield piece
         return text.answer()
@@ -62,40 +58,19 @@ class Writer:
         Raises:
             Cancelled: this was asked for before their end.
         """
-        answers: dict[int, Answer] = {}
-        waiting = deque(enumerate(plans))
-        running: dict[Session, tuple[int, Writing, ExitStack]] = {}
-        with ExitStack() as everything:
-            while waiting or running:
-                while waiting and len(running) < self._scheduler.max_batch:
-                    number, plan = waiting.popleft()
-                    own = everything.enter_context(ExitStack())
-                    text = self._open(plan, own)
-                    running[text.session] = number, text, own
-                for session, step in self._scheduler.advance(list(running), cancellation):
-                    number, text, own = running[session]
-                    text.add(step)
-                    if session.finish_reason is not None:
-                        del running[session]
-                        own.close()
-                        text.finish()
-                        answers[number] = text.answer()
-        return [answers[number] for number in range(len(plans))]
+        texts: dict[int, Writing] = {}
+        with closing(self._runner.all([_job(plan) for plan in plans], cancellation)) as steps:
+            for number, session, step in steps:
+                if number not in texts:
+                    texts[number] = Writing(plans[number], session, self._tokenizer)
+                texts[number].add(step)
+        for text in texts.values():
+            text.finish()
+        return [texts[number].answer() for number in range(len(plans))]
 
-    def _open(self, plan: Plan, stack: ExitStack) -> Writing:
-        verifier = stack.enter_context(closing(self._scheduler.engine.open(plan.request)))
-        session = stack.enter_context(
-            self._guessing.session(
-                verifier,
-                plan.request,
-                drafter=plan.drafter,
-                remember=plan.remember,
-                token_budget=self._token_budget,
-            )
-        )
-        stack.callback(self._scheduler.leave, session)
-        stack.callback(session.close)
-        return Writing(plan, session, self._tokenizer)
+
+def _job(plan: Plan) -> Job:
+    return Job(plan.request, plan.drafter, plan.remember)
 
 
 class Writing:

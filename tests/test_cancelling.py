@@ -45,7 +45,7 @@ class Passes:
     async def until_idle(self):
         """Wait until nobody computes, and say how many passes there were."""
         for _ in range(3000):
-            if not self.llm.engine.pool._open and not self.llm._writer._scheduler._turns:
+            if not self.llm.engine.pool._open and not self.llm._writer._runner.scheduler._turns:
                 return self.count
             await asyncio.sleep(0.01)
         raise TimeoutError

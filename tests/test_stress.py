@@ -135,7 +135,7 @@ def run(seed, seconds_at_most, turns, **options):
         thread.join(seconds_at_most)
     assert not any(thread.is_alive() for thread in threads)
     assert not failures
-    scheduler = llm._writer._scheduler
+    scheduler = llm._writer._runner.scheduler
     for _ in range(500):  # those cancelled last may still be in their round
         if not scheduler._turns and not llm.engine.pool._open:
             break

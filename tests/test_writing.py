@@ -1,6 +1,7 @@
 """Lists, threads and asyncio callers: one engine, shared passes, everyone's own tokens."""
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -86,7 +87,7 @@ def test_an_error_in_a_list_closes_all_of_it(llm):
         llm.generate(PROMPTS, max_new_tokens=40, logits_processors=[fails])
     assert not llm.engine.pool._open
     assert llm.generate(PROMPTS[0], **SETTINGS).token_ids
-    assert not llm._writer._scheduler._turns
+    assert not llm._writer._runner.scheduler._turns
 
 
 def test_threads_share_passes_and_keep_their_streams_apart(llm, alone):
@@ -211,3 +212,14 @@ def test_a_warm_up_computes_what_the_first_answer_would_wait_for():
     seen = watch(llm)
     llm.warm_up(compile=True)
     assert len(seen) > 10
+
+
+def test_a_stream_tells_of_all_tokens_so_far(llm):
+    stream = llm.stream(PROMPTS[0], **SETTINGS)
+    seen = []
+    for _ in stream:
+        seen.append(stream.token_ids)
+        assert llm.tokenizer.decode(stream.token_ids)
+    assert seen[-1] == stream.token_ids == stream.answer.token_ids
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(seen))
+    assert len(set(seen)) > 1
