@@ -53,6 +53,9 @@ _MODULE_OF = {
     "auto_references_enabled": "memory.registry",
     "default_registry": "memory.registry",
     "gather_references": "retrieved",
+    "ToolCall": "models.tool_calls",
+    "ToolFormat": "models.tool_calls",
+    "tool_format": "models.tool_probing",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
     "IndexReport": "retrieve.report",
@@ -122,6 +125,8 @@ if TYPE_CHECKING:
         default_registry,
     )
     from ragaccel.models.load import ModelOutline, outline_model
+    from ragaccel.models.tool_calls import ToolCall, ToolFormat
+    from ragaccel.models.tool_probing import tool_format
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
@@ -186,6 +191,8 @@ __all__ = [
     "Store",
     "Stored",
     "Stream",
+    "ToolCall",
+    "ToolFormat",
     "TrieDrafter",
     "Usage",
     "auto_references_enabled",
@@ -201,6 +208,7 @@ __all__ = [
     "outline_model",
     "reads_apart",
     "take_apart",
+    "tool_format",
 ]
 
 

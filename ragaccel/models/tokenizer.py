@@ -40,7 +40,8 @@ class Tokenizer:
         self.byte_ids: frozenset[int] = frozenset(
             index for token, index in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
         )
-        self.shield = Shield(_special_tokens(self.tokenizer, self.eos_ids))
+        self.special_tokens: tuple[str, ...] = _special_tokens(self.tokenizer, self.eos_ids)
+        self.shield = Shield(self.special_tokens)
         # Transformers cleans spaces of word pieces only; with BPE it would corrupt the text.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         is_bpe = type(getattr(backend, "model", None)).__name__ == "BPE"
@@ -51,6 +52,11 @@ class Tokenizer:
         # Drops any truncation saved with the tokenizer now: later calls change nothing, so that
         # threads may share it.
         self.encode("")
+
+    @property
+    def special_ends(self) -> tuple[str, ...]:
+        """The texts of the tokens that end an answer."""
+        return tuple(self.tokenizer.convert_ids_to_tokens(sorted(self.eos_ids)))
 
     def __len__(self) -> int:
         """Count the tokens it knows, added ones included."""
@@ -186,8 +192,7 @@ class Tokenizer:
 
     @cached_property
     def _plain_encoder(self) -> PlainEncoder:
-        names = _special_tokens(self.tokenizer, self.eos_ids)
-        ids = frozenset(self.tokenizer.convert_tokens_to_ids(names))
+        ids = frozenset(self.tokenizer.convert_tokens_to_ids(list(self.special_tokens)))
         unknown = self.tokenizer.unk_token_id  # comes out of any text, where it is no end as well
         if unknown not in {*self.eos_ids, self.tokenizer.bos_token_id}:
             ids -= {unknown}
@@ -211,9 +216,9 @@ class Tokenizer:
         return ids, [(min(start, end), end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> list[str]:
+def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> tuple[str, ...]:
     """List the tokens that text may not spell; what transformers merely adds as words is text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     named = [str(token) for token in added.values() if token.special]
     ends = [str(added[index]) for index in eos_ids if index in added]
-    return sorted({*named, *tokenizer.all_special_tokens, *ends})
+    return tuple(sorted({*named, *tokenizer.all_special_tokens, *ends}))

@@ -9,7 +9,7 @@ from typing import Any
 from ragaccel.errors import ConfigurationError
 
 PROBE_TOOL, PROBE_KEY, PROBE_VALUE = "probe_tool_7", "probe_key_7", "probe value 7"
-_PROBE_ID = "probe0007"  # some templates take ids of nine letters and digits only
+PROBE_ID = "probe0007"  # some templates take ids of nine letters and digits only
 PROBE_TOOLS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
@@ -31,7 +31,7 @@ PROBE_CALLING: Mapping[str, Any] = {
     "tool_calls": [
         {
             "type": "function",
-            "id": _PROBE_ID,
+            "id": PROBE_ID,
             "function": {"name": PROBE_TOOL, "arguments": {PROBE_KEY: PROBE_VALUE}},
         }
     ],
@@ -39,7 +39,7 @@ PROBE_CALLING: Mapping[str, Any] = {
 PROBE_RESULT: Mapping[str, Any] = {
     "role": "tool",
     "name": PROBE_TOOL,
-    "tool_call_id": _PROBE_ID,
+    "tool_call_id": PROBE_ID,
     "content": "probe result 7",
 }
 
