@@ -1,5 +1,4 @@
 import pytest
-
 from ragaccel import default_registry
 
 

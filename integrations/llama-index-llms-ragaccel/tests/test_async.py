@@ -5,10 +5,10 @@ import threading
 
 import pytest
 from llama_index.core.llms import ChatMessage
+from ragaccel import LLM
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel
-from ragaccel import LLM
 
 MESSAGES = [ChatMessage(content="Who trims the wick?")]
 METHODS = ["acomplete", "achat", "astream_complete", "astream_chat"]

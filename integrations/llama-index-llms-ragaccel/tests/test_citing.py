@@ -9,10 +9,10 @@ from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
+from ragaccel import ConfigurationError
 from tiny_llms import RecordingLLM
 
 from llama_index.llms.ragaccel import Ragaccel, citations_of
-from ragaccel import ConfigurationError
 
 WICK = "The keeper trims the wick at dusk and again at midnight."
 TIDE = "The tide rises four metres at the mole in spring."

@@ -1,8 +1,5 @@
 """The bundled reader answers from documents, whichever of the framework's prompts brings them."""
 
-import json
-from pathlib import Path
-
 import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.chat_engine import ContextChatEngine
@@ -10,11 +7,9 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
-from tiny_llms import ALTERNATING, TEMPLATE, tiny_llm
+from ragaccel import Passage, build_prompt
 
 from llama_index.llms.ragaccel import Ragaccel, citations_of
-from llama_index.llms.ragaccel.documents import reads_documents_only
-from ragaccel import LLM, Passage, build_prompt
 
 TOWER = (
     "Isobel Tarrant designed the tower on Gannet Ledge at the age of twenty-nine. "
@@ -76,14 +71,11 @@ def test_chat_engines(llm, expected):
     assert "".join(chat.stream_chat(QUESTION).response_gen) == expected
 
 
-def test_messages_that_nobody_retrieved(llm, expected):
-    system = ChatMessage(role="system", content=f"{TOWER} {AMITY}")
+def test_messages_with_a_passage_in_them(llm, expected):
+    Finds().retrieve("?")
+    system = ChatMessage(role="system", content=f"Answer from this.\n{TOWER}\n{AMITY}")
     response = llm.chat([system, ChatMessage(content=QUESTION)])
     assert response.message.content == expected
-    assert response.raw["ragaccel"]["citations"][0]["passage_id"] == "messages"
-
-
-def test_only_such_a_model_is_asked_so():
-    assert reads_documents_only(LLM.load().tokenizer)
-    for template in (TEMPLATE, ALTERNATING, None, TEMPLATE + "{{ documents }}"):
-        assert not reads_documents_only(tiny_llm(template).tokenizer)
+    (cited,) = response.raw["ragaccel"]["citations"]
+    assert (cited["passage_id"], cited["text"]) == ("tower", TOWER.split(". ")[0] + ".")
+    assert response.raw["ragaccel"]["dropped_passages"] == []

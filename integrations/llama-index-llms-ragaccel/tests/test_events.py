@@ -61,7 +61,7 @@ def test_callbacks_are_told_of_one_call(method):
 
 
 class Seen(BaseEventHandler):
-    names: list = []
+    names: list
 
     @classmethod
     def class_name(cls):

@@ -3,11 +3,11 @@
 import pytest
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
+from ragaccel import ConfigurationError
 from tiny_llms import ALTERNATING, RecordingLLM, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
 from llama_index.llms.ragaccel.messages import as_turns
-from ragaccel import ConfigurationError
 
 
 def asked(messages, template=None):

@@ -6,10 +6,10 @@ import threading
 import time
 
 import pytest
+from ragaccel import LLM, ConfigurationError, ModelNotFoundError
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel, models
-from ragaccel import LLM, ConfigurationError, ModelNotFoundError
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import torch
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from pydantic import ValidationError
+from ragaccel import ConfigurationError, ReferenceRegistry
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel
-from ragaccel import ConfigurationError, ReferenceRegistry
 
 MESSAGES = [ChatMessage(content="Who trims the wick?")]
 
@@ -54,7 +54,7 @@ def test_further_settings_stand_over_the_plain_ones():
 def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
     llm = Ragaccel("no/such-model")
     given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match="a call takes no temprature: there are .*temperature"):
+    with pytest.raises(TypeError, match=r"takes no temprature: there are .*temperature"):
         getattr(llm, method)(given, temprature=1.0)
     with pytest.raises(TypeError, match="takes no num_beams: one answer"):
         getattr(llm, method)(given, num_beams=4)
@@ -84,7 +84,7 @@ def test_what_others_call_otherwise_is_said():
     for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
         with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):
             Ragaccel(**{name: "x"})
-    with pytest.raises(TypeError, match="takes no max_new_token: there are .*max_new_tokens"):
+    with pytest.raises(TypeError, match=r"takes no max_new_token: there are .*max_new_tokens"):
         Ragaccel(max_new_token=3)
     with pytest.raises(TypeError, match="takes no do_sample: temperature"):
         Ragaccel(generate_kwargs={"do_sample": True})

@@ -10,11 +10,11 @@ from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from ragaccel import ConfigurationError, Passage, Reference, ReferenceRegistry, default_registry
 from tiny_llms import RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
 from llama_index.llms.ragaccel.nodes import as_passage
-from ragaccel import ConfigurationError, Passage, Reference, ReferenceRegistry, default_registry
 
 WICK = "The keeper trims the wick at dusk and again at midnight, whatever the weather may be."
 TIDE = "The tide rises four metres at the mole in spring, and boats are moored on long lines then."
@@ -86,7 +86,7 @@ def test_references_of_every_kind_may_be_given():
         assert copied_from(llm, "?", references=one) == [one]
     assert copied_from(llm, "?", references=node(OIL, "n1")) == [as_passage(node(OIL, "n1"))]
     assert copied_from(llm, "?", references=None) == []
-    with pytest.raises(ConfigurationError, match="a reference is a str, node, .* not int"):
+    with pytest.raises(ConfigurationError, match=r"a reference is a str, node, .* not int"):
         copied_from(llm, "?", references=[3])
 
 

@@ -6,10 +6,9 @@ import threading
 from functools import cache
 
 import torch
+from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, Usage, copied_spans
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, Usage, copied_spans
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<turn>{{ message['role'] }}: "
@@ -82,7 +81,7 @@ class Say:
         forced = torch.full_like(scores, -torch.inf)
         for row, one in zip(forced, ids.tolist(), strict=True):
             said = one[::-1].index(TURN) - self.header
-            row[self.token_ids[min(said, len(self.token_ids) - 1)]] = 0.0
+            row[self.token_ids[max(0, min(said, len(self.token_ids) - 1))]] = 0.0
         return forced
 
 

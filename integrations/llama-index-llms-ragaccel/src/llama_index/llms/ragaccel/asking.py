@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_index.llms.ragaccel.documents import prompt_of_documents
 from llama_index.llms.ragaccel.messages import acceptable, text_of
 from llama_index.llms.ragaccel.responses import Response, finished
-from ragaccel import Passage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -56,26 +54,27 @@ def make_ask(
     neighbours: bool,
 ) -> Ask:
     """Lay out a prompt and find what its answer may be copied from."""
-    llm = model.load()
-    references: Sequence[AnyReference] = given
-    if registry is not None:
-        from ragaccel import gather_references
+    from ragaccel import gather_references, take_apart
 
-        references = gather_references(
-            prompt if isinstance(prompt, str) else text_of(prompt),
-            given,
-            registry=registry,
-            namespace=settings["namespace"],
-            tokenizer=llm.tokenizer,
-            neighbours=neighbours,
-        )
-    laid_out: Any = prompt
-    if isinstance(prompt, list):
-        laid_out = acceptable(prompt, llm.tokenizer)
-        if model.reads_documents_only:
-            laid_out = prompt_of_documents(llm, prompt, references, settings["max_new_tokens"])
-            references = [one for one in references if not isinstance(one, Passage)]
-    return Ask(llm, laid_out, references, settings, model.label)
+    llm, namespace = model.load(), settings["namespace"]
+    references = gather_references(
+        prompt if isinstance(prompt, str) else text_of(prompt),
+        given,
+        registry=registry,
+        namespace=namespace,
+        tokenizer=llm.tokenizer,
+        neighbours=neighbours,
+    )
+    if isinstance(prompt, str):
+        return Ask(llm, prompt, references, settings, model.label)
+    if not model.reads_apart:
+        turns = acceptable(prompt, llm.tokenizer)
+        return Ask(llm, turns, references, settings, model.label)
+    length = llm.context_length
+    room = None if length is None else length - settings["max_new_tokens"]
+    parts = take_apart(prompt, llm.tokenizer, registry, namespace=namespace, max_tokens=room)
+    beside = [one for one in references if one not in parts.passages]
+    return Ask(llm, parts, beside, settings, model.label)
 
 
 def whole(ask_now: Callable[[], Ask], respond: Callable[..., Response]) -> Response:

@@ -22,12 +22,10 @@ from llama_index.core.llms import (
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
-from llama_index.core.prompts import BasePromptTemplate
 from typing_extensions import Self
 
 from llama_index.llms.ragaccel import responses
 from llama_index.llms.ragaccel.asking import Ask, apieces, awhole, make_ask, pieces, whole
-from llama_index.llms.ragaccel.documents import question_and_context
 from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, as_turns, plain_text
 from llama_index.llms.ragaccel.models import Model, model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
@@ -246,13 +244,6 @@ class Ragaccel(CustomLLM):
     @field_serializer("model_kwargs")
     def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name != "token"}
-
-    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
-        if self._model.reads_documents_only:
-            found = question_and_context({**prompt.kwargs, **prompt_args})
-            if found is not None:
-                return found
-        return super()._get_messages(prompt, **prompt_args)
 
     def _to_complete(
         self, prompt: str, formatted: bool, given: dict[str, Any]

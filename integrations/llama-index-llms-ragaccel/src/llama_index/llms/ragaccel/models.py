@@ -8,7 +8,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from llama_index.llms.ragaccel.documents import reads_documents_only
 from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,9 +78,11 @@ class Model:
         return bool(self.tokenizer.has_chat_template)
 
     @cached_property
-    def reads_documents_only(self) -> bool:
-        """Whether its chat template shows documents, and of the messages the last one alone."""
-        return reads_documents_only(self.tokenizer)
+    def reads_apart(self) -> bool:
+        """Whether it reads documents and a question, and nothing else that was said."""
+        from ragaccel import reads_apart
+
+        return reads_apart(self.tokenizer)
 
     @cached_property
     def _outline(self) -> ModelOutline:
