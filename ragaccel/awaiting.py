@@ -73,6 +73,11 @@ class AsyncStream(AsyncIterator[str]):
         return await anext(self._pieces)
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens generated so far: those that are no text too, and those held back."""
+        return self._stream.token_ids
+
+    @property
     def answer(self) -> Answer:
         """The finished answer; raises RuntimeError before the stream has been read to its end."""
         return self._stream.answer

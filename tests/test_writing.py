@@ -167,6 +167,7 @@ def test_an_asyncio_stream_has_its_answer_at_the_end(llm, alone):
         with pytest.raises(RuntimeError, match="read to its end"):
             _ = stream.answer
         pieces = [piece async for piece in stream]
+        assert stream.token_ids == stream.answer.token_ids
         whole = await llm.astream(PROMPTS[0], **SETTINGS).finish()
         return pieces, stream.answer, whole
 

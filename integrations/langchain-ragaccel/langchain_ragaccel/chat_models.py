@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import warnings
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import Field, model_validator
-from ragaccel import Prompt
+from pydantic import BaseModel, Field, model_validator
+from ragaccel import ConfigurationError
 
 from langchain_ragaccel.calls import OTHER_NAMES, cache_key, check_names
-from langchain_ragaccel.generating import Ask, aanswer, answer, apieces, beside, pieces
+from langchain_ragaccel.generating import Ask, aanswer, answer, apieces, in_thread, pieces
 from langchain_ragaccel.messages import as_turns, text_of
 from langchain_ragaccel.metadata import PROVIDER, response, usage
 from langchain_ragaccel.options import ModelOptions
 from langchain_ragaccel.profiles import profile_of
 from langchain_ragaccel.prompting import Conversation, count_tokens, write_prompt
-from langchain_ragaccel.references import as_passages, gather, references_of
+from langchain_ragaccel.references import as_passages, beside, gather, references_of
+from langchain_ragaccel.structured import parsed, parser_of
+from langchain_ragaccel.tools import as_calls, as_chunks, as_tools, calling, choose, read
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
     from langchain_core.language_models.model_profile import ModelProfile
-    from ragaccel import Answer
+    from langchain_core.runnables import Runnable
+    from langchain_core.tools import BaseTool
+    from ragaccel import LLM, Answer
 
-_OF_CHAT = frozenset({"documents", "chat_template_kwargs"})
+_OF_CHAT = frozenset({
+    "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
+})  # fmt: skip
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):
@@ -82,9 +87,64 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Count the tokens of the prompt that the chat template makes of messages and tools."""
-        made = [convert_to_openai_tool(tool) for tool in tools or ()]
-        asked = Conversation(as_turns(messages), (), made, self.chat_template_kwargs)
+        asked = Conversation(
+            as_turns(messages), (), as_tools(tools or ()), self.chat_template_kwargs
+        )
         return count_tokens(self.ready_llm, asked)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        strict: bool | None = None,  # noqa: ARG002 - nothing enforces a schema
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools, as its chat template and its training have it.
+
+        ``tool_choice`` is ``"auto"``, ``"none"``, ``"any"`` or a tool's name; a call is forced by
+        beginning the answer with what calls begin with. With ``parallel_tool_calls=False`` the
+        first call of an answer counts.
+
+        Raises:
+            ConfigurationError: ``tool_choice`` names no tool.
+        """
+        made = as_tools(tools)
+        choose(made, tool_choice)
+        if tool_choice is not None:
+            kwargs["tool_choice"] = tool_choice
+        bound: Runnable[LanguageModelInput, AIMessage] = self.bind(tools=made, **kwargs)
+        return bound
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        method: Literal["function_calling", "json_schema", "json_mode"] = "function_calling",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Answer with an object of a schema.
+
+        The schema is a tool that the model is made to call; with ``"json_mode"`` the answer is
+        read as JSON, which the prompt has to ask for. Nothing keeps a model from writing what does
+        not fit: that is a ``ValueError`` of the parser's, or ``parsing_error`` with
+        ``include_raw``.
+        """
+        told = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        if method == "json_mode":
+            asking = self.bind(ls_structured_output_format=told, **kwargs)
+        elif method in ("function_calling", "json_schema"):
+            asking = self.bind_tools(
+                [schema], tool_choice="any", ls_structured_output_format=told, **kwargs
+            )
+        else:
+            raise ConfigurationError(
+                f"method={method!r}: there are function_calling, json_schema and json_mode"
+            )
+        parser = parser_of(schema, from_call=method != "json_mode")
+        return parsed(asking, parser, include_raw=include_raw)
 
     def _generate(
         self,
@@ -93,7 +153,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(answer(self._ask(messages, stop, run_manager, kwargs)))
+        ask = self._ask(messages, stop, run_manager, kwargs)
+        return self._result(ask, answer(ask))
 
     async def _agenerate(
         self,
@@ -102,8 +163,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ask = await beside(lambda: self._ask(messages, stop, run_manager, kwargs))
-        return self._result(await aanswer(ask))
+        ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
+        return self._result(ask, await aanswer(ask))
 
     def _stream(
         self,
@@ -112,11 +173,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        for part in pieces(self._ask(messages, stop, run_manager, kwargs)):
-            chunk = self._chunk(part)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        ask = self._ask(messages, stop, run_manager, kwargs)
+        told = ""
+        for part in pieces(ask):
+            for chunk in self._chunks(ask, part, told):
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+            told += part if isinstance(part, str) else ""
 
     async def _astream(
         self,
@@ -125,13 +189,15 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        ask = await beside(lambda: self._ask(messages, stop, run_manager, kwargs))
+        ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
+        told = ""
         async with aclosing(apieces(ask)) as parts:
             async for part in parts:
-                chunk = self._chunk(part)
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+                for chunk in self._chunks(ask, part, told):
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+                told += part if isinstance(part, str) else ""
 
     def _ask(
         self,
@@ -142,35 +208,63 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> Ask:
         """Check what is asked, lay it out, and find what the answer may be copied from."""
         check_names(given, type(self).__name__, _OF_CHAT)
-        call, llm = self.call(stop, given), self.ready_llm
+        call, llm = self.call(stop, given), self._loaded()
+        tools = as_tools(given.get("tools") or ())
+        choice = choose(tools, given.get("tool_choice"))
+        tools = [] if choice == "none" else tools
         options = {**self.chat_template_kwargs, **(given.get("chat_template_kwargs") or {})}
         documents = as_passages(given.get("documents"))
-        asked = Conversation(as_turns(messages), documents, None, options)
-        prompt = write_prompt(llm, asked, call.settings.get("max_new_tokens"))
+        calls = None
+        if tools:
+            parallel = given.get("parallel_tool_calls") is not False
+            calls = calling(llm, tools, choice, call.settings.get("stop"), parallel=parallel)
+        prompt = write_prompt(
+            llm, call, Conversation(as_turns(messages), documents, tools, options)
+        )
+        if calls is not None and calls.opening:
+            prompt = [*prompt, *calls.opening_ids]
         run_id = None if run_manager is None else run_manager.run_id
-        carried = [*references_of(messages), *(() if isinstance(prompt, Prompt) else documents)]
-        references = gather(llm, call, text_of(messages), carried, run_id=run_id)
-        return Ask(llm, prompt, references, call.settings, call.timeout)
+        carried = [*references_of(messages), *documents]
+        found = gather(llm, call, text_of(messages), carried, run_id=run_id)
+        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, calls)
 
-    def _result(self, made: Answer) -> ChatResult:
+    def _loaded(self) -> LLM:
+        llm = self.ready_llm
+        if self.profile is None:
+            self.profile = profile_of(self.model, llm)
+        return llm
+
+    def _result(self, ask: Ask, made: Answer) -> ChatResult:
+        content, calls = read(ask.calling, made)
+        valid, invalid = as_calls(calls)
         message = AIMessage(
-            content=made.text,
+            content=content,
+            tool_calls=valid,
+            invalid_tool_calls=invalid,
             usage_metadata=usage(made),
-            response_metadata=response(made, self.model_name),
+            response_metadata=response(made, self.model_name, content, calls_tools=bool(valid)),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _chunk(self, part: str | Answer) -> ChatGenerationChunk:
-        """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.
+    def _chunks(self, ask: Ask, part: str | Answer, told: str) -> Iterator[ChatGenerationChunk]:
+        """A piece; or, after the last one, the calls and all there is to tell of the answer.
 
-        Chunks are put together by adding up what they tell.
+        That is in one chunk only: chunks are put together by adding up what they tell.
         """
         if isinstance(part, str):
-            return ChatGenerationChunk(message=AIMessageChunk(content=part))
+            yield ChatGenerationChunk(message=AIMessageChunk(content=part))
+            return
+        content, calls = read(ask.calling, part)
+        if content.startswith(told) and content != told:
+            yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(told) :]))
+        for chunk in as_chunks(calls):
+            message = AIMessageChunk(content="", tool_call_chunks=[chunk])
+            yield ChatGenerationChunk(message=message)
+        called = any(call.is_valid for call in calls)
         message = AIMessageChunk(
             content="",
             chunk_position="last",
             usage_metadata=usage(part),
-            response_metadata=response(part, self.model_name),
+            response_metadata=response(part, self.model_name, content, calls_tools=called),
         )
-        return ChatGenerationChunk(message=message)
+        yield ChatGenerationChunk(message=message)

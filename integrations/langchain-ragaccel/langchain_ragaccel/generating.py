@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ragaccel import LLM, Answer, AsyncStream, Stream
 
+    from langchain_ragaccel.tools import Calling
+
 _BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
 
 Result = TypeVar("Result")
@@ -30,6 +32,8 @@ class Ask:
     references: Sequence[Any]
     settings: dict[str, Any]
     timeout: float | None
+    calling: Calling | None = None
+    """What the answer may call, if anything."""
 
     def stream(self) -> Stream:
         """Check it; it is answered while this is read."""
@@ -38,6 +42,22 @@ class Ask:
     def astream(self) -> AsyncStream:
         """Check it; it is answered while this is awaited."""
         return self.llm.astream(self.prompt, references=self.references, **self.settings)
+
+
+class _Telling:
+    """What of an answer in progress may be told already: no text that turns out to be a call."""
+
+    def __init__(self, calling: Calling | None) -> None:
+        self._calling, self._told = calling, ""
+
+    def next(self, piece: str, stream: Stream | AsyncStream) -> str:
+        """What may be told now that a piece more is there."""
+        if self._calling is None:
+            return piece
+        settled = self._calling.settled(stream.token_ids)
+        piece = settled[len(self._told) :] if settled.startswith(self._told) else ""
+        self._told += piece
+        return piece
 
 
 def answer(ask: Ask) -> Answer:
@@ -72,18 +92,21 @@ def answers(asks: Sequence[Ask]) -> list[Answer]:
 def pieces(ask: Ask) -> Iterator[str | Answer]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
     with ask.stream() as stream, _within(ask.timeout, stream.close):
-        yield from stream
+        telling = _Telling(ask.calling)
+        for piece in stream:
+            if text := telling.next(piece, stream):
+                yield text
         yield stream.answer
 
 
-async def beside(work: Callable[[], Result]) -> Result:
+async def in_thread(work: Callable[[], Result]) -> Result:
     """Do in a thread what goes before an answer: texts are matched and tokenized."""
     return await run_in_executor(None, work)
 
 
 async def aanswer(ask: Ask) -> Answer:
     """Answer one prompt; if the caller is cancelled, so is the answer."""
-    stream = await beside(ask.astream)
+    stream = await in_thread(ask.astream)
     return await _in_time(stream.finish(), ask.timeout, ask.timeout)
 
 
@@ -102,14 +125,15 @@ async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
     loop, seconds = asyncio.get_running_loop(), ask.timeout
     end = None if seconds is None else loop.time() + seconds
-    stream = await beside(ask.astream)
+    stream, telling = await in_thread(ask.astream), _Telling(ask.calling)
     try:
         while True:
             left = None if end is None else max(0.0, end - loop.time())
             piece = await _in_time(_next(stream), left, seconds)
             if piece is None:
                 break
-            yield piece
+            if text := telling.next(piece, stream):
+                yield text
         yield stream.answer
     finally:
         await stream.aclose()

@@ -11,19 +11,23 @@ from langchain_core.runnables import Runnable
 from pydantic import ConfigDict
 
 from langchain_ragaccel.calls import check_names
-from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, beside, pieces
+from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.metadata import PROVIDER, response, token_usage
 from langchain_ragaccel.options import ModelOptions
-from langchain_ragaccel.references import gather
+from langchain_ragaccel.prompting import write_prompt
+from langchain_ragaccel.references import beside, gather
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from uuid import UUID
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
     from langchain_core.runnables import RunnableConfig
-    from ragaccel import Answer
+    from ragaccel import LLM, Answer
+
+    from langchain_ragaccel.calls import Call
 
 
 class RagaccelLLM(ModelOptions, BaseLLM):
@@ -125,7 +129,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asks = await beside(lambda: self._asks(prompts, stop, run_manager, kwargs))
+        asks = await in_thread(lambda: self._asks(prompts, stop, run_manager, kwargs))
         if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
             return self._result(await aanswers(asks))
         made = []
@@ -156,7 +160,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        (ask,) = await beside(lambda: self._asks([prompt], stop, run_manager, kwargs))
+        (ask,) = await in_thread(lambda: self._asks([prompt], stop, run_manager, kwargs))
         async with aclosing(apieces(ask)) as parts:
             async for part in parts:
                 chunk = self._chunk(part)
@@ -171,10 +175,12 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         check_names(given, type(self).__name__)
         call, llm = self.call(stop, given), self.ready_llm
         run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
-        return [
-            Ask(llm, prompt, gather(llm, call, prompt, run_id=run_id), call.settings, call.timeout)
-            for prompt in prompts
-        ]
+        return [self._ask(llm, call, prompt, run_id) for prompt in prompts]
+
+    def _ask(self, llm: LLM, call: Call, text: str, run_id: UUID | None) -> Ask:
+        prompt = write_prompt(llm, call, text)
+        found = gather(llm, call, text, run_id=run_id)
+        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout)
 
     def _chunk(self, part: str | Answer) -> GenerationChunk:
         """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.

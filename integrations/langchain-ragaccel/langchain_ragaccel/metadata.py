@@ -30,7 +30,9 @@ def token_usage(answers: list[Answer]) -> dict[str, int]:
     }
 
 
-def response(answer: Answer, model: str, text: str | None = None) -> dict[str, Any]:
+def response(
+    answer: Answer, model: str, text: str | None = None, *, calls_tools: bool = False
+) -> dict[str, Any]:
     """What ``response_metadata`` holds.
 
     ``text`` is what is left of the answer's text, where tool calls were taken out of it; spans
@@ -39,7 +41,7 @@ def response(answer: Answer, model: str, text: str | None = None) -> dict[str, A
     return {
         "model_name": model,
         "model_provider": PROVIDER,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": "tool_calls" if calls_tools else answer.finish_reason,
         "ragaccel": report(answer, answer.text if text is None else text),
     }
 

@@ -1,20 +1,23 @@
-"""Prompting: from a conversation to the prompt that the model's chat template makes of it."""
+"""Prompting: from a text or a conversation to the prompt that a model is given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from ragaccel import ConfigurationError, Passage, build_prompt
+from ragaccel import ConfigurationError, Passage, build_prompt, reads_apart, take_apart
 
 from langchain_ragaccel.messages import acceptable
 
 if TYPE_CHECKING:
     from ragaccel import LLM
 
+    from langchain_ragaccel.calls import Call
     from langchain_ragaccel.messages import Turn
 
 _ANSWER_TOKENS = 256  # of an answer, where nothing else is asked for
+_READS_APART: WeakKeyDictionary[LLM, bool] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,25 @@ class Conversation:
     template_options: dict[str, Any] = field(default_factory=dict)
 
 
-def write_prompt(llm: LLM, asked: Conversation, max_new_tokens: int | None) -> Any:
-    """Turn a conversation into what ``LLM.generate`` takes.
+def write_prompt(llm: LLM, call: Call, asked: str | Conversation) -> Any:
+    """Turn a text or a conversation into what ``LLM.generate`` takes.
 
-    Documents go where the chat template has a place for them, or numbered into the last message,
-    as many as fit.
+    A text stays as it is, and a conversation goes through the chat template. Documents go where
+    that has a place for them, or numbered into the last message, as many as fit. A model that
+    reads documents and one question and nothing else, as the bundled reader does, is given the
+    registered passages that stand in the text, and its question.
 
     Raises:
         ConfigurationError: the chat template has no place for something.
         CapacityError: not one document fits.
     """
-    if asked.documents and not asked.tools and not asked.template_options:
-        return _with_documents(llm, asked, max_new_tokens)
+    if isinstance(asked, str):
+        return _apart(llm, call, asked) if _reads_apart(llm) else asked
+    if not asked.tools and not asked.template_options:
+        if asked.documents:
+            return _with_documents(llm, call, asked)
+        if _reads_apart(llm):
+            return _apart(llm, call, asked.turns)
     turns, inputs = _laid_out(llm, asked)
     return llm.tokenizer.chat(turns, **inputs) if inputs else turns
 
@@ -49,18 +59,41 @@ def count_tokens(llm: LLM, asked: Conversation) -> int:
     return len(llm.tokenizer.chat(turns, **inputs))
 
 
-def _with_documents(llm: LLM, asked: Conversation, max_new_tokens: int | None) -> Any:
+def _reads_apart(llm: LLM) -> bool:
+    if llm not in _READS_APART:
+        _READS_APART[llm] = reads_apart(llm.tokenizer)
+    return _READS_APART[llm]
+
+
+def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
+    return take_apart(
+        asked,
+        llm.tokenizer,
+        call.registry,
+        namespace=call.namespace,
+        max_tokens=_room(llm, call),
+    )
+
+
+def _with_documents(llm: LLM, call: Call, asked: Conversation) -> Any:
     *history, last = asked.turns
     if last["role"] != "user":
         raise ConfigurationError("documents go with a question: end with a message of the human's")
-    room = llm.context_length
     return build_prompt(
         llm.tokenizer,
         last["content"],
         asked.documents,
         history=history,
-        max_tokens=None if room is None else room - (max_new_tokens or _ANSWER_TOKENS),
+        max_tokens=_room(llm, call),
     )
+
+
+def _room(llm: LLM, call: Call) -> int | None:
+    """How long a prompt may be, beside its answer."""
+    if llm.context_length is None:
+        return None
+    answer: int = call.settings.get("max_new_tokens", _ANSWER_TOKENS)
+    return llm.context_length - answer
 
 
 def _laid_out(llm: LLM, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
-from ragaccel import ConfigurationError, Passage, Reference, gather_references
+from ragaccel import ConfigurationError, Passage, Prompt, Reference, gather_references
 
 from langchain_ragaccel.documents import as_passage, content_id
 
@@ -74,6 +74,12 @@ def references_of(messages: Iterable[BaseMessage]) -> list[AnyReference]:
         elif isinstance(message, HumanMessage):
             found += as_references(message.additional_kwargs.get("references") or ())
     return found
+
+
+def beside(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
+    """The references that a prompt does not bring itself."""
+    own = {one.passage_id for one in prompt.passages} if isinstance(prompt, Prompt) else set()
+    return [one for one in references if not isinstance(one, Passage) or one.passage_id not in own]
 
 
 def gather(

@@ -1,6 +1,7 @@
 """The standard integration tests of LangChain, on the reader that comes with ragaccel."""
 
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+from scripted_llm import scripted_llm
 
 from langchain_ragaccel import ChatRagaccel
 
@@ -17,3 +18,31 @@ class TestReader(ChatModelIntegrationTests):
     @property
     def supports_model_override(self):
         return False  # one object answers with one model, and says so
+
+    @property
+    def has_tool_calling(self):
+        return False  # its chat template has no place for tools
+
+    @property
+    def has_structured_output(self):
+        return False
+
+
+class TestScripted(ChatModelIntegrationTests):
+    """Tools and schemas, on a model that is made to answer in its template's own format."""
+
+    @property
+    def chat_model_class(self):
+        return ChatRagaccel
+
+    @property
+    def chat_model_params(self):
+        return {"llm": scripted_llm()}
+
+    @property
+    def supports_json_mode(self):
+        return True
+
+    @property
+    def supports_model_override(self):
+        return False

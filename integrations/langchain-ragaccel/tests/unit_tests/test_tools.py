@@ -1,0 +1,230 @@
+import json
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from ragaccel import ConfigurationError
+from scripted_llm import call_a_tool, scripted_llm
+from tiny_llm import tiny_llm
+
+from langchain_ragaccel import ChatRagaccel
+
+
+class Swell(BaseModel):
+    """How high the swell is."""
+
+    metres: int
+    place: str
+
+
+@tool
+def tide(place: str) -> str:
+    """Tell the tide at a place."""
+    return f"high at {place}"
+
+
+@tool
+def wind(place: str) -> str:
+    """Tell the wind at a place."""
+    return f"calm at {place}"
+
+
+def saying(text):
+    return ChatRagaccel(llm=scripted_llm(lambda prompt: text))
+
+
+def calls(message):
+    return [(call["name"], call["args"]) for call in message.tool_calls]
+
+
+def streamed(model, question):
+    whole = None
+    for chunk in model.stream(question):
+        whole = chunk if whole is None else whole + chunk
+    return whole
+
+
+@pytest.fixture
+def chat():
+    return ChatRagaccel(llm=scripted_llm())
+
+
+def test_tools_of_every_kind_are_called(chat):
+    def depth(place: str) -> int:
+        """Tell the depth."""
+        return 3
+
+    as_dict = {
+        "name": "weather",
+        "description": "Tell.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    }
+    for some, name in ((tide, "tide"), (depth, "depth"), (Swell, "Swell"), (as_dict, "weather")):
+        message = chat.bind_tools([some]).invoke("What of 'Gannet Ledge' (3)?")
+        ((called, arguments),) = calls(message)
+        assert called == name
+        assert arguments["place"] == "Gannet Ledge"
+        assert message.content == ""
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+        assert message.tool_calls[0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        (None, "tide"),
+        ("auto", "tide"),
+        ("any", "tide"),
+        ("required", "tide"),
+        (True, "tide"),
+        ("wind", "wind"),
+        ({"type": "function", "function": {"name": "wind"}}, "wind"),
+        ("none", None),
+    ],
+)
+def test_a_choice_is_kept(chat, choice, called):
+    model = chat.bind_tools([tide, wind], tool_choice=choice)
+    expected = [(called, {"place": "mole"})] if called else []
+    assert calls(model.invoke("What of 'mole'?")) == expected
+    assert calls(streamed(model, "What of 'mole'?")) == expected
+
+
+def test_a_model_that_would_not_call_is_made_to():
+    silent = ChatRagaccel(llm=scripted_llm(lambda prompt: ' {"place": "mole"}}\n</tool_call>'))
+    message = silent.bind_tools([tide, wind], tool_choice="wind").invoke("Hello!")
+    assert calls(message) == [("wind", {"place": "mole"})]
+    with pytest.raises(ConfigurationError, match="names no tool: there are tide, wind"):
+        silent.bind_tools([tide, wind], tool_choice="storm")
+
+
+def test_content_beside_calls_is_streamed_and_the_calls_are_not_part_of_it():
+    text = (
+        "I look at both.\n<tool_call>\n"
+        '{"name": "tide", "arguments": {"place": "mole"}}\n</tool_call>\n<tool_call>\n'
+        '{"name": "wind", "arguments": {"place": "çatı"}}\n</tool_call>'
+    )
+    model = saying(text).bind_tools([tide, wind])
+    message = model.invoke("What of both?")
+    chunks = list(model.stream("What of both?"))
+    assert message.content == "".join(chunk.text for chunk in chunks) == "I look at both."
+    assert not any("tool_call" in chunk.text for chunk in chunks)
+    whole = streamed(model, "What of both?")
+    expected = [("tide", {"place": "mole"}), ("wind", {"place": "çatı"})]
+    assert calls(message) == calls(whole) == expected
+    one = saying(text).bind_tools([tide, wind], parallel_tool_calls=False)
+    assert calls(one.invoke("What of both?")) == expected[:1]
+
+
+def test_text_that_only_looks_like_a_call_is_text():
+    text = 'Write <tool, or {"name"} as you like < > .'
+    model = saying(text).bind_tools([tide])
+    assert model.invoke("How?").content == streamed(model, "How?").content == text
+
+
+async def test_calls_are_streamed_to_asyncio_as_well(chat):
+    whole = None
+    async for chunk in chat.bind_tools([tide]).astream("What of 'mole'?"):
+        whole = chunk if whole is None else whole + chunk
+    assert calls(whole) == [("tide", {"place": "mole"})]
+    message = await chat.bind_tools([tide]).ainvoke("What of 'mole'?")
+    assert calls(message) == calls(whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "tide", "arguments": {"place": "mo',
+        '<tool_call>\n{"name": "tide", "arguments": {"place": mole}}\n</tool_call>',
+    ],
+)
+def test_a_call_that_cannot_be_read_is_an_invalid_one_and_never_mended(text):
+    model = saying(text).bind_tools([tide])
+    for message in (model.invoke("What?"), streamed(model, "What?")):
+        assert message.tool_calls == []
+        (broken,) = message.invalid_tool_calls
+        assert broken["name"] == "tide"
+        assert "mo" in broken["args"]
+    assert model.invoke("What?").response_metadata["finish_reason"] == "stop"
+
+
+def test_a_stop_string_cuts_before_calls_are_read():
+    text = 'Wait. STOP\n<tool_call>\n{"name": "tide", "arguments": {"place": "mole"}}\n</tool_call>'
+    model = saying(text).bind_tools([tide])
+    message = model.invoke("What?", stop=["STOP"])
+    assert message.content == streamed(model.bind(stop=["STOP"]), "What?").content == "Wait. "
+    assert message.tool_calls == []
+
+
+def test_a_template_without_tools_says_so():
+    chat = ChatRagaccel(llm=tiny_llm())
+    for model in (chat.bind_tools([tide]), chat.with_structured_output(Swell)):
+        with pytest.raises(ConfigurationError, match="no place for tools"):
+            model.invoke("What of 'mole'?")
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_schemas_are_answered_as_objects(chat, method):
+    model = chat.with_structured_output(Swell, method=method)
+    assert model.invoke("How high at 'mole' (3)?") == Swell(metres=3, place="mole")
+    as_dict = chat.with_structured_output(Swell.model_json_schema(), method=method)
+    assert as_dict.invoke("How high at 'mole' (3)?") == {"metres": 3, "place": "mole"}
+    raw = chat.with_structured_output(Swell, method=method, include_raw=True)
+    found = raw.invoke("How high at 'mole' (3)?")
+    assert found["parsed"] == Swell(metres=3, place="mole")
+    assert found["parsing_error"] is None
+    assert isinstance(found["raw"], AIMessage)
+
+
+def test_json_is_read_without_any_tools():
+    swell = json.dumps({"metres": 3, "place": "mole"})
+    chat = ChatRagaccel(llm=scripted_llm(lambda prompt: f"```json\n{swell}\n```"))
+    model = chat.with_structured_output(Swell, method="json_mode")
+    assert model.invoke("As JSON.") == Swell(metres=3, place="mole")
+
+
+def test_what_does_not_fit_the_schema_is_told():
+    chat = ChatRagaccel(llm=scripted_llm(lambda prompt: ' {"metres": "high"}}\n</tool_call>'))
+    with pytest.raises(ValueError, match="valid integer"):
+        chat.with_structured_output(Swell).invoke("How high?")
+    found = chat.with_structured_output(Swell, include_raw=True).invoke("How high?")
+    assert found["parsed"] is None
+    assert found["parsing_error"] is not None
+    with pytest.raises(ConfigurationError, match="json_mode"):
+        chat.with_structured_output(Swell, method="yaml")
+
+
+def test_an_agent_calls_its_tool_and_answers_from_the_result(chat):
+    agent = create_agent(chat, [tide])
+    messages = agent.invoke({"messages": [("user", "What of 'mole'?")]})["messages"]
+    kinds = [message.type for message in messages]
+    assert kinds == ["human", "ai", "tool", "ai"]
+    assert messages[2].content == "high at mole"
+    assert messages[3].content == "Hello."
+
+
+def test_documents_that_a_tool_gave_back_are_references(chat):
+    document = Document(page_content="The keeper trims the wick at dusk.", id="wick")
+    said = []
+    llm = scripted_llm(lambda prompt: document.page_content)
+    chat = ChatRagaccel(llm=llm, auto_references=False)
+    told = [
+        HumanMessage("Who?"),
+        AIMessage("", tool_calls=[{"name": "tide", "args": {}, "id": "a"}]),
+        ToolMessage("see the artifact", tool_call_id="a", artifact=[document, object()]),
+    ]
+    for messages in (told, [HumanMessage("?", additional_kwargs={"references": [document]})]):
+        report = chat.invoke(messages).response_metadata["ragaccel"]
+        said += [span["passage_id"] for span in report["copied_spans"]]
+    assert said == ["wick", "wick"]
+
+
+def test_tools_are_counted(chat):
+    alone = chat.get_num_tokens_from_messages([HumanMessage("What?")])
+    assert chat.get_num_tokens_from_messages([HumanMessage("What?")], tools=[tide]) > alone + 40
+
+
+def test_the_script_calls_nothing_unless_it_is_given_tools():
+    assert call_a_tool("<turn>user: Hi<turn>assistant: ") == "Hello."
