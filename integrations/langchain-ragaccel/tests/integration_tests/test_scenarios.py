@@ -1,0 +1,233 @@
+"""However a chain is put together and called, a call is given its own prompt's documents only."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
+
+import pytest
+from langchain_classic.chains import create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough, chain
+from recording_models import recording_chat_model, recording_llm
+from scenario_documents import Given, OwnDocuments
+
+MANY = 24
+QUESTIONS = [f"What does the keeper say to question-{number}?" for number in range(MANY)]
+PROMPT = ChatPromptTemplate.from_template(
+    "Answer from the context.\n\n{context}\n\nQuestion: {input}\nAnswer:"
+)
+MODELS = {"llm": recording_llm, "chat": recording_chat_model}
+
+
+def joined(documents):
+    return "\n\n".join(document.page_content for document in documents)
+
+
+def lcel(model):
+    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    return sources | PROMPT | model
+
+
+def partly_shown(model):
+    """Two of three documents are shown; the third is their neighbour."""
+    found = OwnDocuments() | RunnableLambda(lambda documents: documents[:2])
+    return {"context": found | joined, "input": RunnablePassthrough()} | PROMPT | model
+
+
+def parsed(model):
+    return lcel(model) | StrOutputParser()
+
+
+def assigned(model):
+    found = RunnablePassthrough.assign(context=itemgetter("input") | OwnDocuments() | joined)
+    return RunnableLambda(lambda question: {"input": question}) | found | PROMPT | model
+
+
+def classic(model):
+    stuffed = create_stuff_documents_chain(model, PROMPT)
+    return RunnableLambda(lambda q: {"input": q}) | create_retrieval_chain(OwnDocuments(), stuffed)
+
+
+def retried(model):
+    again = OwnDocuments().with_retry().with_config(tags=["retriever"])
+    steady = model.with_retry().with_fallbacks([model])
+    sources = {"context": again | joined, "input": RunnablePassthrough()}
+    return sources | PROMPT | steady
+
+
+def plain_code(model):
+    """Two calls with nothing round them: a retriever, then the model."""
+
+    def answer(question):
+        return model.invoke(
+            PROMPT.invoke({"context": joined(OwnDocuments().invoke(question)), "input": question})
+        )
+
+    async def aanswer(question):
+        found = await OwnDocuments().ainvoke(question)
+        return await model.ainvoke(PROMPT.invoke({"context": joined(found), "input": question}))
+
+    return Bare(answer, aanswer)
+
+
+class Bare:
+    """Functions called as they are: no runnable, and so no run, is round what they call."""
+
+    def __init__(self, sync, native):
+        self.invoke, self.ainvoke = sync, native
+
+
+def two_of_one_root(model):
+    return RunnableParallel(left=lcel(model), right=RunnableLambda(other_question) | lcel(model))
+
+
+def other_question(question):
+    return question.replace("question-", "question-9")
+
+
+def looped(model):
+    @chain
+    def loop(question):
+        return [
+            lcel(model).invoke(question.replace("question-", f"question-{i}")) for i in (7, 8, 9)
+        ]
+
+    return loop
+
+
+def in_a_raw_thread(model):
+    """The model is called where no context of the chain reaches it."""
+
+    def answer(value):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(model.invoke, value).result()
+
+    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    return sources | PROMPT | RunnableLambda(answer)
+
+
+def one_after_another(built, questions):
+    for question in questions[:6]:
+        built.invoke(question)
+
+
+def in_threads(built, questions):
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(built.invoke, questions))
+
+
+def streamed(built, questions):
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda question: list(built.stream(question)), questions))
+
+
+def streams_begun_before_read(built, questions):
+    """Streams advanced in turns, in one thread: each is computed while others are read."""
+    open_streams = [built.stream(question) for question in questions]
+    while open_streams:
+        open_streams = [stream for stream in open_streams if next(stream, None) is not None]
+
+
+def batched(built, questions):
+    built.batch(questions)
+
+
+def batched_few_at_a_time(built, questions):
+    built.batch(questions, config={"max_concurrency": 3})
+
+
+def gathered(built, questions):
+    async def all_of_them():
+        await asyncio.gather(*(built.ainvoke(question) for question in questions))
+
+    asyncio.run(all_of_them())
+
+
+def streams_gathered(built, questions):
+    async def read(question):
+        return [piece async for piece in built.astream(question)]
+
+    async def all_of_them():
+        await asyncio.gather(*map(read, questions))
+
+    asyncio.run(all_of_them())
+
+
+def abatched(built, questions):
+    asyncio.run(built.abatch(questions))
+
+
+def to_threads(built, questions):
+    async def all_of_them():
+        await asyncio.gather(*(asyncio.to_thread(built.invoke, question) for question in questions))
+
+    asyncio.run(all_of_them())
+
+
+def events(built, questions):
+    async def read(question):
+        return [event async for event in built.astream_events(question, version="v2")]
+
+    async def all_of_them():
+        await asyncio.gather(*map(read, questions))
+
+    asyncio.run(all_of_them())
+
+
+CALLS = [
+    one_after_another, in_threads, streamed, streams_begun_before_read, batched,
+    batched_few_at_a_time, gathered, streams_gathered, abatched, to_threads, events,
+]  # fmt: skip
+CASES = [
+    *((built, call) for built in (lcel, parsed, assigned, classic) for call in CALLS),
+    *((plain_code, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((two_of_one_root, call) for call in (in_threads, gathered)),
+    *((retried, call) for call in (in_threads, gathered)),
+    *((in_a_raw_thread, call) for call in (in_threads, gathered)),
+    *((looped, call) for call in (one_after_another, in_threads, streamed)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("build", "call"), CASES, ids=lambda function: function.__name__)
+def test_references_are_this_prompts_documents(build, call, kind):
+    given = Given()
+    call(build(MODELS[kind](given)), QUESTIONS)
+    assert len(given.calls) >= 6
+    assert all(standing for standing, _ in given.calls)
+    assert given.leaks == []
+    assert given.completeness >= 0.99
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_call_without_retrieval_is_given_nothing(kind):
+    given = Given()
+    model = MODELS[kind](given)
+    lcel(model).invoke(QUESTIONS[0])
+    model.invoke("What does the keeper say to question-0?")
+    assert [len(found) for _, found in given.calls] == [3, 0]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_of_a_thousand_at_once_nobody_is_given_anothers(kind):
+    given = Given()
+    built = lcel(MODELS[kind](given))
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(built.invoke, [f"question-{number}?" for number in range(1000, 2000)]))
+    assert len(given.calls) == 1000
+    assert given.leaks == []
+    assert given.completeness >= 0.99
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_neighbours_are_of_a_document_that_is_in_the_prompt(neighbours, kind):
+    given = Given()
+    in_threads(partly_shown(MODELS[kind](given, neighbours=neighbours)), QUESTIONS)
+    assert given.leaks == []
+    assert given.completeness >= 0.99
+    assert bool(given.neighbours) == neighbours

@@ -1,0 +1,71 @@
+"""A corpus of one's own for every question, and who was given what: how scenarios find a leak."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+WORDS = """
+amber anchor basalt beacon cable cinder copper current drift ember ferry gannet granite harbour
+heather island kelp kestrel lamp lantern ledge lichen mole moor oil otter pier plover quay rain
+reef salt seal shale shoal signal slate sound spray swell tern thrift tide timber wick wind
+""".split()
+QUERY = re.compile(r"question-\d+")
+DOCUMENT = re.compile(r"document (\d+) of (question-\d+)")
+
+
+def documents_of(query, count=3, words=45):
+    """The documents of a question: nobody else's, and each about 300 characters."""
+    made = []
+    for number in range(1, count + 1):
+        chosen = random.Random(f"{query}/{number}").choices(WORDS, k=words)
+        text = f"This is document {number} of {query}: {' '.join(chosen)}."
+        made.append(Document(text, id=f"{query}/{number}", metadata={"source": f"{query}.md"}))
+    return made
+
+
+class OwnDocuments(BaseRetriever):
+    """Returns the documents of the question that a query names, after a moment."""
+
+    count: int = 3
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        time.sleep(random.random() * 0.002)
+        named = QUERY.search(query)
+        return documents_of(named.group(), self.count) if named else []
+
+
+@dataclass
+class Given:
+    """What every call of the model was given: the documents in its prompt, and its references.
+
+    ``leaks`` are passages that do not stand in the prompt they were given for, and neighbours of
+    documents of which nothing does.
+    """
+
+    calls: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    neighbours: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, prompt, passage_ids, neighbour_ids):
+        """Note a call: which documents stand in its prompt, and which it was given."""
+        standing = {f"{query}/{number}" for number, query in DOCUMENT.findall(prompt)}
+        asked = {name.split("/")[0] for name in standing}
+        strange = {name for name in neighbour_ids if name.split("/")[0] not in asked}
+        with self.lock:
+            self.calls.append((frozenset(standing), frozenset(passage_ids)))
+            self.neighbours += len(neighbour_ids)
+            self.leaks += sorted(strange | (set(passage_ids) - standing))
+
+    @property
+    def completeness(self):
+        """The share of the passages in prompts that were given."""
+        wanted = sum(len(standing) for standing, _ in self.calls)
+        return sum(len(standing & given) for standing, given in self.calls) / wanted
