@@ -8,18 +8,19 @@ import tempfile
 import threading
 import weakref
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.errors import ConfigurationError, IndexWriteError
+import numpy as np
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.retrieve.diversity import diversify
 from ragaccel.retrieve.fingerprints import (
     forget_vectors,
-    is_blank,
-    is_filled_by_program,
-    mark_filled_by_program,
+    open_for_program,
+    refuse_indexed,
     require_dimension,
-    require_embedder,
     take_vectors,
 )
 from ragaccel.retrieve.following import FollowedVectors
@@ -28,11 +29,10 @@ from ragaccel.retrieve.records import FileRecord
 from ragaccel.retrieve.retriever import fuse
 from ragaccel.retrieve.store import Store
 from ragaccel.retrieve.stored import (
-    AT_ONCE,
-    Stored,
     delete_emptied,
     delete_ids,
     read_document,
+    read_first,
     read_ids,
     read_rows,
     read_vectors,
@@ -40,17 +40,14 @@ from ragaccel.retrieve.stored import (
 from ragaccel.retrieve.word_search import search_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from ragaccel.passage import Passage
-
-    Where = Callable[[Stored], bool] | None
+    from ragaccel.retrieve.stored import Stored, Where
 
 _CANDIDATES = 50
-_WAIT_SECONDS = 5.0
 
 
 class Collection:
@@ -81,15 +78,11 @@ class Collection:
             folder = tempfile.mkdtemp(prefix="ragaccel-")
             self._goes_with_this = weakref.finalize(self, _delete, folder, os.getpid())
             path = Path(folder) / "collection.db"
-        self._store = Store(path)
+        self.path = Path(path)
+        self._store = Store(self.path)
         self._vectors = FollowedVectors(self._store, self._dimension)
         self._changes = threading.Lock()  # SQLite lets writers wait in no order, and not for long
-        self._settle()
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._store.path
+        open_for_program(self._store, fingerprint)
 
     def __enter__(self) -> Collection:
         return self
@@ -221,13 +214,15 @@ class Collection:
         require_dimension(self.path, len(query), index.dimension)
         ranking = index.ranking(query) if where else iter(index.search(query, k))
         near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
-        return self._first(near, k, where)
+        return read_first(self._store, near, k, where)
 
     def search_words(self, words: str, k: int = 6, *, where: Where = None) -> list[Stored]:
         """Find the k passages that share words with a text, best first (score: BM25)."""
         _require_some(k)
         self._store.state()
-        return self._first(iter(search_words(self._store, words, -1 if where else k)), k, where)
+        return read_first(
+            self._store, iter(search_words(self._store, words, -1 if where else k)), k, where
+        )
 
     def search_fused(
         self, words: str, vector: ArrayLike, k: int = 6, *, alpha: float = 0.5, where: Where = None
@@ -252,16 +247,33 @@ class Collection:
         ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))[:k]
         return [found[name].scored(score) for name, score in ranking]
 
-    # Within
+    def search_diverse(
+        self,
+        vector: ArrayLike,
+        k: int = 6,
+        *,
+        among: int = 20,
+        balance: float = 0.5,
+        where: Where = None,
+    ) -> list[Stored]:
+        """Find k passages near to a vector that are unlike one another (score: cosine).
 
-    def _settle(self) -> None:
-        """Make the file if there is none; refuse one that another embedder's vectors are in."""
-        if is_blank(self._store):
-            with self._store.writing(wait_seconds=_WAIT_SECONDS):
-                if is_blank(self._store):
-                    mark_filled_by_program(self._store, self.fingerprint)
-        if self.fingerprint and self._store.count_passages():
-            require_embedder(self._store, self.fingerprint)
+        Args:
+            vector: [D], the question's.
+            k: How many.
+            among: The nearest that they are chosen from, by maximal marginal relevance.
+            balance: 1 looks at nearness alone, 0 only at how unlike they are to those before.
+            where: As in :meth:`search`.
+        """
+        if not 0 <= balance <= 1:
+            raise ConfigurationError(f"balance is {balance}: 0 (unlike) to 1 (near)")
+        _require_some(k)
+        near = self.search(vector, max(among, k), where=where)
+        vectors = self.vectors(item.passage.passage_id for item in near)
+        near = [item for item in near if item.passage.passage_id in vectors]
+        rows = np.array([vectors[item.passage.passage_id] for item in near])
+        nearness = np.array([item.passage.score for item in near])
+        return [near[i] for i in diversify(nearness, rows, k, balance)]
 
     def _dimension(self) -> int:
         return int(self._store.meta("dimension", "0"))
@@ -270,21 +282,9 @@ class Collection:
     def _changing(self) -> Iterator[Any]:
         with self._changes:
             self._store.state()
-            if not is_filled_by_program(self._store):
-                raise IndexWriteError(
-                    f"{self.path} is kept by `ragaccel index`, whose next run would undo this:"
-                    " change the documents and index again, or put passages into another file"
-                )
+            refuse_indexed(self._store)
             with self._store.transaction() as connection:
                 yield connection
-
-    def _first(self, ranking: Iterator[tuple[int, float]], k: int, where: Where) -> list[Stored]:
-        """The first k passages of a ranking for which a condition holds."""
-        chosen: list[Stored] = []
-        while len(chosen) < k and (part := dict(islice(ranking, AT_ONCE))):
-            scored = (item.scored(part[key]) for key, item in read_rows(self._store, list(part)))
-            chosen += [item for item in scored if where is None or where(item)]
-        return chosen[:k]
 
 
 def _delete(folder: str, process: int) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.store import Store
 
 _PROGRAM = "program"
+_WAIT_SECONDS = 5.0
 
 
 def index_fingerprint(embedder: str) -> str:
@@ -62,11 +63,32 @@ def is_filled_by_program(store: Store) -> bool:
     return store.meta("filled_by") == _PROGRAM
 
 
-def is_blank(store: Store) -> bool:
-    """Whether there is no index yet, or one that nobody has begun to fill."""
-    if not store.path.exists() or not store.path.stat().st_size:
-        return True
-    return not (is_filled_by_program(store) or store.meta("fingerprint"))
+def open_for_program(store: Store, embedder: str) -> None:
+    """Make a file if there is none; refuse one that another embedder's vectors are in.
+
+    Raises:
+        IndexMismatchError: As :func:`require_embedder`.
+        IndexWriteError, IndexCorruptError: It cannot be made, or is none of ours.
+    """
+    if _is_blank(store):
+        with store.writing(wait_seconds=_WAIT_SECONDS):
+            if _is_blank(store):  # another may have been first
+                mark_filled_by_program(store, embedder)
+    if embedder and store.count_passages():
+        require_embedder(store, embedder)
+
+
+def refuse_indexed(store: Store) -> None:
+    """Keep a program from changing what runs of indexing keep.
+
+    Raises:
+        IndexWriteError: It is an index of those.
+    """
+    if not is_filled_by_program(store):
+        raise IndexWriteError(
+            f"{store.path} is kept by `ragaccel index`, whose next run would undo this: change the"
+            " documents and index again, or put passages into another file"
+        )
 
 
 def take_vectors(store: Store, embedder: str, dimension: int) -> None:
@@ -105,3 +127,10 @@ def refuse_filled_by_program(store: Store) -> None:
             f"{store.path} holds passages that a program put in, which indexing would lose: index"
             " into another file with --index PATH"
         )
+
+
+def _is_blank(store: Store) -> bool:
+    """Whether there is no index yet, or one that nobody has begun to fill."""
+    if not store.path.exists() or not store.path.stat().st_size:
+        return True
+    return not (is_filled_by_program(store) or store.meta("fingerprint"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from ragaccel.passage import Passage
 from ragaccel.retrieve.store import PASSAGE_COLUMNS, PASSAGE_TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from ragaccel.retrieve.store import Store
 
-AT_ONCE = 500  # SQLite takes no more than some hundreds of values in one question
+    Where = Callable[["Stored"], bool] | None
+
+_AT_ONCE = 500  # SQLite takes no more than some hundreds of values in one question
 _SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
 
 
@@ -49,6 +52,17 @@ def read_rows(store: Store, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]
         rows = store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
         found = {row[0]: row for row in rows}
         yield from ((key, _stored(found[key])) for key in part if key in found)
+
+
+def read_first(
+    store: Store, ranking: Iterator[tuple[int, float]], k: int, where: Where
+) -> list[Stored]:
+    """The first k passages of a ranking, given by their rows, for which a condition holds."""
+    chosen: list[Stored] = []
+    while len(chosen) < k and (part := dict(islice(ranking, _AT_ONCE))):
+        scored = (item.scored(part[key]) for key, item in read_rows(store, list(part)))
+        chosen += [item for item in scored if where is None or where(item)]
+    return chosen[:k]
 
 
 def read_document(store: Store, path: str) -> list[Stored]:
@@ -93,7 +107,7 @@ def _stored(row: Sequence[Any]) -> Stored:
 
 
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (values[first : first + AT_ONCE] for first in range(0, len(values), AT_ONCE))
+    return (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
 
 
 def _marks(values: Sequence[Any]) -> str:

@@ -124,6 +124,24 @@ def test_fusing_weighs_words_and_vectors(collection):
             collection.search_fused("zebra", [1.0, 0.0], alpha=alpha)
 
 
+def test_diverse_passages_do_not_say_the_same(collection):
+    rows = {"best": [1, 0.1, 0], "same": [1, 0.12, 0], "other": [0.6, 0, 0.8], "far": [-1, 0, 0]}
+    collection.put([Passage(name, name) for name in rows], list(rows.values()))
+    query = [1, 0.09, 0]
+    assert ids(collection.search(query, 3)) == ["best", "same", "other"]
+    assert ids(collection.search_diverse(query, 3, balance=1)) == ["best", "same", "other"]
+    assert ids(collection.search_diverse(query, 3, balance=0.5)) == ["best", "other", "same"]
+    assert ids(collection.search_diverse(query, 3, balance=0))[:2] == ["best", "far"]
+    assert ids(collection.search_diverse(query, 2, among=2, balance=0.5)) == ["best", "same"]
+    among = collection.search_diverse(query, 9, where=lambda item: item.passage.text != "other")
+    assert ids(among) == ["best", "far", "same"] or ids(among) == ["best", "same", "far"]
+    assert among[0].passage.score == pytest.approx(1, abs=1e-3)
+    with pytest.raises(ConfigurationError, match="balance"):
+        collection.search_diverse(query, 2, balance=2)
+    collection.clear()
+    assert collection.search_diverse(query, 2) == []
+
+
 def test_a_put_under_a_known_id_replaces_all_of_it(collection):
     fill(collection, path="old.md")
     collection.search(vectors_of("lamp")[0], 1)
