@@ -1,0 +1,157 @@
+"""The retriever: an index of your documents, searched by meaning and by words."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+from langchain_core.runnables.config import run_in_executor
+from pydantic import ConfigDict, Field, PrivateAttr
+from ragaccel import ConfigurationError
+
+from langchain_ragaccel.embeddings import RagaccelEmbeddings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from langchain_core.callbacks import (
+        AsyncCallbackManagerForRetrieverRun,
+        CallbackManagerForRetrieverRun,
+    )
+    from ragaccel import Passage
+
+
+class RagaccelRetriever(BaseRetriever):
+    """Finds passages in an index that ``ragaccel index`` or :meth:`from_folder` made.
+
+    Each comes with its ``id``, and in its metadata ``score``, ``citation`` (``guide.pdf:3``),
+    ``source``, ``start_index``, and ``title``, ``page`` and ``line`` where it has them; pages and
+    lines are counted from 1. The index is followed: what is indexed again is found at once.
+
+    >>> RagaccelRetriever(index="documents/", k=3).invoke("Who keeps the lamp?")
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    index: Any
+    """An index file, or the folder it is in; or anything that has ``search(query, k)``, such as a
+    ``ragaccel.FocusedRetriever``."""
+
+    k: int = Field(default=6, ge=1)
+    """How many passages; ``invoke(query, k=...)`` asks for another number."""
+
+    mode: Literal["fused", "dense", "text"] | None = None
+    """``"dense"``: by meaning (score: cosine); ``"text"``: by words (BM25); ``"fused"``: by both,
+    which is meant by None."""
+
+    embeddings: RagaccelEmbeddings = Field(default_factory=RagaccelEmbeddings)
+    """What the index was made with; for an index file only."""
+
+    _source: Any = PrivateAttr()
+    _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Open the index.
+
+        Raises:
+            NothingIndexedError: There is none.
+            IndexMismatchError: It was made with another embedding model.
+            ConfigurationError: It is nothing that can be searched, or not in that mode.
+        """
+        super().model_post_init(context)
+        if isinstance(self.index, str | Path):
+            self._source = _opened(Path(self.index), self.embeddings)
+        elif callable(getattr(self.index, "search", None)):
+            self._source = self.index
+        else:
+            raise ConfigurationError(
+                f"index is {self.index!r}: give an index file, its folder, or what has"
+                " search(query, k)"
+            )
+        if self.mode is not None:
+            if "mode" not in inspect.signature(self._source.search).parameters:
+                raise ConfigurationError(
+                    f"{type(self._source).__name__} has no modes: leave it out"
+                )
+            self._options = {"mode": self.mode}
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        *,
+        index: str | Path | None = None,
+        embeddings: RagaccelEmbeddings | None = None,
+        indexing: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> RagaccelRetriever:
+        """Bring the index of a folder up to date, then search it; only what is new is embedded.
+
+        Args:
+            folder: Where the documents are.
+            index: The index file; without one it is kept in the folder.
+            embeddings: What embeds the documents, and the questions later.
+            indexing: Further arguments of ``ragaccel.index_folder``, e.g. ``{"include": [...]}``.
+            **fields: Those of the retriever, e.g. ``k``.
+        """
+        from ragaccel import Store, default_index_path, index_folder
+
+        embeddings = embeddings or RagaccelEmbeddings()
+        path = default_index_path(folder) if index is None else Path(index)
+        with Store(path) as store:
+            index_folder(store, embeddings.ready(), folder, **dict(indexing or {}))
+        return cls(index=path, embeddings=embeddings, **fields)
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun | None = None,  # noqa: ARG002
+        k: int | None = None,
+    ) -> list[Document]:
+        found = self._source.search(query, self.k if k is None else k, **self._options)
+        return [as_document(passage) for passage in found]
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun | None = None,  # noqa: ARG002
+        k: int | None = None,
+    ) -> list[Document]:
+        return await run_in_executor(None, self._get_relevant_documents, query, k=k)
+
+    def _get_ls_params(self, **_: Any) -> LangSmithRetrieverParams:
+        """What traces call it."""
+        params = LangSmithRetrieverParams(
+            ls_retriever_name="ragaccel", ls_vector_store_provider="ragaccel"
+        )
+        if isinstance(self.index, str | Path):
+            params["ls_embedding_provider"] = "ragaccel"
+            params["ls_embedding_model"] = self.embeddings.name
+        return params
+
+
+def as_document(passage: Passage) -> Document:
+    """Turn a found passage into a document, with its place and its score in the metadata."""
+    metadata: dict[str, Any] = {
+        "score": passage.score,
+        "citation": passage.citation,
+        "source": passage.path,
+        "start_index": passage.start,
+        "title": passage.title,
+        "page": passage.page,
+        "line": passage.line,
+    }
+    told = {name: value for name, value in metadata.items() if value not in ("", None)}
+    return Document(id=passage.passage_id, page_content=passage.text, metadata=told)
+
+
+def _opened(path: Path, embeddings: RagaccelEmbeddings) -> Any:
+    from ragaccel import default_index_path, open_retriever
+
+    place = default_index_path(path) if path.is_dir() else path
+    return open_retriever(place, embeddings.ready())

@@ -1,0 +1,86 @@
+import pytest
+from langchain_core.documents import Document
+from ragaccel import ConfigurationError
+
+from langchain_ragaccel.filtering import as_condition
+
+DOCUMENT = Document(
+    page_content="The lamp burns oil.",
+    metadata={
+        "source": "log.pdf",
+        "year": 1874,
+        "tags": ["a", "b"],
+        "deep": {"x": 1},
+        "none": None,
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "holds"),
+    [
+        ({}, True),
+        ({"source": "log.pdf"}, True),
+        ({"source": "other"}, False),
+        ({"source": "log.pdf", "year": 1}, False),
+        ({"missing": None}, False),
+        ({"none": None}, True),
+        ({"tags": ["a", "b"]}, True),
+        ({"deep": {"x": 1}}, True),
+        ({"deep": {}}, False),
+        ({"year": {"$eq": 1874}}, True),
+        ({"year": {"$ne": 1874}}, False),
+        ({"missing": {"$ne": 1}}, True),
+        ({"year": {"$gt": 1874}}, False),
+        ({"year": {"$gte": 1874}}, True),
+        ({"year": {"$lt": 1874}}, False),
+        ({"year": {"$lte": 1874}}, True),
+        ({"year": {"$gt": 1800, "$lt": 1900}}, True),
+        ({"year": {"$gt": 1800, "$lt": 1850}}, False),
+        ({"year": {"$gt": "text"}}, False),
+        ({"missing": {"$gt": 1}}, False),
+        ({"year": {"$in": [1, 1874]}}, True),
+        ({"tags": {"$in": [["a", "b"]]}}, True),
+        ({"missing": {"$in": [None]}}, False),
+        ({"year": {"$nin": [1, 1874]}}, False),
+        ({"missing": {"$nin": [1]}}, True),
+        ({"year": {"$exists": True}}, True),
+        ({"missing": {"$exists": False}}, True),
+        ({"year": {"$exists": False}}, False),
+        ({"$and": [{"year": 1874}, {"source": "log.pdf"}]}, True),
+        ({"$and": [{"year": 1874}, {"source": "x"}]}, False),
+        ({"$or": [{"year": 1}, {"source": "log.pdf"}]}, True),
+        ({"$or": [{"year": 1}, {"source": "x"}]}, False),
+        ({"$or": []}, False),
+        ({"$not": {"year": 1874}}, False),
+        ({"$not": {"year": 1, "source": "log.pdf"}}, True),
+        ({"$or": [{"$and": [{"year": 1}]}, {"$not": {"year": 2}}]}, True),
+        (lambda document: document.page_content.startswith("The"), True),
+        (lambda document: document.metadata["year"] == 1, False),
+    ],
+)
+def test_a_filter_says_which_documents_are_meant(given, holds):
+    assert as_condition(given)(DOCUMENT) is holds
+
+
+def test_no_filter_is_no_condition():
+    assert as_condition(None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("source", "a dictionary or a function"),
+        ({"year": {"$near": 1}}, r"\$near is no comparison"),
+        ({"year": {"$gt": 1, "plain": 2}}, "plain is no comparison"),
+        ({"$xor": []}, r"not by \$xor"),
+        ({"$and": {"year": 1}}, r"\$and takes a list"),
+        ({"$and": ["year"]}, "a part of a filter"),
+        ({"$not": ["year"]}, "a part of a filter"),
+        ({"year": {"$in": 1}}, r"\$in takes a list"),
+        ({"year": {"$in": "1874"}}, r"\$in takes a list"),
+    ],
+)
+def test_a_filter_that_means_nothing_is_refused(given, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        as_condition(given)

@@ -1,0 +1,179 @@
+import threading
+
+import pytest
+from hash_embedder import HashEmbedder
+from langchain_core.callbacks import BaseCallbackHandler
+from pydantic import ValidationError
+from ragaccel import (
+    ConfigurationError,
+    FocusedRetriever,
+    IndexMismatchError,
+    NothingIndexedError,
+    Passage,
+    Store,
+    default_registry,
+    index_folder,
+    open_retriever,
+)
+
+from langchain_ragaccel import RagaccelEmbeddings, RagaccelRetriever
+
+BOAT = "The boat of the station is called Petrel.\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "lamp.md").write_text(
+        "# Lamp\n\nThe lamp burns oil.\n\n## Wick\n\nThe wick is cotton.\n"
+    )
+    (folder / "boat.txt").write_text(BOAT)
+    return folder
+
+
+@pytest.fixture
+def embeddings():
+    return RagaccelEmbeddings(embedder=HashEmbedder())
+
+
+@pytest.fixture
+def retriever(folder, embeddings):
+    return RagaccelRetriever.from_folder(folder, embeddings=embeddings, k=2)
+
+
+def test_a_document_tells_where_it_is_from(retriever, embeddings, folder):
+    wick = retriever.invoke("The wick is cotton.")[0]
+    expected = open_retriever(retriever.index, HashEmbedder()).search("The wick is cotton.", 1)[0]
+    assert (wick.id, wick.page_content) == (expected.passage_id, "The wick is cotton.")
+    assert wick.metadata == {
+        "score": expected.score,
+        "citation": "lamp.md:7",
+        "source": "lamp.md",
+        "start_index": expected.start,
+        "title": expected.title,
+        "line": 7,
+    }
+    text = (folder / "lamp.md").read_text()
+    assert text[wick.metadata["start_index"] :].startswith(wick.page_content)
+
+
+def test_k_is_a_field_and_an_argument(retriever):
+    assert len(retriever.invoke("lamp")) == 2
+    assert len(retriever.invoke("lamp", k=1)) == 1
+    with pytest.raises(ConfigurationError, match="k is 0"):
+        retriever.invoke("lamp", k=0)
+
+
+async def test_awaiting_gives_the_same(retriever):
+    assert await retriever.ainvoke("the boat Petrel") == retriever.invoke("the boat Petrel")
+    assert len(await retriever.ainvoke("lamp", k=1)) == 1
+
+
+async def test_awaiting_leaves_the_loop_free():
+    here = threading.get_ident()
+
+    class Source:
+        def search(self, query, k):
+            return [Passage(str(threading.get_ident() == here), query)]
+
+    (found,) = await RagaccelRetriever(index=Source()).ainvoke("x")
+    assert found.id == "False"
+
+
+@pytest.mark.parametrize("mode", ["fused", "dense", "text"])
+def test_every_mode_finds(folder, embeddings, mode):
+    retriever = RagaccelRetriever.from_folder(folder, embeddings=embeddings, mode=mode, k=1)
+    (found,) = retriever.invoke("the boat Petrel")
+    assert found.metadata["source"] == "boat.txt"
+    same = open_retriever(retriever.index, HashEmbedder()).search("the boat Petrel", 1, mode=mode)
+    assert found.metadata["score"] == same[0].score
+
+
+def test_an_index_is_named_by_its_file_or_its_folder(folder, embeddings, tmp_path):
+    place = tmp_path / "elsewhere.db"
+    retriever = RagaccelRetriever.from_folder(
+        folder, index=place, embeddings=embeddings, indexing={"include": ["*.txt"]}
+    )
+    assert len(retriever.invoke("lamp oil wick boat")) == 1
+    with Store(folder / ".ragaccel" / "index.db") as store:
+        index_folder(store, HashEmbedder(), folder)
+    for index in (folder, str(folder), store.path):
+        found = RagaccelRetriever(index=index, embeddings=embeddings, k=9).invoke("lamp")
+        assert len(found) == 3
+
+
+def test_what_is_indexed_again_is_found_at_once(retriever, folder):
+    retriever.invoke("lamp")
+    (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
+    with Store(retriever.index) as store:
+        index_folder(store, HashEmbedder(), folder)
+    assert retriever.invoke("a zebra grazes")[0].metadata["source"] == "zebra.md"
+
+
+def test_only_what_is_new_is_embedded(folder, embeddings):
+    RagaccelRetriever.from_folder(folder, embeddings=embeddings)
+    before = len(embeddings.embedder.embedded)
+    RagaccelRetriever.from_folder(folder, embeddings=embeddings)
+    assert len(embeddings.embedder.embedded) == before
+
+
+def test_whatever_searches_will_do(retriever):
+    focused = FocusedRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
+    found = RagaccelRetriever(index=focused, k=1).invoke("Which boat is called Petrel?")
+    assert found[0].page_content == BOAT.strip()
+    own = RagaccelRetriever(index=open_retriever(retriever.index, HashEmbedder()), mode="text", k=1)
+    assert own.invoke("Petrel")[0].metadata["source"] == "boat.txt"
+
+
+def test_what_has_no_place_says_nothing_of_it():
+    class Source:
+        def search(self, query, k):
+            return [Passage("p", "text", page=3, score=0.5)] * k
+
+    assert RagaccelRetriever(index=Source(), k=2).invoke("x")[0].metadata == {
+        "score": 0.5,
+        "citation": "p:3",
+        "start_index": 0,
+        "page": 3,
+    }
+
+
+def test_wrong_arguments_are_refused_at_once(folder, embeddings, tmp_path):
+    class Source:
+        def search(self, query, k):
+            return []
+
+    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+        RagaccelRetriever(index=tmp_path / "none.db", embeddings=embeddings)
+    with pytest.raises((ConfigurationError, ValidationError), match="search"):
+        RagaccelRetriever(index=3)
+    with pytest.raises((ConfigurationError, ValidationError), match="no modes"):
+        RagaccelRetriever(index=Source(), mode="text")
+    for wrong in ({"k": 0}, {"mode": "magic"}, {"indx": 1}):
+        with pytest.raises(ValidationError):
+            RagaccelRetriever(index=Source(), **wrong)
+    made = RagaccelRetriever.from_folder(folder, embeddings=embeddings).index
+    other = RagaccelEmbeddings(embedder=HashEmbedder(fingerprint="other"))
+    with pytest.raises(IndexMismatchError):
+        RagaccelRetriever(index=made, embeddings=other)
+
+
+def test_traces_say_what_searched(retriever):
+    class Tracer(BaseCallbackHandler):
+        def on_retriever_start(self, serialized, query, *, metadata=None, **kwargs):
+            seen.update(metadata)
+
+    seen = {}
+    retriever.invoke("lamp", {"callbacks": [Tracer()]})
+    assert seen["ls_retriever_name"] == "ragaccel"
+    assert seen["ls_vector_store_provider"] == "ragaccel"
+    assert seen["ls_embedding_model"] == "HashEmbedder"
+
+
+def test_what_is_found_is_registered_with_its_place(retriever):
+    default_registry().clear()
+    retriever.invoke("the boat Petrel", k=1)
+    (match,) = default_registry().match(f"Context: {BOAT}")
+    assert (match.passage.path, match.passage.line) == ("boat.txt", 1)
+    default_registry().clear()

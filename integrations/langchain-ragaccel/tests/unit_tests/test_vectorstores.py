@@ -1,0 +1,401 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hash_embedder import HashEmbedder
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.indexing import InMemoryRecordManager, aindex, index
+from ragaccel import (
+    Collection,
+    ConfigurationError,
+    IndexMismatchError,
+    Passage,
+    ReferenceRegistry,
+    default_registry,
+    open_retriever,
+)
+
+from langchain_ragaccel import RagaccelEmbeddings, RagaccelVectorStore
+
+DOCUMENTS = [
+    Document(
+        id="lamp", page_content="The lamp burns oil.", metadata={"source": "a.md", "year": 1874}
+    ),
+    Document(
+        id="wick", page_content="The wick is cotton.", metadata={"source": "a.md", "year": 1911}
+    ),
+    Document(id="boat", page_content="The boat is called Petrel.", metadata={"source": "b.md"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    default_registry().clear()
+    yield
+    default_registry().clear()
+
+
+@pytest.fixture
+def embeddings():
+    return RagaccelEmbeddings(embedder=HashEmbedder())
+
+
+@pytest.fixture
+def store(embeddings):
+    with RagaccelVectorStore(embeddings) as store:
+        store.add_documents(DOCUMENTS)
+        yield store
+
+
+def ids(documents):
+    return [document.id for document in documents]
+
+
+def test_the_nearest_comes_first_as_it_was_added(store):
+    assert store.similarity_search("Which boat is called Petrel?", 1) == [DOCUMENTS[2]]
+    assert ids(store.similarity_search("the lamp oil wick")) == ["lamp", "wick", "boat"]
+
+
+def test_scores_are_cosines(store, embeddings):
+    (document, score), *_ = store.similarity_search_with_score("The wick is cotton.", 2)
+    assert (document, round(score, 2)) == (DOCUMENTS[1], 1.0)
+    vector = embeddings.embed_query("The wick is cotton.")
+    assert store.similarity_search_with_score_by_vector(vector, 1) == [(document, score)]
+    assert store.similarity_search_by_vector(vector, 1) == [document]
+
+
+def test_relevance_is_between_0_and_1(embeddings):
+    class Opposite(HashEmbedder):
+        def embed_query(self, text):
+            return -super().embed_query(text)
+
+    store = RagaccelVectorStore.from_documents(DOCUMENTS, RagaccelEmbeddings(embedder=Opposite()))
+    scores = store.similarity_search_with_relevance_scores("The lamp burns oil.", 3)
+    assert {score for _, score in scores} == {0.0} or min(score for _, score in scores) == 0.0
+    assert store.similarity_search_with_score("The lamp burns oil.", 3)[-1][1] < -0.9
+
+
+def test_a_store_is_a_retriever(store):
+    assert ids(store.as_retriever(search_kwargs={"k": 1}).invoke("cotton wick")) == ["wick"]
+    near = store.as_retriever(
+        search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.99}
+    )
+    assert ids(near.invoke("The wick is cotton.")) == ["wick"]
+    by_words = store.as_retriever(search_kwargs={"mode": "text", "filter": {"source": "b.md"}})
+    assert ids(by_words.invoke("Petrel lamp")) == ["boat"]
+    diverse = store.as_retriever(search_type="mmr", search_kwargs={"k": 2, "fetch_k": 3})
+    assert len(diverse.invoke("lamp")) == 2
+
+
+def test_every_mode_finds(store):
+    for mode in ("dense", "text", "fused"):
+        assert ids(store.similarity_search("the boat Petrel", 1, mode=mode)) == ["boat"]
+    assert ids(store.similarity_search("Petrel", 3, mode="text")) == ["boat"]
+    with pytest.raises(ConfigurationError, match="mode"):
+        store.similarity_search("x", mode="magic")
+
+
+def test_words_are_searched_for_without_an_embedding(store):
+    store.embedding = None
+    assert ids(store.similarity_search("Petrel", mode="text")) == ["boat"]
+
+
+def test_filters_hold_in_every_search(store, embeddings):
+    vector = embeddings.embed_query("The boat is called Petrel.")
+    how = {"filter": {"source": "a.md"}}
+    query = "The boat is called Petrel."
+    for found in (
+        store.similarity_search(query, 9, **how),
+        store.similarity_search(query, 9, mode="fused", **how),
+        [document for document, _ in store.similarity_search_with_score(query, 9, **how)],
+        store.similarity_search_by_vector(vector, 9, **how),
+        store.max_marginal_relevance_search(query, 9, **how),
+        store.max_marginal_relevance_search_by_vector(vector, 9, **how),
+    ):
+        assert sorted(ids(found)) == ["lamp", "wick"]
+    assert ids(store.similarity_search(query, filter=lambda document: document.id == "lamp")) == [
+        "lamp"
+    ]
+    assert ids(store.similarity_search(query, filter={"year": {"$gt": 1900}})) == ["wick"]
+
+
+def test_diverse_documents_do_not_say_the_same(embeddings):
+    texts = ["oil lamp light", "oil lamp light", "oil boat", "zebra"]
+    store = RagaccelVectorStore.from_texts(texts, embeddings, ids=["0", "1", "2", "3"])
+    assert set(ids(store.similarity_search("oil lamp light", 2))) == {"0", "1"}
+    diverse = store.max_marginal_relevance_search("oil lamp light", 2, lambda_mult=0.3)
+    assert len({document.page_content for document in diverse}) == 2
+    alike = store.max_marginal_relevance_search("oil lamp light", 2, lambda_mult=1.0)
+    assert set(ids(alike)) == {"0", "1"}
+
+
+def test_adding_under_a_known_id_replaces(store):
+    changed = Document(page_content="A zebra grazes.", metadata={"new": True})
+    assert store.add_documents([changed], ids=["lamp"]) == ["lamp"]
+    assert changed.id is None, "what was given is left as it was"
+    assert ids(store.similarity_search("zebra grazes", 1)) == ["lamp"]
+    assert store.get_by_ids(["lamp"])[0].metadata == {"new": True}
+    assert len(store.collection) == 3
+
+
+def test_ids_are_those_given_or_the_documents_own_or_new(embeddings):
+    with RagaccelVectorStore(embeddings) as store:
+        documents = [Document(id="own", page_content="a"), Document(id="b", page_content="b")]
+        assert store.add_documents(documents, ids=[None, "given"]) == ["own", "given"]
+        first, second = store.add_texts(["same", "same"], [{"n": 1}, {"n": 2}])
+        assert first != second
+        assert [d.metadata for d in store.get_by_ids([second, first])] == [{"n": 2}, {"n": 1}]
+        assert store.add_documents([]) == []
+
+
+def test_deleting(store):
+    assert store.delete(["lamp", "missing"]) is True
+    assert ids(store.get_by_ids(["boat", "lamp", "wick"])) == ["boat", "wick"]
+    assert store.delete([]) is True
+    assert len(store.collection) == 2
+    assert store.delete("wick") is True
+    assert len(store.collection) == 1
+    assert store.delete() is True
+    assert len(store.collection) == 0
+
+
+def test_wrong_arguments_are_refused_and_nothing_is_changed(store):
+    document = Document(page_content="x")
+    for wrong in (
+        lambda: store.add_documents([document], ids=["a", "b"]),
+        lambda: store.add_documents([document], idss=["a"]),
+        lambda: store.add_documents([Document(page_content="x", metadata={"x": object()})]),
+        lambda: store.delete(ids=["lamp"], namespace="x"),
+        lambda: store.similarity_search("x", fliter={}),
+        lambda: store.similarity_search_with_score("x", mode="text"),
+        lambda: RagaccelVectorStore(store.embeddings, collection=store.collection, path="x.db"),
+    ):
+        with pytest.raises((ConfigurationError, TypeError)):
+            wrong()
+    assert len(store.collection) == 3
+
+
+def test_batches_are_embedded_apart():
+    class Counts(DeterministicFakeEmbedding):
+        def embed_documents(self, texts):
+            sizes.append(len(texts))
+            return super().embed_documents(texts)
+
+    sizes = []
+    store = RagaccelVectorStore(Counts(size=4))
+    store.add_documents([Document(page_content=str(i)) for i in range(7)], batch_size=3)
+    asyncio.run(
+        store.aadd_documents([Document(page_content=str(i)) for i in range(4)], batch_size=3)
+    )
+    assert sizes == [3, 3, 1, 3, 1]
+
+
+def test_it_is_there_when_opened_again(tmp_path, embeddings):
+    path = tmp_path / "store.db"
+    with RagaccelVectorStore.from_documents(DOCUMENTS, embeddings, path=path):
+        pass
+    with RagaccelVectorStore(embeddings, path=path) as again:
+        assert ids(again.similarity_search("cotton wick", 1)) == ["wick"]
+        assert again.get_by_ids(["boat"]) == [DOCUMENTS[2]]
+    other = RagaccelEmbeddings(embedder=HashEmbedder(fingerprint="other"))
+    with pytest.raises(IndexMismatchError):
+        RagaccelVectorStore(other, path=path)
+    named = {"path": tmp_path / "named.db", "fingerprint": "one"}
+    RagaccelVectorStore.from_texts(["x"], DeterministicFakeEmbedding(size=4), **named).close()
+    with pytest.raises(IndexMismatchError):
+        RagaccelVectorStore(DeterministicFakeEmbedding(size=4), **{**named, "fingerprint": "two"})
+
+
+def test_a_ready_collection_is_used(embeddings):
+    with Collection() as collection:
+        collection.put(
+            [Passage("p", "A zebra.")], embeddings.embed_documents(["A zebra."]), [{"x": 1}]
+        )
+        store = RagaccelVectorStore(embeddings, collection=collection)
+        assert store.similarity_search("zebra") == [
+            Document(id="p", page_content="A zebra.", metadata={"x": 1})
+        ]
+    assert store.embeddings is embeddings
+
+
+def test_the_library_searches_the_same_file(tmp_path):
+    path, embedder = tmp_path / "store.db", HashEmbedder()
+    store = RagaccelVectorStore(RagaccelEmbeddings(embedder=embedder), path=path)
+    store.add_texts(["A zebra grazes."], [{"source": "log.pdf", "start_index": 7, "page": 3}])
+    (found,) = open_retriever(path, embedder).search("zebra", 1)
+    assert (found.path, found.start, found.citation) == ("log.pdf", 7, "log.pdf:3")
+
+
+# The index API
+
+
+@pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full"])
+def test_indexing_again_brings_in_the_difference(embeddings, cleanup):
+    def run(*documents):
+        how = {"cleanup": cleanup, "source_id_key": "source", "key_encoder": "sha256"}
+        counts = index(list(documents), records, store, **how)
+        assert counts["num_updated"] == 0
+        return tuple(counts[f"num_{what}"] for what in ("added", "skipped", "deleted"))
+
+    records = InMemoryRecordManager("test")
+    records.create_schema()
+    with RagaccelVectorStore(embeddings) as store:
+        a, b = (Document(page_content=text, metadata={"source": text}) for text in "ab")
+        assert run(a, b) == (2, 0, 0)
+        assert run(a, b) == (0, 2, 0)
+        changed = Document(page_content="a, changed", metadata={"source": "a"})
+        assert run(changed, b) == (1, 1, 1)
+        texts = sorted(d.page_content for d in store.similarity_search("a", 9))
+        assert texts == ["a, changed", "b"]
+        assert run(b) == (0, 1, 1 if cleanup == "full" else 0)
+
+
+async def test_indexing_is_awaited(embeddings):
+    records = InMemoryRecordManager("test")
+    with RagaccelVectorStore(embeddings) as store:
+        how = {"cleanup": "full", "source_id_key": "source", "key_encoder": "sha256"}
+        assert (await aindex(DOCUMENTS, records, store, **how))["num_added"] == 3
+        assert (await aindex(DOCUMENTS[:1], records, store, **how))["num_deleted"] == 2
+
+
+# Threads and the event loop
+
+
+class Waits(Embeddings):
+    """Embeds once the event loop was free for a moment, and not before."""
+
+    def __init__(self):
+        self.loop_is_free = threading.Event()
+
+    def embed_documents(self, texts):
+        assert self.loop_is_free.wait(5), "the loop was held up"
+        return DeterministicFakeEmbedding(size=4).embed_documents(texts)
+
+    def embed_query(self, text):
+        return self.embed_documents([text])[0]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda store: store.aadd_documents(DOCUMENTS),
+        lambda store: store.aadd_texts(["x"]),
+        lambda store: store.asimilarity_search("x", 1),
+        lambda store: store.asimilarity_search("x", 1, mode="fused"),
+        lambda store: store.asimilarity_search_with_score("x", 1),
+        lambda store: store.asimilarity_search_with_relevance_scores("x", 1),
+        lambda store: store.amax_marginal_relevance_search("x", 1),
+        lambda store: store.as_retriever().ainvoke("x"),
+        lambda store: RagaccelVectorStore.afrom_texts(["x"], store.embeddings),
+    ],
+)
+async def test_awaiting_leaves_the_loop_free(work):
+    embeddings = Waits()
+    embeddings.loop_is_free.set()
+    store = RagaccelVectorStore.from_texts(["y"], embeddings)
+    embeddings.loop_is_free.clear()
+    asyncio.get_running_loop().call_soon(embeddings.loop_is_free.set)
+    assert await work(store)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda store: store.adelete(["lamp"]),
+        lambda store: store.aget_by_ids(["lamp"]),
+        lambda store: store.asimilarity_search("x", 1),
+        lambda store: store.asimilarity_search_by_vector([1.0] * 64, 1),
+        lambda store: store.asimilarity_search_with_score_by_vector([1.0] * 64, 1),
+        lambda store: store.amax_marginal_relevance_search_by_vector([1.0] * 64, 1),
+        lambda store: store.aadd_documents(DOCUMENTS),
+    ],
+)
+async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
+    here, seen = threading.get_ident(), []
+    for name in ("put", "drop", "get", "search", "search_diverse"):
+        asked = getattr(Collection, name)
+
+        def watched(self, *args, _asked=asked, **how):
+            seen.append(threading.get_ident())
+            return _asked(self, *args, **how)
+
+        monkeypatch.setattr(Collection, name, watched)
+    await work(store)
+    assert seen
+    assert here not in seen
+
+
+async def test_embeddings_that_are_awaited_are_not_asked_in_threads():
+    class Native(Embeddings):
+        def embed_documents(self, texts):
+            raise AssertionError("asked in a thread")
+
+        embed_query = embed_documents
+
+        async def aembed_documents(self, texts):
+            return [[1.0, float(len(text))] for text in texts]
+
+        async def aembed_query(self, text):
+            return [1.0, float(len(text))]
+
+    store = RagaccelVectorStore(Native())
+    await store.aadd_documents(DOCUMENTS)
+    assert len(await store.asimilarity_search("x", 2)) == 2
+    assert len(await store.asimilarity_search_with_score("x", 2)) == 2
+    assert len(await store.amax_marginal_relevance_search("x", 2)) == 2
+
+
+def test_threads_share_a_store():
+    store = RagaccelVectorStore(RagaccelEmbeddings(embedder=HashEmbedder(dimension=1 << 12)))
+
+    def work(name):
+        document = Document(id=name, page_content=f"thing {name}")
+        store.add_documents([document])
+        return ids(store.similarity_search(f"thing {name}", 1)) == [name]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, [f"t{i}" for i in range(48)]))
+    assert len(store.collection) == 48
+
+
+# What is found is known in prompts
+
+
+LONG = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda store: store.similarity_search("keeper"),
+        lambda store: store.similarity_search("keeper", mode="text"),
+        lambda store: store.similarity_search_with_score("keeper"),
+        lambda store: store.similarity_search_by_vector([1.0] * 64),
+        lambda store: store.max_marginal_relevance_search("keeper"),
+        lambda store: store.get_by_ids(["p"]),
+        lambda store: asyncio.run(store.asimilarity_search("keeper")),
+    ],
+)
+def test_what_a_search_by_hand_finds_is_registered(embeddings, search):
+    with RagaccelVectorStore(embeddings) as store:
+        store.add_texts([LONG], [{"source": "log.pdf"}], ids=["p"])
+        assert len(default_registry()) == 0
+        search(store)
+        (match,) = default_registry().match(f"Context: {LONG} Question?")
+        assert (match.passage.passage_id, match.passage.path) == ("p", "log.pdf")
+
+
+def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatch):
+    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+    RagaccelVectorStore.from_texts([LONG], embeddings).similarity_search("keeper")
+    assert len(default_registry()) == 0
+
+
+def test_a_tenant_registers_in_a_registry_of_its_own(embeddings):
+    own = ReferenceRegistry()
+    store = RagaccelVectorStore.from_texts([LONG], embeddings, registry=own, namespace="tenant")
+    store.similarity_search("keeper")
+    assert len(own.match(LONG, "tenant")) == 1
+    assert len(default_registry()) == 0
