@@ -16,6 +16,7 @@ from eval.tables import (
     lossless_table,
     memory_table,
     never_slower_table,
+    registry_table,
     roofline_table,
     speed_table,
 )
@@ -62,6 +63,7 @@ TABLES = {
     "exactness": exactness_table,
     "memory": memory_table,
     "indexing": indexing_table,
+    "registry": registry_table,
     "never_slower": never_slower_table,
     "ablation": ablation_table,
     "drafting": drafting_table,
@@ -81,6 +83,8 @@ def _title(document: dict[str, Any]) -> str:
         return f"### a draft tree's time, from {context} to the cut tree"
     if kind == "memory":
         return f"### a process that goes on answering: {settings['model']}"
+    if kind == "registry":
+        return "### the reference registry: texts found again in prompts"
     if kind == "roofline":
         return f"### passes against the memory's bandwidth: {settings['model']}"
     if kind in REPLAY_TITLES:

@@ -123,6 +123,30 @@ def indexing_table(document: dict[str, Any]) -> str:
     return table(list(cells), [list(cells.values())])
 
 
+def registry_table(document: dict[str, Any]) -> str:
+    """Lay out what registering texts took, and finding them in prompts: one row a prompt's size."""
+    titles = [
+        *("texts", "register one", "prompt", "passages in it", "match", "slowest"),
+        *("found", "besides"),
+    ]
+    rows = [
+        [
+            f"{figures['texts']:,}",
+            f"{figures['register_us_median']:.0f} µs",
+            f"{prompt['characters']:,} characters",
+            f"{found['passages']} {shown}",
+            f"{found['match_ms_median']:.2f} ms",
+            f"{found['match_ms_worst']:.2f} ms",
+            f"{100 * found['recall']:.1f} %",
+            str(found["extra"]),
+        ]
+        for figures in document["figures"]
+        for prompt in figures["prompts"]
+        for shown, found in ((shown, prompt[shown]) for shown in ("whole", "cut"))
+    ]
+    return table(titles, rows)
+
+
 def never_slower_table(document: dict[str, Any]) -> str:
     """Lay out what drafting costs where nothing is copied: one row a set."""
     titles = [

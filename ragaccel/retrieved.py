@@ -38,7 +38,7 @@ def gather_references(
     registered of the same documents near them, as token ids: an answer may copy from those, and
     never cites them. The same content comes once, whitespace aside. What is given always stays;
     of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole or
-    not at all, the neighbours last. Without a registry there is what is given.
+    not at all, the neighbours last. Without a registry there is only what is given.
 
     Raises:
         ConfigurationError: something given that is neither str, Passage nor Reference.

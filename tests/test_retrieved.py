@@ -1,22 +1,117 @@
+import pytest
 import small_tokenizers
+from tiny_llm import say, tiny_llm
 
 from ragaccel.decode.request import Reference
+from ragaccel.errors import ConfigurationError
 from ragaccel.memory.registry import ReferenceRegistry
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.passage import Passage
+from ragaccel.references import as_passages, make_references
 from ragaccel.retrieved import gather_references
 
-FERRY = Passage("ferry", "The ferry to the island leaves at seven in the morning.", path="a.md")
+FERRY = Passage(
+    "ferry", "The ferry to the island leaves at seven in the morning.", path="a.md", score=0.7
+)
 FARES = Passage("fares", "A ticket is four crowns, there and back six.", path="a.md", start=99)
+KEEPER = Passage("keeper", "The keeper of the light writes down every ship.", path="b.md")
+PROMPT = f"[1] {FERRY.text}\n\n[2] {KEEPER.text}\n\nWhen does it leave?"
+TOKENIZER = Tokenizer(small_tokenizers.byte_level())
 
 
-def test_what_the_prompt_holds_is_gathered_and_its_neighbours_as_tokens():
+class Untouched:
+    """A tokenizer that nobody should ask."""
+
+
+def gathered(text=PROMPT, given=(), registered=(FERRY, FARES, KEEPER), **options):
     registry = ReferenceRegistry()
-    registry.register([FERRY, FARES])
-    tokenizer = Tokenizer(small_tokenizers.byte_level())
-    passage, *near = gather_references(
-        f"[1] {FERRY.text}\n\nWhen?", registry=registry, tokenizer=tokenizer
-    )
-    assert passage is FERRY
+    registry.register(registered)
+    options = {"registry": registry, "tokenizer": TOKENIZER, **options}
+    return gather_references(text, given, **options)
+
+
+def test_passages_of_the_prompt_come_in_its_order_and_their_neighbours_as_tokens():
+    ferry, keeper, *near = gathered()
+    assert (ferry, keeper) == (FERRY, KEEPER)
     assert {type(one) for one in near} == {Reference}
     assert {one.passage_id for one in near} == {"fares"}
+    tokens = TOKENIZER.encode(FARES.text, add_special_tokens=False)
+    assert near[0].token_ids == tuple(tokens)
+    assert as_passages([ferry, keeper, *near]) == [FERRY, KEEPER]  # neighbours are not cited
+
+
+def test_neighbours_weigh_less_than_all_that_stands_in_the_prompt():
+    made = make_references(gathered(), TOKENIZER, None)
+    weights = {
+        name: [r.weight for r in made if r.passage_id == name] for name in ("keeper", "fares")
+    }
+    assert max(weights["fares"]) < min(weights["keeper"])
+
+
+def test_neighbours_can_be_left_out_and_then_nothing_is_tokenized():
+    assert gathered(neighbours=False, tokenizer=Untouched()) == [FERRY, KEEPER]
+    assert gathered(KEEPER.text, tokenizer=Untouched()) == [KEEPER]
+
+
+def test_a_document_of_which_nothing_is_in_the_prompt_is_never_used():
+    assert gathered("When does the ferry leave?") == []
+    assert {one.passage_id for one in gathered(FERRY.text)} == {"ferry", "fares"}
+
+
+def test_namespaces_are_kept_apart():
+    assert gathered(namespace="other") == []
+
+
+def test_what_is_given_comes_first_and_the_same_content_once():
+    own = Passage("mine", FERRY.text.replace(" ", "\n"))
+    tokens = Reference((1, 2, 3), 1.0, "own")
+    given = [tokens, "Some text.", own, "Some  text. ", Reference((1, 2, 3))]
+    found = gathered(given=given, neighbours=False)
+    assert found == [tokens, "Some text.", own, KEEPER]
+    assert gathered(given=[FARES], registered=[FERRY, FARES]) == [FARES, FERRY]
+    assert gathered(given=[FARES.text], registered=[FERRY, FARES]) == [FARES.text, FERRY]
+
+
+def test_without_a_registry_there_is_what_is_given():
+    assert gathered(given=[KEEPER, "Text."], registry=None, tokenizer=Untouched()) == [
+        KEEPER,
+        "Text.",
+    ]
+
+
+def test_what_is_given_stays_and_the_rest_has_the_room_that_is_left():
+    small = Passage("small", "A light. A ship. A light again.")
+    registered = [FERRY, FARES, KEEPER, small]
+    text = f"{PROMPT} {small.text}"
+    sizes = [len(passage.text) / 4 for passage in (FERRY, KEEPER, small, FARES)]
+
+    def names(max_tokens, **options):
+        found = gathered(text, registered=registered, max_tokens=max_tokens, **options)
+        return [one if isinstance(one, str) else one.passage_id for one in found]
+
+    assert names(0) == []
+    assert names(0, given=["Stays all the same."]) == ["Stays all the same."]
+    assert names(sizes[0]) == ["ferry"]
+    assert names(sizes[0] + sizes[2]) == ["ferry", "small"]  # a smaller one takes what is left
+    assert names(sum(sizes[:3])) == ["ferry", "keeper", "small"]
+    assert set(names(sum(sizes))) == {"ferry", "keeper", "small", "fares"}
+    assert names(sum(sizes), given=["Takes room."]) == ["Takes room.", "ferry", "keeper", "small"]
+
+
+@pytest.mark.parametrize("given", ["text", KEEPER, [3], [b"text"], [[KEEPER]]])
+def test_what_is_no_list_of_references_is_refused(given):
+    with pytest.raises(ConfigurationError, match="reference"):
+        gathered(given=given)
+
+
+def test_a_model_answers_the_same_and_cites_only_what_stands_in_the_prompt():
+    llm = tiny_llm()
+    text = f"{FERRY.text} {FARES.text}"
+    options = {"max_new_tokens": 80, "logits_processors": [say(llm, PROMPT, text)]}
+    answers = [
+        llm.generate(PROMPT, references=references, **options)
+        for references in ([], gathered(tokenizer=llm.tokenizer))
+    ]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[1].text.startswith(FERRY.text)
+    assert {span.passage_id for span in answers[1].copied_spans} == {"ferry"}

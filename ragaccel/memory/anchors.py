@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Keys = NDArray[np.uint64]
+    Places = NDArray[np.intp]
 
 ANCHOR = 20  # characters of an anchor
 _STRIDE = 48  # of so many neighbouring places in a text, one at least is an anchor
 _SHARED = 16  # texts that may have the same anchor
 _REPEATS = 64  # places of the searched text at which one anchor is looked at
-_MOST_PLACES = 20_000
+_MOST_PLACES = 30_000  # pairs of a place here and there that are considered
+_MOST_ALIGNMENTS = 4_000
+_MOST_COMMON = 1_000  # of them of pieces that many texts share
+_RARE = 0.25
 ANCHOR_BYTES = 150  # with its place in the index, measured
 _KEY_BITS = 60  # so that Python keeps a key in 32 bytes
 _FACTORS = [np.uint64(pow(0x9E3779B97F4A7C15, 2**i, 2**64)) for i in range(4)]
@@ -42,6 +46,19 @@ def anchor_keys(text: str, seed: int) -> Keys:
     keys *= _STIR
     keys >>= np.uint64(64 - _KEY_BITS)
     return keys
+
+
+class Alignment(NamedTuple):
+    """A way in which a text may stand in the searched one: ``shift`` characters behind its own.
+
+    They have the anchors at ``places`` of the searched text in common; the fewer texts share
+    those, and the fewer places, the higher is ``rarity``.
+    """
+
+    number: int
+    shift: int
+    places: list[int]
+    rarity: float
 
 
 class AnchorIndex:
@@ -78,7 +95,7 @@ class AnchorIndex:
         """Take a text out, by the anchors that ``add`` chose."""
         self.displaced.discard(number)
         for key in anchors:
-            there = self._at(key)
+            there = _as_tuple(self._places.get(key))
             kept = tuple(place for place in there if place >> 32 != number)
             if len(kept) == len(there):  # it was taken by a newer text
                 continue
@@ -88,39 +105,23 @@ class AnchorIndex:
             else:
                 del self._places[key]
 
-    def find(self, keys: Keys) -> dict[int, list[tuple[int, int]]]:
-        """Look up every place of a text: by number, where it has which place of that one.
+    def find(self, keys: Keys) -> list[Alignment]:
+        """Look up every place of a text: how the texts here may stand in it, the rarest first.
 
         Bounded: of an anchor that stands there very often the first places are looked at, and
-        where anchors are shared by many texts, the rarer ones.
+        where many texts share anchors, the rarer ones.
         """
         near = np.flatnonzero(self._counted[keys >> np.uint64(self._shift)])
-        at_of: dict[int, list[int]] = {}
-        for key, at in zip(keys[near].tolist(), near.tolist(), strict=True):
-            if key not in self._places:
-                continue
-            known = at_of.setdefault(key, [])
-            if len(known) < _REPEATS:
-                known.append(at)
-        found = [(self._at(key), ats) for key, ats in at_of.items()]
-        found.sort(key=lambda item: len(item[0]) * len(item[1]))
-        by_number: dict[int, list[tuple[int, int]]] = {}
-        room = _MOST_PLACES
-        for there, ats in found:
-            room -= len(there) * len(ats)
-            if room < 0:
-                break
-            for place in there:
-                number, of_text = place >> 32, place & 0xFFFFFFFF
-                by_number.setdefault(number, []).extend((at, of_text) for at in ats)
-        return by_number
-
-    def _at(self, key: int) -> tuple[int, ...]:
-        there = self._places.get(key, ())
-        return there if isinstance(there, tuple) else (there,)
+        near = near[np.argsort(keys[near], kind="stable")]
+        begins = _begins(keys[near])
+        times = np.diff(begins, append=len(near))
+        there = [self._places.get(key) for key in keys[near[begins]].tolist()]
+        known = [i for i, places in enumerate(there) if places is not None]
+        texts = [_as_tuple(there[i]) for i in known]
+        return _aligned(texts, near, begins[known], np.minimum(times[known], _REPEATS))
 
     def _put(self, key: int, place: int) -> None:
-        there = self._at(key)
+        there = _as_tuple(self._places.get(key))
         if len(there) == _SHARED:  # the newest win: what was just retrieved must be found
             self.displaced.add(there[0] >> 32)
             there = there[1:]
@@ -135,10 +136,70 @@ class AnchorIndex:
 
 
 def _least_used(used: bytes) -> Iterator[int]:
-    """Of every ``_STRIDE`` places after the one before, the least used; of equals the last."""
+    """Of every ``_STRIDE`` places after the one before, the least used; of equals the last.
+
+    Of fewer at the end, one that nothing uses: what is told apart there is told apart by it.
+    """
     at = -1
     while (begin := at + 1) < len(used):
         window = used[begin : begin + _STRIDE]
         free = window.rfind(0)
+        if free < 0 and begin and len(window) < _STRIDE:
+            return
         at = begin + (free if free >= 0 else window.rfind(min(window)))
         yield at
+
+
+def _as_tuple(places: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    if places is None:
+        return ()
+    return places if isinstance(places, tuple) else (places,)
+
+
+def _begins(column: NDArray[Any]) -> Places:
+    """Where numbers begin that are not like the one before."""
+    is_new = np.ones(len(column), bool)
+    is_new[1:] = column[1:] != column[:-1]
+    return np.flatnonzero(is_new)
+
+
+def _aligned(
+    texts: list[tuple[int, ...]], near: Places, begins: Places, times: Places
+) -> list[Alignment]:
+    """Pair each anchor's places in texts with its places ``near[begin : begin + times]``."""
+    num_texts = np.array([len(there) for there in texts], np.intp)
+    sizes = num_texts * times
+    rarest = np.argsort(sizes, kind="stable")
+    rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), _MOST_PLACES, "right")]
+    if not len(rarest):
+        return []
+    places = np.array([place for i in rarest.tolist() for place in texts[i]])
+    anchor = np.repeat(rarest, num_texts[rarest])  # of each of those places
+    each = times[anchor]
+    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    at = near[np.repeat(begins[anchor], each) + within]
+    place, weight = np.repeat(places, each), np.repeat(1 / sizes[anchor], each)
+    return _grouped(place - at, at, weight)
+
+
+def _grouped(diagonal: Places, at: Places, weight: NDArray[np.float64]) -> list[Alignment]:
+    """Group places by what a text's number, above 32 bits, and the shift of its place make."""
+    order = np.argsort(diagonal)
+    diagonal, found_at = diagonal[order], at[order].tolist()
+    begins = _begins(diagonal)
+    ends = np.append(begins[1:], len(order))
+    rarity = np.add.reduceat(weight[order], begins)
+    number = (diagonal[begins] + (1 << 31)) >> 32
+    shift = (number << 32) - diagonal[begins]
+    is_rare = (
+        rarity >= _RARE
+    )  # the others from the text's start on: all that share a place together
+    best = np.lexsort((shift, -rarity * is_rare))
+    best = best[: min(_MOST_ALIGNMENTS, np.count_nonzero(is_rare) + _MOST_COMMON)]
+    columns = (number, shift, begins, ends, rarity)
+    return [
+        Alignment(text, moved, found_at[begin:end], rare)
+        for text, moved, begin, end, rare in zip(
+            *(column[best].tolist() for column in columns), strict=True
+        )
+    ]

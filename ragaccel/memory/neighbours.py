@@ -31,14 +31,17 @@ class DocumentOrder:
         if not order:
             del self._starts[document]
 
-    def nearest(self, document: tuple[str, str], starts: Iterable[int]) -> list[tuple[int, int]]:
-        """Find the passages round some places: (distance, number), the nearest first."""
+    def nearest(self, document: tuple[str, str], starts: Iterable[int]) -> dict[int, int]:
+        """Find the passages round some places, and how far each starts from the nearest of them.
+
+        Of too many that start at one place there are the newest: where nobody tells starts, all
+        start at 0.
+        """
         order = self._starts.get(document, [])
-        places = sorted(set(starts))
         near: dict[int, int] = {}
-        for place in places:
-            middle = bisect_left(order, (place, 0))
+        for place in set(starts):
+            middle = bisect_left(order, (place + 1, 0))
             for start, number in order[max(0, middle - _MOST_NEAR) : middle + _MOST_NEAR]:
                 distance = abs(start - place)
                 near[number] = min(distance, near.get(number, distance))
-        return sorted((distance, number) for number, distance in near.items())
+        return near

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from ragaccel.memory.anchors import ANCHOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    Places = Sequence[tuple[int, int]]  # of the searched text, and of the one looked for
+    from ragaccel.memory.anchors import Alignment
 
 LEAST_COMMON = 96  # characters, a run of whitespace taken as one
 _BOILERPLATE = 4  # texts that may have a part in common before it tells nothing
-_MOST_ALIGNMENTS = 8  # of one text that are compared character by character
-_MOST_COMPARED = 2_000  # texts that are compared character by character
+_VERSIONS = 32  # texts that may have most of theirs in common
+_MOST_COMPARED = 1_000  # alignments that are compared character by character
+_MOST_ALIGNMENTS = 8  # of them of one text
 _DISTINCT = 8  # characters that few have: two texts rarely go on alike for so long by chance
 _STEP = 64
+_WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # there is none beyond
 
 
 def squeeze(text: str) -> str:
@@ -45,6 +47,8 @@ class SearchedText:
 
     def size(self, start: int, end: int) -> int:
         """How many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
+        if end - start >= LEAST_COMMON:
+            return end - start  # no need to look: it is enough
         gaps = np.count_nonzero(np.diff(self.offsets[start:end]) > 1)
         return end - start + int(gaps)
 
@@ -63,132 +67,107 @@ class Occurrence:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A squeezed text that may stand in another: the places at which both have an anchor.
+class Candidate(Protocol):
+    """A text that may stand in another; of equally good ones the one registered last is chosen."""
 
-    Of equally good ones the one with the higher ``rank`` is chosen.
-    """
+    @property
+    def squeezed(self) -> str:
+        """The text without its whitespace."""
 
-    number: int
-    text: str
-    places: Places
-    rank: int
+    @property
+    def registered(self) -> int:
+        """The higher, the later it was."""
 
 
-def find_occurrences(searched: SearchedText, candidates: Iterable[Candidate]) -> list[Occurrence]:
+def find_occurrences(
+    searched: SearchedText, candidates: Mapping[int, Candidate], alignments: Sequence[Alignment]
+) -> list[Occurrence]:
     """Find the candidates that really stand in a text, in the order in which they do.
 
     Those that do wholly come first. A part must be ``LEAST_COMMON`` characters long, must not lie
-    in what others cover, and be had by few texts or be the better half of its own: what documents
-    have in common says nothing about which of them is here.
+    in what others cover, and be had by few texts or, of not so few, be the better half of its own:
+    what documents have in common says nothing about which of them is here.
     """
-    covered = bytearray(len(searched.squeezed))
-    found: list[Occurrence] = []
-    others: list[Candidate] = []
-    for candidate in candidates:
-        starts = _whole_at(searched.squeezed, candidate)
-        for start in starts:
-            _cover(covered, start, start + len(candidate.text))
-        if starts:
-            end = starts[0] + len(candidate.text)
-            found.append(Occurrence(candidate.number, starts[0], end, True))
+    text = searched.squeezed
+    covered = bytearray(len(text))
+    wholly: dict[int, Occurrence] = {}
+    others: list[tuple[float, int, Alignment]] = []
+    for one in alignments:
+        own = candidates[one.number].squeezed
+        end = one.shift + len(own)
+        if one.shift >= 0 and text.startswith(own, one.shift):
+            _cover(covered, one.shift, end)
+            wholly.setdefault(one.number, Occurrence(one.number, one.shift, end, True))
         else:
-            others.append(candidate)
-    found += _partial(searched, others, covered)
+            in_common = min(end, len(text)) - max(one.shift, 0)  # at most
+            others.append((-one.rarity, -in_common, one))
+    left = _open([one for *_, one in sorted(others) if one.number not in wholly], covered)
+    parts = _common_parts(searched, candidates, left)
+    found = [*wholly.values(), *_choose(parts, candidates, covered)]
     return sorted(found, key=lambda one: (one.start, one.end))
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a text has in common with the searched one: (start, end) in the latter."""
-
-    candidate: Candidate
-    spans: tuple[tuple[int, int], ...]
-
-    @property
-    def size(self) -> int:
-        return sum(end - start for start, end in self.spans)
-
-
-def _whole_at(text: str, candidate: Candidate) -> list[int]:
-    starts = {at - of_text for at, of_text in candidate.places}
-    return sorted(
-        start for start in starts if start >= 0 and text.startswith(candidate.text, start)
-    )
+def _open(alignments: Iterable[Alignment], covered: bytearray) -> list[Alignment]:
+    """Those with an anchor that nothing covers, of each text the first few."""
+    left: list[Alignment] = []
+    times: dict[int, int] = {}
+    for one in alignments:
+        places = [at for at in one.places if not covered[at]]
+        if places and times.get(one.number, 0) < _MOST_ALIGNMENTS:
+            times[one.number] = times.get(one.number, 0) + 1
+            left.append(one._replace(places=places))
+            if len(left) == _MOST_COMPARED:
+                break
+    return left
 
 
-def _partial(
-    searched: SearchedText, candidates: Iterable[Candidate], covered: bytearray
-) -> list[Occurrence]:
-    compared = _compare(searched, candidates, covered)
-    sharing = np.zeros(len(covered) + 1, np.int32)
-    for parts in compared:
-        for start, end in parts.spans:
-            sharing[start] += 1
-            sharing[end] -= 1
-    common = np.cumsum(sharing) > _BOILERPLATE
-    found = []
-    for parts in sorted(compared, key=lambda one: (one.size, one.candidate.rank), reverse=True):
-        start, end = max(parts.spans, key=lambda span: covered.count(0, *span))
-        if covered.count(0, start, end) < ANCHOR:
-            continue
-        own = end - start - int(np.count_nonzero(common[start:end]))
-        if own < _DISTINCT and 2 * parts.size < len(parts.candidate.text):
-            continue
-        found.append(Occurrence(parts.candidate.number, start, end, False))
-        for span in parts.spans:
-            _cover(covered, *span)
-    return found
-
-
-def _compare(
-    searched: SearchedText, candidates: Iterable[Candidate], covered: bytearray
-) -> list[_Parts]:
-    left: list[tuple[Candidate, list[tuple[int, int]]]] = []
-    for candidate in candidates:
-        places = [(at, of) for at, of in candidate.places if not covered[at]]
-        if places:
-            left.append((candidate, places))
-    left.sort(key=lambda item: (len(item[1]), item[0].rank), reverse=True)
-    compared = []
-    for candidate, places in left[:_MOST_COMPARED]:
-        spans = tuple(_common_spans(searched, candidate.text, places))
-        if spans:
-            compared.append(_Parts(candidate, spans))
-    return compared
-
-
-def _common_spans(searched: SearchedText, text: str, places: Places) -> Iterable[tuple[int, int]]:
-    """The parts of a text that stand in the searched one, by its best aligned places."""
-    by_shift: dict[int, list[int]] = {}
-    for at, of_text in places:
-        by_shift.setdefault(at - of_text, []).append(at)
-    best = Counter({shift: len(ats) for shift, ats in by_shift.items()})
-    for shift, _ in best.most_common(_MOST_ALIGNMENTS):
-        end = -1
-        for at in sorted(by_shift[shift]):
-            if at < end:
+def _common_parts(
+    searched: SearchedText, candidates: Mapping[int, Candidate], alignments: Sequence[Alignment]
+) -> dict[int, list[_Part]]:
+    """By number, the parts of texts that stand in the searched one and are long enough."""
+    parts: dict[int, list[_Part]] = {}
+    for one in alignments:
+        text, known = candidates[one.number].squeezed, parts.get(one.number, [])
+        for at in one.places:
+            if any(part.start <= at < part.end for part in known):
                 continue
-            start, end = _extended(searched.squeezed, text, at, at - shift)
-            if searched.size(start, end) >= LEAST_COMMON:
-                yield start, end
+            part = _Part(*_extended(searched.squeezed, text, at, at - one.shift), one.shift)
+            if searched.size(part.start, part.end) >= LEAST_COMMON:
+                known = parts.setdefault(one.number, known)
+                known.append(part)
+    return parts
+
+
+class _Part(NamedTuple):
+    """A part [start, end) of the searched text, which a text has ``shift`` characters before."""
+
+    start: int
+    end: int
+    shift: int
+
+
+def _size(parts: Sequence[_Part]) -> int:
+    """How much of a text some parts are, what several have in common counted once."""
+    size = reach = 0
+    for start, end in sorted((part.start - part.shift, part.end - part.shift) for part in parts):
+        size += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return size
 
 
 def _extended(a: str, b: str, i: int, j: int) -> tuple[int, int]:
     """Where in ``a`` the part begins and ends that both have in common round a place of each."""
-    before, behind = min(i, j), min(len(a) - i, len(b) - j)
-    back = _longest(before, lambda k, more: a.startswith(b[j - more : j - k], i - more))
-    ahead = _longest(behind, lambda k, more: a.startswith(b[j + k : j + more], i + k))
-    return i - back, i + ahead
+    return i - _agreeing(a, b, i, j, ahead=False), i + _agreeing(a, b, i, j, ahead=True)
 
 
-def _longest(most: int, agree: Callable[[int, int], bool]) -> int:
-    """How far two texts agree, which are compared by ever larger pieces and then smaller ones."""
+def _agreeing(a: str, b: str, i: int, j: int, *, ahead: bool) -> int:
+    """How many characters two texts have in common after a place of each, or before it."""
+    most = min(len(a) - i, len(b) - j) if ahead else min(i, j)
     same, step, grows = 0, _STEP, True
     while step:
         more = same + step
-        if more <= most and agree(same, more):
+        first = same if ahead else -more
+        if more <= most and a.startswith(b[j + first : j + first + step], i + first):
             same = more
         else:
             grows = False
@@ -196,8 +175,33 @@ def _longest(most: int, agree: Callable[[int, int], bool]) -> int:
     return same
 
 
+def _choose(
+    parts: Mapping[int, Sequence[_Part]], candidates: Mapping[int, Candidate], covered: bytearray
+) -> Iterator[Occurrence]:
+    """Of the texts that are there in part, those that have most there, and more than others."""
+    changes = np.zeros(len(covered) + 1, np.int32)
+    for start, end, _ in chain.from_iterable(parts.values()):
+        changes[start] += 1
+        changes[end] -= 1
+    sharing = np.cumsum(changes)
+    sizes = {number: _size(own) for number, own in parts.items()}
+    for number in sorted(parts, key=lambda n: (sizes[n], candidates[n].registered), reverse=True):
+        start, end, _ = max(parts[number], key=lambda part: covered.count(0, *part[:2]))
+        if covered.count(0, start, end) < ANCHOR:
+            continue
+        is_most = 2 * sizes[number] >= len(candidates[number].squeezed)
+        common = sharing[start:end] > (_VERSIONS if is_most else _BOILERPLATE)
+        if end - start - _longest_run(common) < _DISTINCT:
+            continue
+        yield Occurrence(number, start, end, False)
+        for part in parts[number]:
+            _cover(covered, part.start, part.end)
+
+
+def _longest_run(flags: NDArray[np.bool_]) -> int:
+    """How many neighbouring flags are set, at most."""
+    return max(map(len, flags.tobytes().split(b"\0"))) if flags.any() else 0
+
+
 def _cover(covered: bytearray, start: int, end: int) -> None:
     covered[start:end] = b"\1" * (end - start)
-
-
-_WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # the last: none beyond

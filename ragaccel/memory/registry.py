@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from hashlib import blake2b
 from itertools import count
 from sys import getsizeof
@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.anchors import ANCHOR, ANCHOR_BYTES, AnchorIndex, anchor_keys
 from ragaccel.memory.neighbours import DocumentOrder
-from ragaccel.memory.occurrences import Candidate, SearchedText, find_occurrences, squeeze
+from ragaccel.memory.occurrences import SearchedText, find_occurrences, squeeze
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from ragaccel.memory.anchors import Keys
 
 DEFAULT_BYTES = 128 << 20
 NEIGHBOUR_CHARACTERS = 8_000
 _LEAST_BYTES = 64 << 10
-_ENTRY_BYTES = 900  # of a passage, its entry and its places in the tables, measured
+_ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,10 @@ class _Entry:
     @property
     def num_bytes(self) -> int:
         passage = self.passage
-        texts = (passage.text, self.squeezed, passage.passage_id, passage.title, passage.path)
-        return sum(map(getsizeof, texts)) + ANCHOR_BYTES * len(self.anchors) + _ENTRY_BYTES
+        texts = {id(text): text for text in (passage.text, self.squeezed)}  # often it is the same
+        names = (passage.passage_id, passage.title, passage.path)
+        size = sum(map(getsizeof, (*texts.values(), *names)))
+        return size + ANCHOR_BYTES * len(self.anchors) + _ENTRY_BYTES
 
 
 class ReferenceRegistry:
@@ -87,7 +89,7 @@ class ReferenceRegistry:
             raise ConfigurationError(f"max_bytes must be {_LEAST_BYTES:,} or more, not {max_bytes}")
         self.max_bytes = max_bytes
         self._lock = Lock()
-        self._next_number = count().__next__
+        self._new_number, self._now = count().__next__, count().__next__
         self._forget_all()
 
     def __len__(self) -> int:
@@ -130,14 +132,13 @@ class ReferenceRegistry:
         searched = SearchedText(text)
         keys = anchor_keys(searched.squeezed, _seed(namespace))
         with self._lock:
-            places = self._index.find(keys)
-            entries = {number: self._kept[number] for number in places}
-        candidates = [
-            Candidate(number, entry.squeezed, places[number], entry.registered)
-            for number, entry in entries.items()
-            if entry.namespace == namespace  # keys of two namespaces may agree by chance
-        ]
-        found = find_occurrences(searched, candidates)
+            alignments = [
+                one  # keys of two namespaces may agree by chance
+                for one in self._index.find(keys)
+                if self._kept[one.number].namespace == namespace
+            ]
+            entries = {one.number: self._kept[one.number] for one in alignments}
+        found = find_occurrences(searched, entries, alignments)
         self._use([one.number for one in found])
         return [
             Match(entries[one.number].passage, *searched.original(one.start, one.end), one.whole)
@@ -180,6 +181,8 @@ class ReferenceRegistry:
                 self._take_out(number)
 
     def _register(self, passage: Passage, namespace: str) -> None:
+        if getsizeof(passage.text) > self.max_bytes:
+            return
         squeezed = squeeze(passage.text)
         if len(squeezed) < ANCHOR:
             return
@@ -198,22 +201,23 @@ class ReferenceRegistry:
                 return False
             known = self._kept[number]
             self._take_place(number)
-            newest = replace(known, passage=passage, registered=self._next_number())
-            self._give_place(number, newest)
+            self._give_place(number, replace(known, passage=passage, registered=self._now()))
             self._shrink()
             return True
 
-    def _nearest(self, passages: Sequence[Passage], namespace: str) -> list[_Entry]:
+    def _nearest(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
+        """Passages of the same documents, the nearest first, of equally near ones the newest."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
             starts.setdefault(passage.path, []).append(passage.start)
         with self._lock:
             near = [
-                item
+                (distance, self._kept[number])
                 for path, places in starts.items()
-                for item in self._documents.nearest((namespace, path), places)
+                for number, distance in self._documents.nearest((namespace, path), places).items()
             ]
-            return [self._kept[number] for _, number in sorted(near)]
+        near.sort(key=lambda item: (item[0], -item[1].registered))
+        return [entry for _, entry in near]
 
     def _use(self, numbers: Iterable[int]) -> None:
         with self._lock:
@@ -225,10 +229,14 @@ class ReferenceRegistry:
         """Take an entry in, the lock being held."""
         if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
             self._take_out(known)
-        number = self._next_number()
+        number = self._new_number()
         anchors = self._index.add(number, keys)
+        entry = replace(entry, anchors=anchors, registered=self._now())
+        if self._index.num_bytes + entry.num_bytes > self.max_bytes:
+            self._index.remove(number, anchors)
+            return
         self._numbers[entry.namespace, entry.key] = number
-        self._give_place(number, replace(entry, anchors=anchors, registered=number))
+        self._give_place(number, entry)
         self._shrink()
 
     def _give_place(self, number: int, entry: _Entry) -> None:
@@ -254,17 +262,12 @@ class ReferenceRegistry:
     def _forget_all(self) -> None:
         self._kept: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
         self._numbers: dict[tuple[str, bytes], int] = {}
-        self._index = AnchorIndex(self.max_bytes // 32)
+        self._index = AnchorIndex(self.max_bytes // 64)
         self._documents = DocumentOrder()
         self._num_bytes = self._index.num_bytes
 
 
-@lru_cache(maxsize=1)
-def _made_once() -> ReferenceRegistry:
-    return ReferenceRegistry()
-
-
-_making = Lock()
+_made_once, _making = cache(ReferenceRegistry), Lock()
 
 
 def default_registry() -> ReferenceRegistry:
@@ -274,10 +277,7 @@ def default_registry() -> ReferenceRegistry:
 
 
 def auto_references_enabled() -> bool:
-    """Whether references may be looked for unasked: not if ``RAGACCEL_AUTO_REFERENCES`` is 0.
-
-    Nor if it is ``false``, ``off`` or ``no``.
-    """
+    """Whether references are looked for unasked: ``RAGACCEL_AUTO_REFERENCES`` is not 0 or off."""
     said = os.environ.get("RAGACCEL_AUTO_REFERENCES", "")
     return said.strip().lower() not in {"0", "false", "off", "no"}
 

@@ -1,0 +1,99 @@
+import random
+
+import pytest
+
+from ragaccel.memory.anchors import ANCHOR, AnchorIndex, anchor_keys
+
+
+def index_of(*texts):
+    index = AnchorIndex(1 << 16)
+    for number, text in enumerate(texts):
+        index.add(number, anchor_keys(text, 0))
+    return index
+
+
+def found(index, text):
+    return {(one.number, one.shift) for one in index.find(anchor_keys(text, 0))}
+
+
+def letters(seed, size):
+    return "".join(random.Random(seed).choices("abcdefghij", k=size))
+
+
+def test_equal_pieces_have_equal_keys_and_other_seeds_others():
+    text = letters(1, 200)
+    keys = anchor_keys(text, 7)
+    assert len(keys) == 200 - ANCHOR + 1 == len(set(keys.tolist()))
+    assert keys[50] == anchor_keys(text[50 : 50 + ANCHOR], 7)[0]
+    assert not set(keys.tolist()) & set(anchor_keys(text, 8).tolist())
+    assert len(anchor_keys(text[: ANCHOR - 1], 7)) == 0
+
+
+@pytest.mark.parametrize("characters", ["ab", "日本語", "é🙂", "\ud800x"])
+def test_any_characters_have_keys(characters):
+    keys = anchor_keys(characters * 30, 0)
+    assert len(set(keys.tolist())) == len(characters)
+
+
+def test_every_piece_of_67_characters_is_found_where_it_stands():
+    text = letters(2, 2_000)
+    index = index_of(letters(3, 500), text, letters(4, 500))
+    for start in range(len(text) - 67):
+        assert found(index, "??" + text[start : start + 67]) == {(1, 2 - start)}
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_the_very_first_text_is_found_at_any_shift(shift):
+    text = letters(2, 67)
+    assert found(index_of(text + "??"), "?" * shift + text[max(0, -shift) :]) == {(0, shift)}
+
+
+def test_texts_that_share_all_they_have_share_out_their_places():
+    index = index_of(*[letters(5, 300)] * 200)
+    assert len(found(index, letters(5, 300))) == 200
+
+
+def test_what_tells_a_text_apart_becomes_its_anchor():
+    common = letters(6, 400)
+    texts = [common[:200] + f"<{number:03}>" + common[200:] for number in range(900)]
+    index = index_of(*texts)
+    for number in range(100, 900, 37):
+        assert (number, -181) in found(index, texts[number][181:224])
+
+
+def test_what_tells_a_text_apart_at_its_very_end_becomes_its_anchor():
+    common = letters(6, 150)
+    index = index_of(*[f"{common}<{number:03}>" for number in range(900)])
+    for number in range(0, 900, 37):
+        assert (number, -130) in found(index, f"{common}<{number:03}>"[130:])
+
+
+def test_what_is_taken_out_is_not_found_and_leaves_nothing():
+    texts = [letters(7, 300), letters(7, 300), letters(8, 300)]
+    index = AnchorIndex(1 << 16)
+    anchors = [index.add(number, anchor_keys(text, 0)) for number, text in enumerate(texts)]
+    index.remove(0, anchors[0])
+    assert found(index, texts[0]) == {(1, 0)}
+    index.remove(1, anchors[1])
+    index.remove(2, anchors[2])
+    assert found(index, texts[0] + texts[2]) == set()
+    assert not any(index._counters)
+    assert not index._places
+
+
+def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_known():
+    text = letters(9, ANCHOR)
+    index = index_of(*[text] * 40)
+    assert {number for number, _ in found(index, text)} == set(range(24, 40))
+    assert index.displaced == set(range(24))
+    index.remove(3, tuple(anchor_keys(text, 0).tolist()))
+    assert index.displaced == set(range(24)) - {3}
+
+
+def test_many_places_are_bounded_and_rare_ones_come_first():
+    line, rare = letters(10, 60), letters(11, 60)
+    index = index_of(*[line] * 300, rare)
+    alignments = index.find(anchor_keys(line * 2_000 + rare, 0))
+    assert (alignments[0].number, alignments[0].shift) == (300, 120_000)
+    assert len({one.number for one in alignments}) > 100
+    assert len(alignments) <= 1_001
