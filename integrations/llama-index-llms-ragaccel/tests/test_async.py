@@ -161,6 +161,24 @@ def test_leaving_a_stream_frees_its_request(method):
     assert not watched.llm.engine.pool._open
 
 
+@pytest.mark.parametrize("method", ["stream_complete", "stream_chat", *METHODS[2:]])
+def test_leaving_a_stream_ends_it_though_others_hold_it(method):
+    double = RecordingLLM()
+
+    async def leave():
+        pieces = call(Ragaccel(llm=double), method)
+        if not method.startswith("a"):
+            next(pieces)
+            return pieces.close()
+        pieces = await pieces
+        await anext(pieces)
+        return await pieces.aclose()
+
+    asyncio.run(leave())
+    (stream,) = double.streams
+    assert stream.closed
+
+
 def test_an_error_reaches_whoever_reads():
     class Broken(RecordingLLM):
         def _pieces(self, answer, text, passages):

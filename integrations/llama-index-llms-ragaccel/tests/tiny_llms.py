@@ -91,7 +91,7 @@ class RecordingLLM:
     def __init__(self, template=TEMPLATE, say=lambda text: "Noted, and thank you.", **facts):
         self.tokenizer = tiny_llm(template).tokenizer
         self.context_length = facts.get("context_length", 100_000)
-        self.say, self.asked, self._lock = say, [], threading.Lock()
+        self.say, self.asked, self.streams, self._lock = say, [], [], threading.Lock()
 
     def stream(self, prompt, *, references=(), **settings):
         text = (
@@ -100,7 +100,9 @@ class RecordingLLM:
         with self._lock:
             self.asked.append((text, list(references), settings))
         passages = tuple(one for one in references if isinstance(one, Passage))
-        return Stream(self._pieces(self.say(text), text, passages), passages)
+        stream = Stream(self._pieces(self.say(text), text, passages), passages)
+        self.streams.append(stream)
+        return stream
 
     def astream(self, prompt, **given):
         return AsyncStream(self.stream(prompt, **given))

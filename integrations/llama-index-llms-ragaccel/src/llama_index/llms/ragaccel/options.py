@@ -41,7 +41,7 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     Raises:
         TypeError: a setting that there is not, or one given under two names.
     """
-    settings = {name: value for name, value in defaults.items() if value is not None}
+    settings = dict(defaults)
     own = {name: value for name, value in given.items() if value is not None}
     for other, name in _OTHER_NAMES.items():
         if other in own and name in own:

@@ -1,0 +1,336 @@
+"""Every way in which engines, chats and agents bring passages to the model, with nobody else's.
+
+No model runs: what stands in for one records which references each call came with. Each question
+has passages of its own, and says its number, so that a passage of another one would show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+from llama_index.core import get_response_synthesizer
+from llama_index.core.agent.workflow import ReActAgent
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
+from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+from llama_index.core.tools import FunctionTool
+from ragaccel import Passage, Reference
+from tiny_llms import TEMPLATE, RecordingLLM
+
+from llama_index.llms.ragaccel import Ragaccel
+
+SYLLABLES = "ba ke lo mi nu ra se to vi zu dra fle gri sto pla".split()
+CHUNKS = 3
+THREADS = 16
+
+
+@cache
+def chunks_of(number):
+    """The passages of a question: made-up words, so that no two have anything in common."""
+    chance = random.Random(number)
+    words = ["".join(chance.choices(SYLLABLES, k=chance.randrange(2, 5))) for _ in range(150)]
+    size = len(words) // CHUNKS
+    return [" ".join([f"q{number}", *words[i * size : (i + 1) * size]]) for i in range(CHUNKS)]
+
+
+def nodes_of(number):
+    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"document-{number}")}
+    return [
+        NodeWithScore(
+            node=TextNode(
+                text=text, id_=f"q{number}-{i}", relationships=source, start_char_idx=1000 * i
+            ),
+            score=1.0 - i / 10,
+        )
+        for i, text in enumerate(chunks_of(number))
+    ]
+
+
+def numbers_in(text):
+    return set(map(int, re.findall(r"\bq(\d+)\b", text)))
+
+
+class Finds(BaseRetriever):
+    """Returns the passages of the question whose number the query names, after a short while."""
+
+    def __init__(self, part=slice(None)):
+        super().__init__()
+        self.part = part
+
+    def _retrieve(self, query_bundle):
+        (number,) = numbers_in(query_bundle.query_str)
+        return nodes_of(number)[self.part]
+
+    async def _aretrieve(self, query_bundle):
+        await asyncio.sleep(random.random() / 500)
+        return self._retrieve(query_bundle)
+
+
+class Model(RecordingLLM):
+    """Answers something that names no question, except where it is asked to write one."""
+
+    def __init__(self, template=TEMPLATE, say=None):
+        super().__init__(template, say or self._reply)
+
+    @staticmethod
+    def _reply(text):
+        asked_to_rewrite = "standalone question" in text.lower()
+        found = re.findall(r"\bq\d+\b", text)
+        return f"What of {found[-1]}?" if asked_to_rewrite and found else "So it is written."
+
+    def check(self, calls, *, without=0):
+        """Every call had all passages that stand in its prompt, and no other question's."""
+        assert len(self.asked) == calls
+        wanted = found = bare = 0
+        for text, references, _ in self.asked:
+            asked = numbers_in(text)
+            passages = {one.passage_id for one in references if isinstance(one, Passage)}
+            beside = [one for one in references if isinstance(one, Reference)]
+            said = [self.tokenizer.decode(one.token_ids) for one in beside]
+            leaked = {name for name in passages if numbers_in(name.split("-")[0]) - asked}
+            assert not leaked
+            assert not set().union(*map(numbers_in, said)) - asked
+            there = {
+                f"q{number}-{i}"
+                for number in asked
+                for i, chunk in enumerate(chunks_of(number))
+                if chunk in text
+            }
+            bare += not there
+            assert there or not references
+            wanted += len(there)
+            found += len(there & passages)
+        assert bare == without
+        assert found >= 0.99 * wanted
+        assert wanted >= calls - without
+
+
+TEMPLATES = pytest.mark.parametrize("template", [TEMPLATE, None], ids=["chat", "plain"])
+MODES = [
+    ("compact", False),
+    ("refine", False),
+    ("tree_summarize", False),
+    ("tree_summarize", True),
+    ("accumulate", False),
+    ("accumulate", True),
+    ("simple_summarize", False),
+]
+CALLS = {"refine": CHUNKS, "accumulate": CHUNKS}
+
+
+def engine(model, **options):
+    synthesizer = get_response_synthesizer(llm=Ragaccel(llm=model), **options)
+    return RetrieverQueryEngine(Finds(), synthesizer)
+
+
+def in_threads(work, count=THREADS):
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def all_at_once(work, count=THREADS):
+    async def gather():
+        return await asyncio.gather(*map(work, range(count)))
+
+    return asyncio.run(gather())
+
+
+def question(number):
+    return f"What is told of q{number}?"
+
+
+@TEMPLATES
+@pytest.mark.parametrize(("mode", "use_async"), MODES)
+@pytest.mark.parametrize("how", ["in turn", "in threads", "awaited"])
+def test_query_engines(how, mode, use_async, template):
+    model = Model(template)
+    asked = engine(model, response_mode=ResponseMode(mode), use_async=use_async)
+    if how == "in turn":
+        count = 3
+        for number in range(count):
+            asked.query(question(number))
+    elif how == "in threads":
+        count = len(in_threads(lambda number: asked.query(question(number))))
+    else:
+        count = len(all_at_once(lambda number: asked.aquery(question(number))))
+    model.check(count * CALLS.get(mode, 1))
+
+
+@TEMPLATES
+def test_streams_read_in_threads(template):
+    model = Model(template)
+    asked = engine(model, streaming=True)
+    in_threads(lambda number: "".join(asked.query(question(number)).response_gen))
+    model.check(THREADS)
+
+
+@TEMPLATES
+def test_streams_read_late_and_in_turns(template):
+    model = Model(template)
+    asked = engine(model, streaming=True)
+    streams = [asked.query(question(number)).response_gen for number in range(6)]
+    left = list(reversed(streams))
+    while left:
+        left = [stream for stream in left if next(stream, None) is not None]
+    model.check(6)
+
+
+@TEMPLATES
+def test_streams_that_are_awaited(template):
+    model = Model(template)
+    asked = engine(model, streaming=True, use_async=True)
+
+    async def read(number):
+        response = await asked.aquery(question(number))
+        await asyncio.sleep(random.random() / 200)
+        return [piece async for piece in response.response_gen]
+
+    assert all("".join(pieces) == "So it is written." for pieces in all_at_once(read))
+    model.check(THREADS)
+
+
+@TEMPLATES
+def test_a_summary_of_summaries_is_copied_from_nothing_that_it_does_not_hold(template):
+    model = Model(template)
+    model.context_length = 500
+    synthesizer = get_response_synthesizer(
+        llm=Ragaccel(llm=model, max_new_tokens=50), response_mode=ResponseMode.TREE_SUMMARIZE
+    )
+    RetrieverQueryEngine(Finds(), synthesizer).query(question(1))
+    assert len(model.asked) > 2
+    assert model.asked[-1][1] == []
+    assert all(references for _, references, _ in model.asked[:-1])
+
+
+CHATS = {"context": ContextChatEngine, "condense": CondensePlusContextChatEngine}
+
+
+def chat_engine(kind, model):
+    return CHATS[kind].from_defaults(retriever=Finds(), llm=Ragaccel(llm=model))
+
+
+@TEMPLATES
+@pytest.mark.parametrize("kind", CHATS)
+@pytest.mark.parametrize("how", ["chat", "stream_chat", "achat", "astream_chat"])
+def test_chat_engines(how, kind, template):
+    model = Model(template)
+
+    def talk(number):
+        response = getattr(chat_engine(kind, model), how)(question(number))
+        return "".join(response.response_gen) if how == "stream_chat" else str(response)
+
+    async def atalk(number):
+        response = await getattr(chat_engine(kind, model), how)(question(number))
+        if how == "achat":
+            return str(response)
+        return "".join([piece async for piece in response.async_response_gen()])
+
+    said = all_at_once(atalk) if how.startswith("a") else in_threads(talk)
+    assert set(said) == {"So it is written."}
+    model.check(THREADS)
+
+
+@TEMPLATES
+@pytest.mark.parametrize("kind", CHATS)
+def test_the_second_turn_of_a_chat(kind, template):
+    model = Model(template)
+    chat = chat_engine(kind, model)
+    chat.chat(question(1))
+    chat.chat(question(2))
+    rewrites = int(kind == "condense")
+    model.check(2 + rewrites, without=rewrites)
+
+
+@TEMPLATES
+@pytest.mark.parametrize("how", ["query", "aquery"])
+def test_a_fusion_of_retrievers(how, template):
+    model = Model(template)
+    llm = Ragaccel(llm=model)
+    fused = QueryFusionRetriever(
+        [Finds(slice(0, 2)), Finds(slice(1, 3))],
+        llm=llm,
+        num_queries=1,
+        similarity_top_k=CHUNKS,
+        use_async=True,
+    )
+    asked = RetrieverQueryEngine(fused, get_response_synthesizer(llm=llm))
+    if how == "query":
+        in_threads(lambda number: asked.query(question(number)))
+    else:
+        all_at_once(lambda number: asked.aquery(question(number)))
+    model.check(THREADS)
+
+
+def agent_says(text):
+    number = re.findall(r"told of (q\d+)\?", text)[-1]
+    if "Observation:" in text.rpartition("told of")[2]:
+        return "Thought: I can answer without using any more tools.\nAnswer: So it is written."
+    return f'Thought: I need a tool.\nAction: look_up\nAction Input: {{"what": "{number}"}}'
+
+
+@TEMPLATES
+def test_react_agents_with_a_retriever_as_their_tool(template):
+    model = Model(template, agent_says)
+
+    async def look_up(what: str) -> str:
+        """Look something up."""
+        return "\n\n".join(found.text for found in await Finds().aretrieve(what))
+
+    async def ask(number):
+        agent = ReActAgent(
+            tools=[FunctionTool.from_defaults(async_fn=look_up, name="look_up")],
+            llm=Ragaccel(llm=model),
+        )
+        return str(await agent.run(question(number)))
+
+    assert set(all_at_once(ask, 8)) == {"So it is written."}
+    model.check(16, without=8)  # nothing is retrieved before the first call
+
+
+@TEMPLATES
+@pytest.mark.parametrize("how", ["in threads", "awaited"])
+def test_plain_code(how, template):
+    model = Model(template)
+    llm = Ragaccel(llm=model)
+
+    def prompt(number, found):
+        return "\n".join([one.text for one in found] + [question(number)])
+
+    def ask(number):
+        return llm.complete(prompt(number, Finds().retrieve(question(number))))
+
+    async def aask(number):
+        return await llm.acomplete(prompt(number, await Finds().aretrieve(question(number))))
+
+    in_threads(ask) if how == "in threads" else all_at_once(aask)
+    model.check(THREADS)
+
+
+def test_a_call_without_a_retrieval_is_given_nothing_of_the_one_before():
+    model = Model()
+    engine(model).query(question(1))
+    Ragaccel(llm=model).complete("What is told of q1?")
+    assert model.asked[0][1]
+    assert model.asked[1][1] == []
+
+
+def test_a_thousand_at_once():
+    model = Model()
+    asked, streaming = engine(model), engine(model, streaming=True, use_async=True)
+
+    async def ask(number):
+        if number % 2:
+            return str(await asked.aquery(question(number)))
+        response = await streaming.aquery(question(number))
+        return "".join([piece async for piece in response.response_gen])
+
+    assert set(all_at_once(ask, 1000)) == {"So it is written."}
+    model.check(1000)
+    assert {min(numbers_in(text)) for text, _, _ in model.asked} == set(range(1000))
