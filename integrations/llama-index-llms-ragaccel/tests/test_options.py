@@ -88,6 +88,10 @@ def test_what_others_call_otherwise_is_said():
         Ragaccel(max_new_token=3)
     with pytest.raises(TypeError, match="takes no do_sample: temperature"):
         Ragaccel(generate_kwargs={"do_sample": True})
+    with pytest.raises(TypeError, match=r"takes no devise: there are .*device"):
+        Ragaccel(devise="cpu")
+    with pytest.raises(TypeError, match="one argument"):
+        Ragaccel("a/name", model_name="another/name")
     with pytest.raises(ValidationError, match="max_new_tokens"):
         Ragaccel(max_new_tokens=0)
 
@@ -151,7 +155,11 @@ def test_what_is_saved_or_traced_holds_no_secret():
 
 
 def test_a_ready_model_is_not_saved_and_that_is_said():
-    saved = Ragaccel(llm=tiny_llm(), max_new_tokens=5).to_dict()
+    loaded = Ragaccel(
+        tiny_model(), tokenizer=tiny_tokenizer(), model_kwargs={"capacity": 99}, max_new_tokens=5
+    )
+    assert loaded.metadata.context_window == 99
+    saved = loaded.to_dict()
     with pytest.raises(ConfigurationError, match=r"from_dict\(data, llm=\.\.\.\)"):
         Ragaccel.from_dict(saved)
     again = Ragaccel.from_dict(saved, llm=tiny_llm())

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from ragaccel import LLM
 
 
+_ALSO_TAKEN = ("model_name", "tokenizer", "device", "device_map", "dtype")
+
+
 class Ragaccel(CustomLLM):
     """A local language model whose answers are the same, only sooner: it copies from what was read.
 
@@ -70,9 +73,8 @@ class Ragaccel(CustomLLM):
         messages_to_prompt: writes messages as a text; the model's chat template by default.
         completion_to_prompt: writes a text to complete as a prompt. By default it is a user's
             message to a chat model, and completed as it is by any other.
-        callback_manager: as in the framework.
-        **others: ``query_wrapper_prompt``, ``output_parser`` and whatever else the framework gives
-            its models, and fields of subclasses.
+        **others: whatever else the framework gives its models, such as ``callback_manager`` or
+            ``output_parser``, and fields of subclasses.
 
     Raises:
         TypeError: an argument that there is not; the message says what to use instead.
@@ -97,6 +99,7 @@ class Ragaccel(CustomLLM):
         self,
         model: Any = None,
         *,
+        model_name: Any = None,
         llm: Any = None,
         tokenizer: Any = None,
         device: Any = None,
@@ -108,22 +111,22 @@ class Ragaccel(CustomLLM):
         callback_manager: CallbackManager | None = None,
         **others: Any,
     ) -> None:
-        model = others.pop("model_name", None) if model is None else model
-        check_names("Ragaccel", others, type(self).model_fields)
+        if model is not None and model_name is not None:
+            raise TypeError("model and model_name are one argument: give one of them")
+        check_names("Ragaccel", others, {*type(self).model_fields, *_ALSO_TAKEN})
         options = loading_options(
             model_kwargs=model_kwargs, device=device, device_map=device_map, dtype=dtype
         )
-        meant = model_of(model, tokenizer, llm, options)
-        own_prompt = messages_to_prompt is not None and not isinstance(
-            messages_to_prompt, TemplatePrompt
-        )
+        meant = model_of(model_name if model is None else model, tokenizer, llm, options)
+        if messages_to_prompt is None or isinstance(messages_to_prompt, TemplatePrompt):
+            messages_to_prompt = TemplatePrompt(meant)
         super().__init__(
             model=meant.name,
             llm=meant.ready,
-            model_kwargs=options,
+            model_kwargs=dict(meant.options),
             generate_kwargs=call_settings({}, generate_kwargs or {}),
-            messages_to_prompt=messages_to_prompt if own_prompt else TemplatePrompt(meant),
-            callback_manager=callback_manager or CallbackManager([]),
+            messages_to_prompt=messages_to_prompt,
+            callback_manager=CallbackManager([]) if callback_manager is None else callback_manager,
             **others,
         )
         self._model = meant
