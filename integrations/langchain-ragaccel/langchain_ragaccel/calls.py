@@ -121,7 +121,7 @@ def make_call(options: ModelOptions, stop: Sequence[str] | None, given: Mapping[
     follows = setting("auto_references")
     return Call(
         settings={name: value for name, value in settings.items() if value is not None},
-        references=_as_list(own.get("references")),
+        references=as_list(own.get("references")),
         registry=_registry(setting("registry")) if follows else None,
         namespace=setting("namespace"),
         neighbours=setting("neighbours"),
@@ -147,7 +147,8 @@ def _registry(own: Any) -> Any:
     return default_registry() if own is None else own
 
 
-def _as_list(references: Any) -> tuple[Any, ...]:
+def as_list(references: Any) -> tuple[Any, ...]:
+    """What was given as references, which is a list: a text would be taken letter by letter."""
     if references is None:
         return ()
     if not isinstance(references, list | tuple):

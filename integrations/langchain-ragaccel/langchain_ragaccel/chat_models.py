@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
     from ragaccel import LLM, Answer
+    from typing_extensions import Self
 
 _OF_CHAT = frozenset({
     "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
@@ -69,6 +70,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         return cache_key(self._identifying_params, stop, kwargs)
+
+    @model_validator(mode="after")
+    def _set_ragaccel_profile(self) -> Self:
+        """Fill in the profile, where langchain-core is too old to ask for it."""
+        if not hasattr(BaseChatModel, "_resolve_model_profile") and self.profile is None:
+            self.profile = profile_of(self.model, self.loaded_llm)
+        return self
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return profile_of(self.model, self.loaded_llm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,7 +14,7 @@ READER_NAME = "ragaccel-reader"
 """What the bundled reader is called in metadata; no model of that name can be loaded."""
 
 _LOADED: dict[str, LLM] = {}
-_LOADING: defaultdict[str, Lock] = defaultdict(Lock)
+_LOADING: dict[str, Lock] = {}
 _IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
 
 
@@ -25,7 +24,7 @@ def shared_llm(model: str | None, options: dict[str, Any]) -> LLM:
     It stays until the process ends. Errors are those of ``LLM.load``.
     """
     key = _key(model, options)
-    with _LOADING[key]:
+    with _LOADING.setdefault(key, Lock()):
         if key not in _LOADED:
             from ragaccel import LLM
 

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.load.serializable import Serializable
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from langchain_ragaccel.calls import OTHER_NAMES, Call, canonical, make_call
 from langchain_ragaccel.loading import READER_NAME, identity_of, loaded_llm, name_of, shared_llm
@@ -42,8 +42,8 @@ class ModelOptions(Serializable):
     llm: Any = Field(default=None, exclude=True, repr=False)
     """A ready ``ragaccel.LLM``, instead of one to be loaded."""
 
-    dtype: Any = None
-    device: Any = None
+    dtype: str | None = None
+    device: str | None = None
     device_map: Any = None
     capacity: int | None = None
     """Most tokens of a prompt with its answer; the model's own limit by default."""
@@ -91,6 +91,12 @@ class ModelOptions(Serializable):
     """Does nothing: nobody is asked."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    @field_validator("model", "memory", "dtype", "device", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> str | None:
+        """Paths and torch's objects become what they are written as, in files and in keys."""
+        return None if value is None else str(value).removeprefix("torch.")
 
     @model_validator(mode="before")
     @classmethod
@@ -159,7 +165,7 @@ class ModelOptions(Serializable):
     @property
     def identifying(self) -> dict[str, Any]:
         """What an answer depends on, and nothing else: speculation never changes one."""
-        names = ("dtype", "device", "device_map", "exact", *SAMPLING, "stop")
+        names = ("dtype", "device", "device_map", "exact", "near_ties", *SAMPLING, "stop")
         known = {name: getattr(self, name) for name in names}
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}

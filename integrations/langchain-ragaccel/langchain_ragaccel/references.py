@@ -8,6 +8,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from ragaccel import ConfigurationError, Passage, Prompt, Reference, gather_references
 
+from langchain_ragaccel.calls import as_list
 from langchain_ragaccel.documents import as_passage, content_id
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def references_of(messages: Iterable[BaseMessage]) -> list[AnyReference]:
                 part for part in parts if isinstance(part, Document | Passage | Reference)
             )
         elif isinstance(message, HumanMessage):
-            found += as_references(message.additional_kwargs.get("references") or ())
+            found += as_references(as_list(message.additional_kwargs.get("references")))
     return found
 
 

@@ -61,7 +61,13 @@ class RunTree:
         return len(self._root_of)
 
     def begin(self, run: UUID, parent: UUID | None, prompt: str | None = None) -> None:
-        """Note a run; with its prompt if it answers one."""
+        """Note a run; with its prompt if it answers one.
+
+        An answer that has no run above it is left out: nothing was retrieved for it, and if whoever
+        waits for it is cancelled, its end is never told.
+        """
+        if parent is None and prompt is not None:
+            return
         with self._lock:
             root = run if parent is None else self._root_of.get(parent, run)
             tree = self._trees.setdefault(root, _Tree())

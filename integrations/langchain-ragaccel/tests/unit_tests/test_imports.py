@@ -43,7 +43,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_importing_the_package_and_making_models_loads_nothing_heavy():
-    before = set(loaded_after("import langchain_core.language_models"))
+    before = set(loaded_after("from langchain_core.language_models import chat_models, llms"))
     code = (
         "from langchain_ragaccel import ChatRagaccel, RagaccelLLM\n"
         "for _ in range(10): ChatRagaccel(), RagaccelLLM(model='/nowhere')"

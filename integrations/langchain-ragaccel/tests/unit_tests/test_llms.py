@@ -9,10 +9,11 @@ from contextlib import aclosing
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.load import dumpd, dumps, load
+from langchain_core.load import dumps
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from pydantic import ValidationError
 from ragaccel import CapacityError
+from serialized import loaded_again
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import RagaccelLLM
@@ -318,10 +319,7 @@ def test_fields_can_be_configured_at_run_time(llm, texts):
 @pytest.mark.filterwarnings("ignore:The function .load. is in beta")
 def test_what_is_made_of_plain_values_is_serialized(bare):
     named = RagaccelLLM(model="/models/some", temperature=0.5, stop=["x"])
-    again = load(
-        dumpd(named), allowed_objects=[RagaccelLLM], valid_namespaces=["langchain_ragaccel"]
-    )
-    assert again == named
+    assert loaded_again(named) == named
     assert '"not_implemented"' in dumps(RagaccelLLM(llm=bare))
 
 
@@ -331,4 +329,5 @@ def test_traces_name_the_provider_and_the_model(llm):
     assert params["ls_model_name"] == "tiny"
     assert params["ls_model_type"] == "llm"
     assert params["ls_max_tokens"] == NEW
-    assert llm.metadata["lc_versions"]["langchain-ragaccel"]
+    if hasattr(llm, "_add_version"):  # which older versions of langchain-core have not
+        assert llm.metadata["lc_versions"]["langchain-ragaccel"]

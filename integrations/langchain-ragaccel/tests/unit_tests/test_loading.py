@@ -1,0 +1,106 @@
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ragaccel import LLM, ModelNotFoundError
+from serialized import loaded_again
+from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
+
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM, loading
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    monkeypatch.setattr(loading, "_LOADED", {})
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """What is loaded, in place of loading it."""
+    seen = []
+
+    def load(name=None, **options):
+        seen.append((name, options))
+        time.sleep(0.02)  # long enough for others to come meanwhile
+        return tiny_llm()
+
+    monkeypatch.setattr(LLM, "load", staticmethod(load))
+    return seen
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_tiny_model().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def test_nothing_is_loaded_until_an_answer_is_wanted(loads):
+    chats = [ChatRagaccel(model="some") for _ in range(10)]
+    assert loads == []
+    for chat in chats:
+        chat.invoke("Who?", max_tokens=1)
+    assert loads == [("some", {})]
+
+
+def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
+    ChatRagaccel(model="some", dtype="float32").invoke("Who?", max_tokens=1)
+    RagaccelLLM(model="some", dtype="float32", temperature=1.0).invoke("Who?", max_tokens=1)
+    RagaccelLLM(model="some", torch_dtype="float32", namespace="b").invoke("Who?", max_tokens=1)
+    assert loads == [("some", {"dtype": "float32"})]
+    RagaccelLLM(model="some", num_ctx=512).invoke("Who?", max_tokens=1)
+    RagaccelLLM(model="some", model_kwargs={"revision": "r"}).invoke("Who?", max_tokens=1)
+    assert loads[1:] == [("some", {"capacity": 512}), ("some", {"revision": "r"})]
+
+
+@pytest.mark.filterwarnings("ignore:The function .load. is in beta")
+def test_paths_and_types_of_torch_are_written_out(loads):
+    model = RagaccelLLM(model=Path("some"), dtype=torch.float32, device=torch.device("cpu"))
+    assert (model.model, model.dtype, model.device) == ("some", "float32", "cpu")
+    assert loaded_again(model) == model
+    RagaccelLLM(model="some", dtype="float32", device="cpu").invoke("Who?", max_tokens=1)
+    model.invoke("Who?", max_tokens=1)
+    assert loads == [("some", {"dtype": "float32", "device": "cpu"})]
+
+
+def test_threads_that_ask_at_one_time_load_once(loads):
+    chat = ChatRagaccel(model="some", max_tokens=2)
+    threads = [threading.Thread(target=chat.invoke, args=("Who?",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+
+
+def test_a_model_in_a_folder_is_known_before_it_is_loaded_and_answers(folder):
+    chat = ChatRagaccel(model=folder, max_tokens=5, device="cpu")
+    assert chat.profile["max_input_tokens"] == 4096
+    assert chat.loaded_llm is None
+    bare = LLM.load(folder, device="cpu", keep_costs=False)
+    turns = [{"role": "user", "content": "Who?"}]
+    message = chat.invoke("Who?")
+    assert message.content == bare.generate(turns, max_new_tokens=5).text
+    assert message.response_metadata["model_name"] == folder
+    assert chat.loaded_llm is chat.ready_llm
+
+
+def test_a_model_that_is_not_there_is_told_of_at_the_first_answer():
+    chat = ChatRagaccel(model="/nowhere/at/all")
+    with pytest.raises(ModelNotFoundError):
+        chat.invoke("Who?")
+
+
+def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
+    assert RagaccelLLM(llm=tiny_llm()).model_name == "tiny"
+    assert RagaccelLLM(llm=tiny_llm(name="")).model_name == "ragaccel"
+    assert RagaccelLLM(llm=tiny_llm(), model="mine").model_name == "mine"
+    assert RagaccelLLM().model_name == "ragaccel-reader"
+    named = RagaccelLLM(llm=tiny_llm(), model="mine").identifying
+    assert named == RagaccelLLM(model="mine").identifying
+    first, second = RagaccelLLM(llm=tiny_llm()), RagaccelLLM(llm=tiny_llm(None))
+    assert first.identifying["llm"] != second.identifying["llm"]
+    assert first.identifying == RagaccelLLM(llm=tiny_llm()).identifying

@@ -1,0 +1,118 @@
+import pytest
+from langchain_core.messages import (
+    AIMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from ragaccel import ConfigurationError
+
+from langchain_ragaccel.messages import acceptable, as_turns, merged, text_of
+
+CALL = {"name": "tide", "args": {"place": "çatı"}, "id": "abc", "type": "tool_call"}
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def rejecting(*roles):
+    """A chat template that takes turns of these roles, one after another, and no others."""
+
+    def lay_out(turns):
+        if tuple(one["role"] for one in turns) != roles:
+            raise ConfigurationError(f"not these roles: {[one['role'] for one in turns]}")
+
+    return lay_out
+
+
+def test_every_kind_of_message_has_its_role():
+    messages = [
+        SystemMessage("a"),
+        HumanMessage("b", name="Ann"),
+        AIMessage("c", tool_calls=[CALL]),
+        ToolMessage("d", tool_call_id="abc", name="tide"),
+        FunctionMessage(name="wind", content="e"),
+        ChatMessage(role="critic", content="f"),
+    ]
+    assert as_turns(messages) == [
+        turn("system", "a"),
+        {**turn("user", "b"), "name": "Ann"},
+        {
+            **turn("assistant", "c"),
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "id": "abc",
+                    "function": {"name": "tide", "arguments": {"place": "çatı"}},
+                }
+            ],
+        },
+        {**turn("tool", "d"), "name": "tide", "tool_call_id": "abc"},
+        {**turn("tool", "e"), "name": "wind"},
+        turn("critic", "f"),
+    ]
+
+
+def test_text_blocks_are_text_and_calls_and_thoughts_are_not():
+    content = [
+        "One ",
+        {"type": "text", "text": "two"},
+        {"type": "reasoning", "reasoning": "hm"},
+        {"type": "tool_use", "id": "abc", "name": "tide", "input": {}},
+        {"type": "text-plain", "text": " three"},
+    ]
+    assert as_turns([AIMessage(content)])[0]["content"] == "One two three"
+    assert text_of([SystemMessage("a"), HumanMessage(content), AIMessage("")]) == (
+        "a\n\nOne two three"
+    )
+
+
+@pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "input_audio", None])
+def test_what_is_no_text_is_refused_by_name(kind):
+    with pytest.raises(ConfigurationError, match=f"block of type {kind!r}"):
+        as_turns([HumanMessage([{"type": kind, "image_url": {"url": "x"}}])])
+
+
+def test_a_conversation_needs_messages_of_known_kinds():
+    with pytest.raises(ConfigurationError, match="no message"):
+        as_turns([])
+    with pytest.raises(ConfigurationError, match="RemoveMessage has no place"):
+        as_turns([RemoveMessage(id="x")])
+
+
+def test_neighbours_of_one_role_are_put_together_unless_they_call_or_tell():
+    calling = {**turn("assistant", ""), "tool_calls": [CALL]}
+    turns = [
+        turn("user", "a"),
+        turn("user", ""),
+        turn("user", "b"),
+        calling,
+        turn("assistant", "c"),
+        turn("assistant", "d"),
+        turn("tool", "e"),
+        turn("tool", "f"),
+    ]
+    assert merged(turns) == [
+        turn("user", "a\n\nb"),
+        calling,
+        turn("assistant", "c\n\nd"),
+        turn("tool", "e"),
+        turn("tool", "f"),
+    ]
+    assert turns[0] == turn("user", "a")
+
+
+def test_turns_are_changed_no_more_than_the_template_needs():
+    turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
+    assert acceptable(turns, rejecting("system", "user", "user")) is turns
+    assert acceptable(turns, rejecting("system", "user")) == [
+        turn("system", "a"),
+        turn("user", "b\n\nc"),
+    ]
+    assert acceptable(turns, rejecting("user")) == [turn("user", "a\n\nb\n\nc")]
+    with pytest.raises(ConfigurationError, match=r"\['system', 'user', 'user'\]"):
+        acceptable(turns, rejecting("assistant"))

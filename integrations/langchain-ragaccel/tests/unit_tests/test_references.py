@@ -1,0 +1,192 @@
+"""What answers may be copied from: given, found by what stands in the prompt, or neither."""
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
+from ragaccel import (
+    ConfigurationError,
+    Passage,
+    Prompt,
+    Reference,
+    ReferenceRegistry,
+    default_registry,
+)
+from scripted_llm import scripted_llm
+from tiny_llm import tiny_llm
+
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
+from langchain_ragaccel.references import as_passages, as_references, beside
+
+WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
+TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."
+
+
+class Finds(BaseRetriever):
+    """Finds the document that its table has for a query."""
+
+    table: dict
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [self.table[query]]
+
+
+def found_by(query="wick", text=WICK, **metadata):
+    return Finds(table={query: Document(page_content=text, id=query, metadata=metadata)})
+
+
+def written(documents):
+    return "\n".join(document.page_content for document in documents)
+
+
+def chain(retriever, model):
+    prompt = ChatPromptTemplate.from_template("Answer from this:\n{context}\n\n{question}")
+    return {"context": retriever | written, "question": RunnablePassthrough()} | prompt | model
+
+
+def copied(message):
+    report = message.response_metadata["ragaccel"]
+    return [span["passage_id"] for span in report["copied_spans"]]
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    default_registry().clear()
+    yield
+    default_registry().clear()
+
+
+@pytest.fixture
+def quoting():
+    return scripted_llm(lambda prompt: f"It says: {WICK}")
+
+
+def test_a_chain_cites_what_its_retriever_found_unasked(quoting):
+    model = ChatRagaccel(llm=quoting)
+    retriever = found_by(title="Log", source="log.md", start_index=10)
+    message = chain(retriever, model).invoke("wick")
+    report = message.response_metadata["ragaccel"]
+    (span,) = report["copied_spans"]
+    assert message.content[span["out_start"] : span["out_end"]] == WICK
+    assert WICK[span["start"] : span["end"]] == WICK
+    assert report["passages"] == [
+        {"passage_id": "wick", "citation": "log.md", "title": "Log", "source": "log.md"}
+    ]
+    pieces = list(chain(retriever, model).stream("wick"))
+    assert copied(pieces[-1]) == ["wick"]
+    assert not any("ragaccel" in piece.response_metadata for piece in pieces[:-1])
+
+
+def test_completions_tell_it_as_well(quoting):
+    retriever = found_by()
+    documents = retriever.invoke("wick")
+    result = RagaccelLLM(llm=quoting).generate([written(documents), "Nothing of that."])
+    reports = [one.generation_info["ragaccel"] for (one,) in result.generations]
+    assert [len(report["copied_spans"]) for report in reports] == [1, 0]
+
+
+def test_what_is_not_in_the_prompt_is_not_used_even_if_it_was_just_retrieved(quoting):
+    found_by().invoke("wick")
+    message = ChatRagaccel(llm=quoting).invoke("Who trims the wick?")
+    assert WICK in message.content
+    assert copied(message) == []
+
+
+def test_references_can_be_given_and_switched_off(quoting):
+    own = Passage("own", WICK)
+    asked = "Who trims the wick?"
+    chat = ChatRagaccel(llm=quoting)
+    assert copied(chat.invoke(asked, references=[own])) == ["own"]
+    assert copied(chat.bind(references=[WICK]).invoke(asked)) == ["reference-1"]
+    default_registry().register(own)
+    assert copied(chat.invoke(WICK)) == ["own"]
+    assert copied(chat.invoke(WICK, auto_references=False)) == []
+    assert copied(ChatRagaccel(llm=quoting, auto_references=False).invoke(WICK)) == []
+    with pytest.raises(ConfigurationError, match="references is a list"):
+        chat.invoke(asked, references=WICK)
+    with pytest.raises(ConfigurationError, match="references is a list"):
+        chat.invoke([HumanMessage(asked, additional_kwargs={"references": WICK})])
+    with pytest.raises(ConfigurationError, match="not int"):
+        chat.invoke(asked, references=[7])
+
+
+def test_the_environment_switches_it_off(quoting, monkeypatch):
+    default_registry().register(Passage("own", WICK))
+    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+    assert copied(ChatRagaccel(llm=quoting).invoke(WICK)) == []
+
+
+def test_tenants_do_not_see_each_others_documents(quoting):
+    ours, theirs = ReferenceRegistry(), ReferenceRegistry()
+    chat = ChatRagaccel(llm=quoting, registry=theirs)
+    collected = {"callbacks": [ReferenceCollector(ours)]}
+    assert copied(chain(found_by(), chat).invoke("wick", collected)) == []
+    chat = ChatRagaccel(llm=quoting, registry=ours)
+    assert copied(chain(found_by(), chat).invoke("wick", collected)) == ["wick"]
+    shared = ReferenceRegistry()
+    shared.register(Passage("a", WICK), "tenant-a")
+    chat = ChatRagaccel(llm=quoting, registry=shared, namespace="tenant-b")
+    assert copied(chat.invoke(WICK)) == []
+    assert copied(chat.invoke(WICK, namespace="tenant-a")) == ["a"]
+
+
+def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
+    registry, seen = ReferenceRegistry(), []
+    registry.register([Passage("1", WICK, path="log"), Passage("2", TIDE, path="log", start=200)])
+    llm = tiny_llm()
+    plan = llm._plan
+
+    def watched(prompt, references, settings):
+        seen.append([type(one).__name__ for one in references])
+        return plan(prompt, references, settings)
+
+    monkeypatch.setattr(llm, "_plan", watched)
+    model = RagaccelLLM(llm=llm, registry=registry, max_tokens=1)
+    model.invoke(WICK)
+    model.invoke(WICK, neighbours=False)
+    RagaccelLLM(llm=llm, registry=registry, max_tokens=1, max_reference_tokens=1).invoke(WICK)
+    assert seen[0][0] == "Passage"
+    assert set(seen[0][1:]) == {"Reference"}
+    assert seen[1:] == [["Passage"], []]
+
+
+def test_what_is_given_becomes_references():
+    document = Document(page_content=WICK, id="w")
+    ids = Reference((1, 2, 3))
+    made = as_references([document, TIDE, Passage("t", TIDE), ids])
+    assert made == [Passage("w", WICK, end=len(WICK)), TIDE, Passage("t", TIDE), ids]
+    assert [one.text for one in as_passages([WICK, document])] == [WICK, WICK]
+    assert as_passages(None) == ()
+    with pytest.raises(ConfigurationError, match="a Reference has no text"):
+        as_passages([ids])
+
+
+def test_a_prompt_that_brings_its_passages_gets_no_others_of_the_same_name():
+    own, other, ids = Passage("a", WICK), Passage("b", TIDE), Reference((1,))
+    prompt = Prompt((1, 2), passages=(own,))
+    assert beside(prompt, [own, other, ids]) == [other, ids]
+    assert beside("text", [own, other, ids]) == [own, other, ids]
+
+
+def test_answers_are_the_same_with_references_and_without():
+    llm = tiny_llm()
+    default_registry().register([Passage("w", WICK), Passage("t", TIDE)])
+    for prompt in (WICK, f"{TIDE}\n\n{WICK}", "Nothing of that."):
+        plain = llm.generate(prompt, max_new_tokens=40).text
+        assert RagaccelLLM(llm=llm, max_tokens=40).invoke(prompt) == plain
+
+
+def test_the_bundled_reader_reads_what_a_chain_found():
+    document = Document(page_content=f"{TIDE} {WICK}", metadata={"source": "log.md"})
+    retriever = Finds(table={"When does the keeper of Gannet Ledge trim the wick?": document})
+    (question,) = retriever.table
+    message = chain(retriever, ChatRagaccel(device="cpu")).invoke(question)
+    assert "trims the wick at dusk" in message.content
+    (passage,) = message.response_metadata["ragaccel"]["passages"]
+    assert passage["citation"] == "log.md"
+    told = chain(retriever, RagaccelLLM(device="cpu")).invoke(question)
+    assert told == message.content
+    given = ChatRagaccel(device="cpu").invoke(question, documents=[document])
+    assert given.content == message.content

@@ -1,0 +1,181 @@
+"""What was retrieved on the way to an answer, though its prompt does not show it."""
+
+from uuid import uuid4
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers import context
+from ragaccel import default_registry
+from tiny_llm import tiny_llm
+
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM, run_tree
+from langchain_ragaccel.run_tree import RunTree
+
+FULL = "The keeper of station {} trims the wick at dusk, and again at midnight, in all weathers."
+
+
+class Finds(BaseRetriever):
+    """Finds the one document of a query."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(page_content=FULL.format(query), id=f"d-{query}")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    default_registry().clear()
+    yield
+    default_registry().clear()
+    assert len(run_tree._TREE) == 0  # every root has ended
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The passages that each prompt was answered with, by what the prompt asks."""
+    llm, seen = tiny_llm(), {}
+    plan = llm._plan
+
+    def watched(prompt, references, settings):
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        seen.setdefault(text, []).append({passage.passage_id for passage in references})
+        return plan(prompt, references, settings)
+
+    monkeypatch.setattr(llm, "_plan", watched)
+    return seen
+
+
+def chain(model):
+    """Retrieve, put nothing but the first words into the prompt, and answer."""
+    short = RunnableLambda(lambda documents: documents[0].page_content[:25])
+    write = RunnableLambda(lambda found: f"{found['context']} … {found['query']}")
+    return {"context": Finds() | short, "query": RunnablePassthrough()} | write | model
+
+
+def models():
+    common = {"llm": tiny_llm(), "max_tokens": 2, "track": "run-tree", "neighbours": False}
+    return ChatRagaccel(**common), RagaccelLLM(**common)
+
+
+QUERIES = [str(number) for number in range(6)]
+
+
+def check(given, times=1):
+    assert len(given) == len(QUERIES)
+    for text, references in given.items():
+        query = text.rpartition(" ")[2]
+        assert references == [{f"d-{query}"}] * times
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_documents_that_a_prompt_only_hints_at_are_references(given, kind):
+    chained = chain(models()[kind])
+    for query in QUERIES:
+        chained.invoke(query)
+    check(given)
+    for query in QUERIES:
+        list(chained.stream(query))
+    check(given, 2)
+    chained.batch(QUERIES)
+    check(given, 3)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+async def test_so_they_are_where_answers_are_awaited(given, kind):
+    chained = chain(models()[kind])
+    for query in QUERIES:
+        await chained.ainvoke(query)
+    check(given)
+    for query in QUERIES:
+        _ = [piece async for piece in chained.astream(query)]
+    check(given, 2)
+    await chained.abatch(QUERIES)
+    check(given, 3)
+
+
+def test_without_a_run_in_common_nothing_is_assumed(given):
+    chat, llm = models()
+    Finds().invoke("0")
+    chat.invoke("What of 0?")
+    llm.invoke("What of 0?")
+    assert list(given.values()) == [[set(), set()]]
+
+
+def test_whoever_does_not_ask_for_it_gets_none(given):
+    chain(ChatRagaccel(llm=tiny_llm(), max_tokens=2)).invoke("0")
+    assert [references for own in given.values() for references in own] == [set()]
+
+
+def test_it_is_installed_once_and_not_inline():
+    models()
+    models()
+    hooks = [hook for hook in context._configure_hooks if hook[0] is run_tree._HANDLER]
+    assert len(hooks) == 1
+    handler = run_tree._HANDLER.get()
+    assert not handler.run_inline
+    assert not handler.ignore_agent  # it would hide tools
+
+
+def documents(*names):
+    return [Document(page_content=name) for name in names]
+
+
+def texts(found):
+    return [document.page_content for document in found]
+
+
+def test_the_nearest_run_above_that_retrieved_anything_counts():
+    tree = RunTree()
+    root, left, right, find, more, ask = (uuid4() for _ in range(6))
+    tree.begin(root, None)
+    tree.begin(left, root)
+    tree.begin(right, root)
+    tree.begin(find, left)
+    tree.retrieved(find, documents("a", "b"))
+    tree.begin(more, right)
+    tree.retrieved(more, documents("c"))
+    tree.begin(ask, right, "prompt")
+    assert texts(tree.documents_for("prompt", ask)) == ["c"]
+    assert texts(tree.documents_for("prompt", None)) == ["c"]
+    other = uuid4()
+    tree.begin(other, root, "other")
+    assert texts(tree.documents_for("other", other)) == ["c", "b", "a"]
+    tree.end(root)
+    assert len(tree) == 0
+    assert tree.documents_for("prompt", ask) == []
+
+
+def test_two_that_answer_the_same_prompt_at_one_time_are_not_told_apart():
+    tree = RunTree()
+    for name in "ab":
+        root, find, ask = uuid4(), uuid4(), uuid4()
+        tree.begin(root, None)
+        tree.begin(find, root)
+        tree.retrieved(find, documents(name))
+        tree.begin(ask, root, "same")
+    assert tree.documents_for("same", None) == []
+    assert texts(tree.documents_for("same", ask)) == ["b"]
+    tree.end(ask)
+    assert texts(tree.documents_for("same", None)) == ["a"]
+
+
+def test_an_answer_with_nothing_above_it_is_left_out():
+    tree = RunTree()
+    tree.begin(uuid4(), None, "p")
+    assert len(tree) == 0
+
+
+def test_trees_and_documents_are_bounded(monkeypatch):
+    monkeypatch.setattr(run_tree, "_MOST_TREES", 3)
+    monkeypatch.setattr(run_tree, "_MOST_DOCUMENTS", 2)
+    tree = RunTree()
+    for _ in range(10):
+        root, find, ask = uuid4(), uuid4(), uuid4()
+        tree.begin(root, None)
+        tree.begin(find, root)
+        tree.retrieved(find, documents("a", "b", "c"))
+        tree.begin(ask, root, "p")
+    assert len(tree) <= 9
+    assert texts(tree.documents_for("p", ask)) == ["c", "b"]
+    tree.end(uuid4())  # one that was never begun
