@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 ANCHOR = 20  # characters of an anchor
 _STRIDE = 48  # of so many neighbouring places in a text, one at least is an anchor
 _SHARED = 16  # texts that may have the same anchor
-_REPEATS = 64  # places of the searched text at which one anchor is looked at
-_MOST_PLACES = 30_000  # pairs of a place here and there that are considered
+_CROWD = 4  # texts with the same anchor: with more it says little about each
+_PAIRS = 64  # of a place in the searched text and one in another, by the same anchor
+_FEW_PAIRS = 8
+_MOST_PLACES = 30_000  # pairs by anchors that have few
+_MOST_COMMON = 6_000  # pairs by the others
 _MOST_ALIGNMENTS = 4_000
-_MOST_COMMON = 1_000  # of them of pieces that many texts share
-_RARE = 0.25
+_MOST_COMMON_ALIGNMENTS = 1_000
+_RARE = 0.5  # so rare is an alignment that is not common
 ANCHOR_BYTES = 150  # with its place in the index, measured
 _KEY_BITS = 60  # so that Python keeps a key in 32 bytes
 _FACTORS = [np.uint64(pow(0x9E3779B97F4A7C15, 2**i, 2**64)) for i in range(4)]
@@ -75,7 +78,7 @@ class AnchorIndex:
         self._counted = np.frombuffer(self._counters, np.uint8)
         self._shift = _KEY_BITS - bits
         self._places: dict[int, int | tuple[int, ...]] = {}
-        self.displaced: set[int] = set()  # the texts that newer ones took an anchor from
+        self._displaced: set[int] = set()  # the texts that newer ones took an anchor from
 
     @property
     def num_bytes(self) -> int:
@@ -91,9 +94,15 @@ class AnchorIndex:
             self._put(key, number << 32 | at)
         return tuple(chosen)
 
+    def is_hidden(self, number: int, anchors: tuple[int, ...]) -> bool:
+        """Whether a text is hard to find by now: to be removed, and added with other anchors."""
+        if number in self._displaced:
+            return True
+        return min(self._counters[key >> self._shift] for key in anchors) > _CROWD
+
     def remove(self, number: int, anchors: tuple[int, ...]) -> None:
         """Take a text out, by the anchors that ``add`` chose."""
-        self.displaced.discard(number)
+        self._displaced.discard(number)
         for key in anchors:
             there = _as_tuple(self._places.get(key))
             kept = tuple(place for place in there if place >> 32 != number)
@@ -118,12 +127,12 @@ class AnchorIndex:
         there = [self._places.get(key) for key in keys[near[begins]].tolist()]
         known = [i for i, places in enumerate(there) if places is not None]
         texts = [_as_tuple(there[i]) for i in known]
-        return _aligned(texts, near, begins[known], np.minimum(times[known], _REPEATS))
+        return _aligned(texts, near, begins[known], times[known])
 
     def _put(self, key: int, place: int) -> None:
         there = _as_tuple(self._places.get(key))
         if len(there) == _SHARED:  # the newest win: what was just retrieved must be found
-            self.displaced.add(there[0] >> 32)
+            self._displaced.add(there[0] >> 32)
             there = there[1:]
         else:
             self._count(key, 1)
@@ -168,9 +177,11 @@ def _aligned(
 ) -> list[Alignment]:
     """Pair each anchor's places in texts with its places ``near[begin : begin + times]``."""
     num_texts = np.array([len(there) for there in texts], np.intp)
+    times = np.minimum(times, _PAIRS // num_texts)
     sizes = num_texts * times
     rarest = np.argsort(sizes, kind="stable")
-    rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), _MOST_PLACES, "right")]
+    room = min(sizes[sizes <= _FEW_PAIRS].sum(), _MOST_PLACES) + _MOST_COMMON
+    rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), room, "right")]
     if not len(rarest):
         return []
     places = np.array([place for i in rarest.tolist() for place in texts[i]])
@@ -195,7 +206,7 @@ def _grouped(diagonal: Places, at: Places, weight: NDArray[np.float64]) -> list[
         rarity >= _RARE
     )  # the others from the text's start on: all that share a place together
     best = np.lexsort((shift, -rarity * is_rare))
-    best = best[: min(_MOST_ALIGNMENTS, np.count_nonzero(is_rare) + _MOST_COMMON)]
+    best = best[: min(_MOST_ALIGNMENTS, np.count_nonzero(is_rare) + _MOST_COMMON_ALIGNMENTS)]
     columns = (number, shift, begins, ends, rarity)
     return [
         Alignment(text, moved, found_at[begin:end], rare)

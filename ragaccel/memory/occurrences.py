@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from ragaccel.memory.anchors import Alignment
 
 LEAST_COMMON = 96  # characters, a run of whitespace taken as one
+_LEAST_SQUEEZED = LEAST_COMMON // 2  # if every second character was whitespace
 _BOILERPLATE = 4  # texts that may have a part in common before it tells nothing
 _VERSIONS = 32  # texts that may have most of theirs in common
 _MOST_COMPARED = 1_000  # alignments that are compared character by character
 _MOST_ALIGNMENTS = 8  # of them of one text
+_REGION = 64
+_MOST_OF_REGION = 64  # of them that share so many characters: enough to know what many have
 _DISTINCT = 8  # characters that few have: two texts rarely go on alike for so long by chance
 _STEP = 64
 _WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # there is none beyond
@@ -47,8 +51,8 @@ class SearchedText:
 
     def size(self, start: int, end: int) -> int:
         """How many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
-        if end - start >= LEAST_COMMON:
-            return end - start  # no need to look: it is enough
+        if not _LEAST_SQUEEZED <= end - start < LEAST_COMMON:
+            return end - start  # no need to look: it is enough, or never will be
         gaps = np.count_nonzero(np.diff(self.offsets[start:end]) > 1)
         return end - start + int(gaps)
 
@@ -98,7 +102,7 @@ def find_occurrences(
         if one.shift >= 0 and text.startswith(own, one.shift):
             _cover(covered, one.shift, end)
             wholly.setdefault(one.number, Occurrence(one.number, one.shift, end, True))
-        else:
+        elif len(one.places) > 1 or _goes_on(text, own, one.places[0], one.places[0] - one.shift):
             in_common = min(end, len(text)) - max(one.shift, 0)  # at most
             others.append((-one.rarity, -in_common, one))
     left = _open([one for *_, one in sorted(others) if one.number not in wholly], covered)
@@ -108,13 +112,18 @@ def find_occurrences(
 
 
 def _open(alignments: Iterable[Alignment], covered: bytearray) -> list[Alignment]:
-    """Those with an anchor that nothing covers, of each text the first few."""
+    """Those with an anchor that nothing covers, of each text and each region the first few."""
     left: list[Alignment] = []
-    times: dict[int, int] = {}
+    of_text: Counter[int] = Counter()
+    of_region: Counter[int] = Counter()
     for one in alignments:
         places = [at for at in one.places if not covered[at]]
-        if places and times.get(one.number, 0) < _MOST_ALIGNMENTS:
-            times[one.number] = times.get(one.number, 0) + 1
+        regions = {at // _REGION for at in places}
+        if of_text[one.number] < _MOST_ALIGNMENTS and any(
+            of_region[region] < _MOST_OF_REGION for region in regions
+        ):
+            of_text[one.number] += 1
+            of_region.update(regions)
             left.append(one._replace(places=places))
             if len(left) == _MOST_COMPARED:
                 break
@@ -153,6 +162,15 @@ def _size(parts: Sequence[_Part]) -> int:
         size += max(0, end - max(start, reach))
         reach = max(reach, end)
     return size
+
+
+def _goes_on(a: str, b: str, i: int, j: int) -> bool:
+    """Whether an anchor that two texts have in common may be in a part that is long enough."""
+    more = (_LEAST_SQUEEZED - ANCHOR) // 2  # on one side of it at least
+    ahead = b[j + ANCHOR : j + ANCHOR + more]
+    if len(ahead) == more and a.startswith(ahead, i + ANCHOR):
+        return True
+    return min(i, j) >= more and a.startswith(b[j - more : j], i - more)
 
 
 def _extended(a: str, b: str, i: int, j: int) -> tuple[int, int]:

@@ -197,7 +197,7 @@ class ReferenceRegistry:
         """Whether a text is known and can be found: it is this passage's now."""
         with self._lock:
             number = self._numbers.get((namespace, key))
-            if number is None or number in self._index.displaced:
+            if number is None or self._index.is_hidden(number, self._kept[number].anchors):
                 return False
             known = self._kept[number]
             self._take_place(number)

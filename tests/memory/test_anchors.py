@@ -85,9 +85,20 @@ def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_known():
     text = letters(9, ANCHOR)
     index = index_of(*[text] * 40)
     assert {number for number, _ in found(index, text)} == set(range(24, 40))
-    assert index.displaced == set(range(24))
-    index.remove(3, tuple(anchor_keys(text, 0).tolist()))
-    assert index.displaced == set(range(24)) - {3}
+    own = tuple(anchor_keys(text, 0).tolist())
+    assert index.is_hidden(3, own)
+    index.remove(3, own)
+    assert index._displaced == set(range(24)) - {3}
+
+
+def test_a_text_is_hidden_when_others_have_all_its_anchors():
+    common, own = letters(9, 67), letters(8, 67)
+    index = AnchorIndex(1 << 16)
+    anchors = [index.add(n, anchor_keys(text, 0)) for n, text in enumerate([common, own])]
+    assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [False, False]
+    for number in range(2, 400):
+        index.add(number, anchor_keys(common, 0))
+    assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [True, False]
 
 
 def test_many_places_are_bounded_and_rare_ones_come_first():
