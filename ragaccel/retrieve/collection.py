@@ -80,6 +80,7 @@ class Collection:
             path = Path(folder) / "collection.db"
         self.path = Path(path)
         self._store = Store(self.path)
+        self.copy_to = self._store.copy_to
         self._vectors = FollowedVectors(self._store, self._dimension)
         self._changes = threading.Lock()  # SQLite lets writers wait in no order, and not for long
         open_for_program(self._store, fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -27,7 +28,6 @@ from ragaccel.retrieve.schema import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _WAIT_SECONDS = 5.0
 
@@ -202,6 +202,28 @@ class Database:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
+
+    def copy_to(self, path: str | Path) -> None:
+        """Copy the file as it is now, whoever writes to it; what was there before is replaced.
+
+        Nothing is done where the place is its own.
+
+        Raises:
+            IndexWriteError: The place cannot be written to.
+            IndexCorruptError: What lies there is not ours.
+        """
+        path = Path(path)
+        if path.resolve() == self.path.resolve():
+            return
+        self.follow()
+        place = Database(path)
+        with place._locked(_WAIT_SECONDS), place._placing():
+            draft = path.with_name(f"{path.name}.new")
+            draft.unlink(missing_ok=True)
+            with reported(path), closing(sqlite3.connect(draft)) as copy:
+                self.connection().backup(copy)
+            place._delete()
+            draft.replace(path)
 
     def connection(self) -> sqlite3.Connection:
         """The connection of this thread, opened when first asked for."""

@@ -46,6 +46,7 @@ class Store:
         self.replacing = self._database.replacing
         self.discard = self._database.discard
         self.close = self._database.close
+        self.copy_to = self._database.copy_to
 
     def __enter__(self) -> Store:
         return self

@@ -345,6 +345,30 @@ def test_a_temporary_one_goes_with_its_object():
     assert not path.parent.exists()
 
 
+def test_a_copy_is_whole_and_apart(tmp_path):
+    path = tmp_path / "new" / "copy.db"
+    with Collection(fingerprint="model") as collection:
+        fill(collection)
+        collection.copy_to(path)
+        collection.put([Passage("later", "x")], vectors_of("x"))
+        with Collection(path, fingerprint="model") as copy:
+            assert ids(copy) == list(TEXTS)
+            assert ids(copy.search(vectors_of("cotton wick")[0], 1)) == ["wick"]
+            copy.drop(["lamp"])
+            assert len(collection) == 5
+            collection.copy_to(path)
+            collection.copy_to(collection.path)
+            assert len(copy) == len(collection) == 5
+            assert ids(copy.search(vectors_of("lamp oil burns")[0], 1)) == ["lamp"]
+    with Store(path) as store:
+        assert store.check() == []
+    assert sorted(file.name for file in path.parent.iterdir()) == ["copy.db", "copy.db.lock"]
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes " * 20)
+    with Collection() as collection, pytest.raises(IndexCorruptError, match="not replaced"):
+        collection.copy_to(notes)
+
+
 def test_a_forked_process_does_not_take_it_along():
     with Collection() as collection:
         fill(collection)

@@ -1,0 +1,81 @@
+"""The embedding: the library's embedding models for LlamaIndex."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import Field
+
+if TYPE_CHECKING:
+    from ragaccel import Embedder
+
+
+class RagaccelEmbedding(BaseEmbedding):
+    """A local embedding model, loaded at its first use.
+
+    Questions and texts are embedded with the prompts that the model names for them. All of a
+    process that name the same model share it. Safe to call from several threads.
+
+    >>> RagaccelEmbedding().get_query_embedding("Who keeps the lamp?")
+    """
+
+    model_name: str = Field(
+        default="all-MiniLM-L6-v2",
+        description="A sentence-transformers model: its folder, or its name in the local cache.",
+    )
+    embed_batch_size: int = Field(default=128, gt=0, description="Texts embedded at once.")
+    embedder: Any = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="A ready ragaccel.Embedder, used in place of what model_name names.",
+    )
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that the framework knows it by."""
+        return "RagaccelEmbedding"
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the vectors of this model from those of any other."""
+        return self.ready().fingerprint
+
+    def ready(self) -> Embedder:
+        """The embedder itself, as the library takes it.
+
+        Raises:
+            ModelNotFoundError: There is no such model.
+        """
+        embedder: Embedder = _shared(self.model_name) if self.embedder is None else self.embedder
+        return embedder
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        vector: list[float] = self.ready().embed_query(query).tolist()
+        return vector
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self.ready().embed_documents(list(texts)).tolist()
+        return vectors
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return await asyncio.to_thread(self._get_text_embeddings, texts)
+
+
+@lru_cache(maxsize=8)
+def _shared(model_name: str) -> Embedder:
+    from ragaccel import load_embedder
+
+    return load_embedder(model_name)

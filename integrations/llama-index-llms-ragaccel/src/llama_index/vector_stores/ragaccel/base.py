@@ -1,0 +1,230 @@
+"""The vector store: nodes in one file, with the vectors of any embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.simple import DEFAULT_VECTOR_STORE, NAMESPACE_SEP
+from llama_index.core.vector_stores.types import (
+    DEFAULT_PERSIST_DIR,
+    DEFAULT_PERSIST_FNAME,
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
+from llama_index.core.vector_stores.utils import node_to_metadata_dict
+
+from llama_index.llms.ragaccel.nodes import as_passage
+from llama_index.vector_stores.ragaccel.searching import (
+    as_node,
+    as_where,
+    document_of,
+    refuse_arguments,
+    require_local,
+    search,
+)
+from ragaccel import Collection, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ragaccel import Stored
+
+
+class RagaccelVectorStore(BasePydanticVectorStore):
+    """Nodes with their text and vectors in one SQLite file, searched in memory by FAISS.
+
+    Adding under a known id replaces; every change is kept when the call returns. Threads may share
+    one, and processes the file. Queries are by vector (``DEFAULT``), by words (``TEXT_SEARCH``,
+    ``SPARSE``: BM25), by both (``HYBRID``) or by vector for nodes that do not say the same
+    (``MMR``); filters hold in all of them, with every operator, and never cost a result.
+
+    >>> store = RagaccelVectorStore("nodes.db")
+    >>> VectorStoreIndex.from_vector_store(store, RagaccelEmbedding())
+
+    Args:
+        path: The file, made if there is none; None: a temporary one, gone with this object.
+        fingerprint: Names the embedding model, so that a file with vectors of another is refused.
+        collection: A ready ``ragaccel.Collection``, in place of both.
+    """
+
+    stores_text: bool = True
+    is_embedding_query: bool = True
+    path: str | None = None
+    fingerprint: str = ""
+
+    _collection: Collection = PrivateAttr()
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        fingerprint: str = "",
+        collection: Collection | None = None,
+        **fields: Any,
+    ) -> None:
+        if collection is not None:
+            if path is not None or fingerprint:
+                raise ConfigurationError("a ready collection has its own path and fingerprint")
+            path, fingerprint = collection.path, collection.fingerprint
+        fields |= {"path": None if path is None else os.fspath(path), "fingerprint": fingerprint}
+        super().__init__(**fields)
+        if collection is None:
+            collection = Collection(path, fingerprint=fingerprint)
+        self._collection = collection
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that the framework knows it by."""
+        return "RagaccelVectorStore"
+
+    @property
+    def client(self) -> Collection:
+        """The collection that holds the nodes."""
+        return self._collection
+
+    # Changing
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes, which have their embeddings, or replace those of the same ids; all or none."""
+        refuse_arguments(kwargs)
+        passages = [as_passage(node) for node in nodes]
+        vectors = [node.get_embedding() for node in nodes]
+        kept = [node_to_metadata_dict(node, remove_text=True) for node in nodes]
+        self._collection.put(passages, vectors, kept)
+        return [passage.passage_id for passage in passages]
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """:meth:`add`, awaited."""
+        return await asyncio.to_thread(self.add, nodes, **kwargs)
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Take out the nodes of a document."""
+        refuse_arguments(delete_kwargs)
+        own = [i for i in self._collection.document(ref_doc_id) if document_of(i) == ref_doc_id]
+        self._collection.drop(item.passage.passage_id for item in own)
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """:meth:`delete`, awaited."""
+        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
+
+    def delete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        """Take out nodes, by their ids, by filters, or those of the ids that filters are met by.
+
+        Raises:
+            ConfigurationError: Neither is given.
+        """
+        refuse_arguments(delete_kwargs)
+        if node_ids is None and filters is None:
+            raise ConfigurationError("which nodes? give node_ids or filters; clear() takes all")
+        found = self._found(node_ids, filters)
+        self._collection.drop(item.passage.passage_id for item in found)
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        """:meth:`delete_nodes`, awaited."""
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
+
+    def clear(self) -> None:
+        """Take out everything; nodes of another embedding model may be added then."""
+        self._collection.clear()
+
+    async def aclear(self) -> None:
+        """:meth:`clear`, awaited."""
+        await asyncio.to_thread(self.clear)
+
+    # Reading
+
+    def get_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """Nodes by their ids, in that order, by filters, or both; all of them without either."""
+        return [as_node(item) for item in self._found(node_ids, filters)]
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """:meth:`get_nodes`, awaited."""
+        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Find nodes, best first, with their scores (vectors: cosine; words: BM25).
+
+        Args:
+            query: ``filters``, ``node_ids`` and ``doc_ids`` hold together. ``HYBRID`` weighs by
+                ``alpha`` (0: words, 1: vectors) and gives ``hybrid_top_k`` nodes if that is set.
+            **kwargs: Of ``MMR``: ``mmr_threshold`` (0: unlike, 1: near), which may be the query's,
+                and ``mmr_prefetch_k``, how many of the nearest are chosen from.
+
+        Raises:
+            ConfigurationError: A mode that is not known, or no vector or text for it.
+        """
+        found = search(self._collection, query, **kwargs)
+        return VectorStoreQueryResult(
+            nodes=[as_node(item) for item in found],
+            similarities=[item.passage.score for item in found],
+            ids=[item.passage.passage_id for item in found],
+        )
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """:meth:`query`, awaited."""
+        return await asyncio.to_thread(self.query, query, **kwargs)
+
+    # Keeping
+
+    def persist(self, persist_path: str, fs: Any = None) -> None:
+        """Keep a copy in another file, to be opened by its path.
+
+        A storage context that persists its parts needs none of a store with a file of its own.
+
+        Raises:
+            ConfigurationError: The place is not on this machine.
+        """
+        require_local(fs)
+        if self.path is None or not persist_path.endswith(DEFAULT_PERSIST_FNAME):
+            self._collection.copy_to(persist_path)
+
+    @classmethod
+    def from_persist_path(cls, persist_path: str, fs: Any = None) -> RagaccelVectorStore:
+        """Open what :meth:`persist` kept.
+
+        Raises:
+            ConfigurationError: There is nothing.
+        """
+        require_local(fs)
+        if not os.path.isfile(persist_path):
+            raise ConfigurationError(f"nothing was kept at {persist_path}: persist() to it first")
+        return cls(persist_path)
+
+    @classmethod
+    def from_persist_dir(
+        cls,
+        persist_dir: str = DEFAULT_PERSIST_DIR,
+        namespace: str = DEFAULT_VECTOR_STORE,
+        fs: Any = None,
+    ) -> RagaccelVectorStore:
+        """Open what a storage context kept of a store without a file of its own."""
+        name = f"{namespace}{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
+        return cls.from_persist_path(os.path.join(persist_dir, name), fs)
+
+    def _found(
+        self, node_ids: list[str] | None, filters: MetadataFilters | None
+    ) -> Iterator[Stored]:
+        items = self._collection if node_ids is None else self._collection.get(node_ids)
+        where = as_where(filters)
+        return (item for item in items if where is None or where(item))

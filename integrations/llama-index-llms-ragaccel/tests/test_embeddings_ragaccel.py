@@ -1,0 +1,89 @@
+import threading
+
+import numpy as np
+import pytest
+from hash_embedder import HashEmbedder
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from ragaccel import ModelNotFoundError, load_embedder
+
+from llama_index.embeddings.ragaccel import RagaccelEmbedding
+
+
+def test_it_is_an_embedding_of_the_framework():
+    assert BaseEmbedding.__name__ in [base.__name__ for base in RagaccelEmbedding.__mro__]
+    assert RagaccelEmbedding.class_name() == "RagaccelEmbedding"
+
+
+def test_the_vectors_are_those_of_the_library():
+    embedding, embedder = RagaccelEmbedding(), load_embedder()
+    texts = ["The lamp burns oil.", "A gannet dives.", "The wick is cotton."]
+    assert np.array_equal(
+        embedding.get_text_embedding_batch(texts), embedder.embed_documents(texts)
+    )
+    assert np.array_equal(embedding.get_text_embedding(texts[0]), embedder.embed_query(texts[0]))
+    assert np.array_equal(embedding.get_query_embedding(texts[0]), embedder.embed_query(texts[0]))
+    assert embedding.fingerprint == embedder.fingerprint
+    assert isinstance(embedding.get_query_embedding("x")[0], float)
+
+
+def test_questions_and_texts_are_embedded_as_the_model_means_them():
+    class Asymmetric(HashEmbedder):
+        def embed_query(self, text):
+            return -super().embed_query(text)
+
+    embedding = RagaccelEmbedding(embedder=Asymmetric())
+    text, query = embedding.get_text_embedding("lamp"), embedding.get_query_embedding("lamp")
+    assert np.allclose(text, np.negative(query))
+
+
+def test_batches_are_embedded_at_once():
+    class Counts(HashEmbedder):
+        def embed_documents(self, texts):
+            sizes.append(len(texts))
+            return super().embed_documents(texts)
+
+    sizes = []
+    embedding = RagaccelEmbedding(embedder=Counts(), embed_batch_size=3)
+    embedding.get_text_embedding_batch([str(i) for i in range(7)])
+    assert sizes == [3, 3, 1]
+
+
+def test_making_one_loads_nothing():
+    embedding = RagaccelEmbedding(model_name="/nowhere")
+    with pytest.raises(ModelNotFoundError):
+        embedding.get_query_embedding("x")
+
+
+def test_those_that_name_the_same_model_share_it():
+    assert RagaccelEmbedding().ready() is RagaccelEmbedding().ready()
+
+
+def test_it_is_said_in_a_dictionary_and_made_of_it_again():
+    embedding = RagaccelEmbedding(embed_batch_size=7)
+    told = embedding.to_dict()
+    assert told["class_name"] == "RagaccelEmbedding"
+    assert told["model_name"] == "all-MiniLM-L6-v2"
+    again = RagaccelEmbedding.from_dict(told)
+    assert (again.model_name, again.embed_batch_size) == ("all-MiniLM-L6-v2", 7)
+    assert "embedder" not in RagaccelEmbedding(embedder=HashEmbedder()).to_dict()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda embedding: embedding.aget_query_embedding("x"),
+        lambda embedding: embedding.aget_text_embedding("x"),
+        lambda embedding: embedding.aget_text_embedding_batch(["x", "y"]),
+    ],
+)
+async def test_awaiting_leaves_the_loop_free(work):
+    seen = set()
+
+    class Watched(HashEmbedder):
+        def _vectors(self, texts):
+            seen.add(threading.get_ident())
+            return super()._vectors(texts)
+
+    assert await work(RagaccelEmbedding(embedder=Watched()))
+    assert seen
+    assert threading.get_ident() not in seen

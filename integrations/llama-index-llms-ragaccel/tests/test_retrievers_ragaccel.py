@@ -1,0 +1,196 @@
+import subprocess
+import sys
+import threading
+
+import pytest
+from hash_embedder import HashEmbedder
+from llama_index.core import QueryBundle
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import MockLLM
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import MetadataMode
+from ragaccel import (
+    ConfigurationError,
+    FocusedRetriever,
+    IndexMismatchError,
+    NothingIndexedError,
+    Passage,
+    Store,
+    default_index_path,
+    default_registry,
+    index_folder,
+    open_retriever,
+)
+
+from llama_index.embeddings.ragaccel import RagaccelEmbedding
+from llama_index.llms.ragaccel.nodes import as_passage
+from llama_index.retrievers.ragaccel import RagaccelRetriever
+
+BOAT = "The boat of the station is called Petrel.\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "lamp.md").write_text(
+        "# Lamp\n\nThe lamp burns oil.\n\n## Wick\n\nThe wick is cotton.\n"
+    )
+    (folder / "boat.txt").write_text(BOAT)
+    return folder
+
+
+@pytest.fixture
+def embed_model():
+    return RagaccelEmbedding(embedder=HashEmbedder())
+
+
+@pytest.fixture
+def retriever(folder, embed_model):
+    return RagaccelRetriever.from_folder(folder, embed_model=embed_model, similarity_top_k=2)
+
+
+@pytest.fixture
+def source(folder, retriever):
+    return open_retriever(default_index_path(folder), HashEmbedder())
+
+
+def test_it_is_a_retriever_of_the_framework():
+    assert BaseRetriever.__name__ in [base.__name__ for base in RagaccelRetriever.__mro__]
+
+
+def test_a_node_tells_where_it_is_from(retriever, source, folder):
+    found = retriever.retrieve("The wick is cotton.")
+    expected = source.search("The wick is cotton.", 2)
+    assert [item.node_id for item in found] == [passage.passage_id for passage in expected]
+    assert [item.score for item in found] == [passage.score for passage in expected]
+    node = found[0].node
+    assert node.metadata == {
+        "citation": "lamp.md:7",
+        "file_path": "lamp.md",
+        "title": expected[0].title,
+        "line": 7,
+    }
+    assert node.ref_doc_id == "lamp.md"
+    text = (folder / "lamp.md").read_text()
+    assert text[node.start_char_idx : node.end_char_idx] == node.text == "The wick is cotton."
+
+
+def test_models_are_shown_the_title_and_the_text(retriever):
+    node = retriever.retrieve("The wick is cotton.")[0].node
+    assert node.get_content(MetadataMode.LLM).splitlines() == [
+        f"title: {node.metadata['title']}",
+        "",
+        "The wick is cotton.",
+    ]
+    assert node.get_content(MetadataMode.EMBED) == node.get_content(MetadataMode.LLM)
+
+
+def test_a_page_is_told_as_the_framework_does():
+    class Source:
+        def search(self, query, k):
+            return [Passage("p", "text", page=3, score=0.5)] * k
+
+    (found,) = RagaccelRetriever(Source(), 1).retrieve("x")
+    assert found.node.metadata == {"citation": "p:3", "page_label": "3"}
+    assert found.node.ref_doc_id is None
+    assert as_passage(found) == Passage("p", "text", end=4, page=3, score=0.5)
+
+
+async def test_awaiting_gives_the_same(retriever):
+    query = "the boat Petrel"
+    assert await retriever.aretrieve(query) == retriever.retrieve(query)
+    assert await retriever.aretrieve(QueryBundle(query)) == retriever.retrieve(QueryBundle(query))
+
+
+async def test_awaiting_leaves_the_loop_free():
+    here = threading.get_ident()
+
+    class Source:
+        def search(self, query, k):
+            return [Passage(str(threading.get_ident() == here), query)]
+
+    (found,) = await RagaccelRetriever(Source()).aretrieve("x")
+    assert found.node_id == "False"
+
+
+@pytest.mark.parametrize("mode", ["fused", "dense", "text"])
+def test_every_mode_finds(folder, embed_model, source, mode):
+    retriever = RagaccelRetriever.from_folder(
+        folder, embed_model=embed_model, mode=mode, similarity_top_k=1
+    )
+    (found,) = retriever.retrieve("the boat Petrel")
+    assert found.node.ref_doc_id == "boat.txt"
+    assert found.score == source.search("the boat Petrel", 1, mode=mode)[0].score
+
+
+def test_an_index_is_named_by_its_file_or_its_folder(folder, embed_model, retriever, tmp_path):
+    for index in (folder, str(folder), default_index_path(folder)):
+        found = RagaccelRetriever(index, 9, embed_model=embed_model).retrieve("lamp")
+        assert len(found) == 3
+    elsewhere = RagaccelRetriever.from_folder(
+        folder,
+        index=tmp_path / "elsewhere.db",
+        embed_model=embed_model,
+        indexing={"include": ["*.txt"]},
+    )
+    assert len(elsewhere.retrieve("lamp oil wick boat")) == 1
+
+
+def test_what_is_indexed_again_is_found_at_once(retriever, folder):
+    retriever.retrieve("lamp")
+    (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
+    with Store(default_index_path(folder)) as store:
+        index_folder(store, HashEmbedder(), folder)
+    assert retriever.retrieve("a zebra grazes")[0].node.ref_doc_id == "zebra.md"
+
+
+def test_whatever_searches_will_do(source):
+    focused = FocusedRetriever(source, sentences=1)
+    found = RagaccelRetriever(focused, 1).retrieve("Which boat is called Petrel?")
+    assert found[0].text == BOAT.strip()
+    by_words = RagaccelRetriever(source, 1, mode="text").retrieve("Petrel")
+    assert by_words[0].node.ref_doc_id == "boat.txt"
+
+
+def test_it_is_fused_with_others(retriever):
+    fused = QueryFusionRetriever(
+        [retriever, retriever], num_queries=1, use_async=True, llm=MockLLM()
+    )
+    assert fused.retrieve("the boat Petrel")[0].node.ref_doc_id == "boat.txt"
+
+
+def test_wrong_arguments_are_refused_at_once(folder, embed_model, retriever, tmp_path):
+    class Source:
+        def search(self, query, k):
+            return []
+
+    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+        RagaccelRetriever(tmp_path / "none.db", embed_model=embed_model)
+    with pytest.raises(ConfigurationError, match="search"):
+        RagaccelRetriever(3)
+    with pytest.raises(ConfigurationError, match="no modes"):
+        RagaccelRetriever(Source(), mode="text")
+    with pytest.raises(ConfigurationError, match="magic"):
+        RagaccelRetriever(folder, mode="magic", embed_model=embed_model)
+    with pytest.raises(ConfigurationError, match="similarity_top_k"):
+        RagaccelRetriever(Source(), 0)
+    other = RagaccelEmbedding(embedder=HashEmbedder(fingerprint="other"))
+    with pytest.raises(IndexMismatchError):
+        RagaccelRetriever(folder, embed_model=other)
+
+
+def test_what_is_found_is_registered_with_its_place(retriever):
+    retriever.retrieve("the boat Petrel")
+    matches = default_registry().match(f"Context: {BOAT}")
+    assert [match.passage.path for match in matches] == ["boat.txt"]
+
+
+def test_the_retriever_alone_sees_to_that():
+    code = (
+        "from llama_index.retrievers.ragaccel import RagaccelRetriever\n"
+        "from llama_index.core.instrumentation import get_dispatcher\n"
+        "print([type(handler).__name__ for handler in get_dispatcher().event_handlers])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "RetrievalCollector" in done.stdout

@@ -1,0 +1,529 @@
+import asyncio
+import datetime
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import pytest
+from hash_embedder import HashEmbedder
+from llama_index.core import Document, StorageContext, VectorStoreIndex
+from llama_index.core.ingestion import DocstoreStrategy, IngestionPipeline
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import (
+    ImageNode,
+    IndexNode,
+    MediaResource,
+    Node,
+    NodeRelationship,
+    RelatedNodeInfo,
+    TextNode,
+)
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+)
+from ragaccel import Collection, ConfigurationError, IndexMismatchError
+
+from llama_index.embeddings.ragaccel import RagaccelEmbedding
+from llama_index.vector_stores.ragaccel import RagaccelVectorStore
+
+EMBEDDER = HashEmbedder(dimension=1 << 10)
+TEXTS = {
+    "lamp": ("The lamp burns oil.", "a", {"year": 1874, "tags": ["light", "oil"], "name": "Lamp"}),
+    "wick": ("The wick is cotton.", "a", {"year": 1911, "tags": ["light"], "name": "wick"}),
+    "boat": ("The boat is called Petrel.", "b", {"year": 1874.5, "tags": [], "name": "Petrel"}),
+    "whale": ("A whale sings at night.", "", {}),
+}
+
+
+def make_node(name, text, document="", metadata=None, kind=TextNode, **fields):
+    node = kind(id_=name, text=text, metadata=metadata or {}, **fields)
+    if document:
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=document)
+    node.embedding = embed(text)
+    return node
+
+
+def embed(text):
+    return EMBEDDER.embed_query(text).tolist()
+
+
+def nodes():
+    return [make_node(name, *parts) for name, parts in TEXTS.items()]
+
+
+def ask(text="", k=9, mode=VectorStoreQueryMode.DEFAULT, **fields):
+    return VectorStoreQuery(
+        query_embedding=embed(text), query_str=text, similarity_top_k=k, mode=mode, **fields
+    )
+
+
+def meeting(*tests, condition=FilterCondition.AND):
+    filters = [
+        test
+        if isinstance(test, MetadataFilters)
+        else MetadataFilter(key=test[0], operator=test[1], value=test[2])
+        for test in tests
+    ]
+    return MetadataFilters(filters=filters, condition=condition)
+
+
+@pytest.fixture
+def store():
+    store = RagaccelVectorStore()
+    store.add(nodes())
+    return store
+
+
+def test_it_is_a_vector_store_of_the_framework(store):
+    names = [base.__name__ for base in RagaccelVectorStore.__mro__]
+    assert BasePydanticVectorStore.__name__ in names
+    assert RagaccelVectorStore.class_name() == "RagaccelVectorStore"
+    assert store.stores_text
+    assert store.is_embedding_query
+    assert isinstance(store.client, Collection)
+
+
+# Adding and taking out
+
+
+def test_a_node_comes_back_as_it_was(store):
+    node = make_node("full", "Text 🙂\n", "doc", {"a": [1, {"b": None}]}, start_char_idx=3)
+    node.relationships[NodeRelationship.NEXT] = RelatedNodeInfo(node_id="lamp")
+    node.excluded_llm_metadata_keys = ["a"]
+    assert store.add([node]) == ["full"]
+    (again,) = store.get_nodes(["full"])
+    node.embedding = None
+    assert again == node
+    assert again.ref_doc_id == "doc"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        IndexNode(id_="n", text="An index.", index_id="i", metadata={"a": 1}),
+        ImageNode(id_="n", text="A picture.", image_path="x.png"),
+        Node(id_="n", text_resource=MediaResource(text="Both."), metadata={"a": 1}),
+    ],
+)
+def test_nodes_of_every_kind_come_back(store, node):
+    node.embedding = embed("x")
+    store.add([node])
+    (again,) = store.get_nodes(["n"])
+    assert type(again) is type(node)
+    assert again.get_content() == node.get_content()
+    assert again.metadata == node.metadata
+
+
+def test_metadata_is_kept_as_the_framework_writes_it(store):
+    store.add([make_node("dated", "x", metadata={"on": datetime.date(1911, 5, 1)})])
+    filters = meeting(("on", FilterOperator.GTE, "1911-01-01"))
+    assert [node.node_id for node in store.get_nodes(filters=filters)] == ["dated"]
+
+
+def test_adding_under_a_known_id_replaces(store):
+    store.add([make_node("lamp", "A zebra grazes.", "c", {"new": 1})])
+    (lamp,) = store.get_nodes(["lamp"])
+    assert (lamp.text, lamp.metadata, lamp.ref_doc_id) == ("A zebra grazes.", {"new": 1}, "c")
+    assert store.query(ask("A zebra grazes.", 1)).ids == ["lamp"]
+    assert len(store.client) == 4
+
+
+def test_a_node_without_an_embedding_is_refused_and_nothing_is_changed(store):
+    with pytest.raises(ValueError, match="embedding not set"):
+        store.add([make_node("new", "x"), TextNode(id_="bare", text="y")])
+    assert store.get_nodes(["new"]) == []
+    with pytest.raises(IndexMismatchError):
+        store.add([TextNode(id_="short", text="y", embedding=[1.0])])
+    assert store.add([]) == []
+
+
+def test_the_nodes_of_a_document_are_taken_out(store):
+    loose = TextNode(id_="loose", text="x", metadata={"file_path": "a"}, embedding=embed("x"))
+    store.add([loose])
+    store.delete("a")
+    store.delete("unknown")
+    assert [node.node_id for node in store.get_nodes()] == ["boat", "whale", "loose"]
+
+
+def test_nodes_are_taken_out_by_ids_and_filters(store):
+    of_1874 = meeting(("year", FilterOperator.EQ, 1874))
+    store.delete_nodes(["wick", "boat"], of_1874)
+    assert len(store.client) == 4
+    store.delete_nodes(["wick", "unknown"])
+    store.delete_nodes(filters=of_1874)
+    assert [node.node_id for node in store.get_nodes()] == ["boat", "whale"]
+    store.delete_nodes([])
+    with pytest.raises(ConfigurationError, match="which nodes"):
+        store.delete_nodes()
+    assert len(store.client) == 2
+    store.clear()
+    assert store.get_nodes() == []
+    store.add([TextNode(id_="short", text="y", embedding=[1.0])])
+
+
+def test_nodes_are_got_by_ids_and_filters(store):
+    assert [n.node_id for n in store.get_nodes(["whale", "none", "lamp"])] == ["whale", "lamp"]
+    assert store.get_nodes([]) == []
+    late = meeting(("year", FilterOperator.GT, 1900))
+    assert [n.node_id for n in store.get_nodes(filters=late)] == ["wick"]
+    assert store.get_nodes(["lamp"], late) == []
+
+
+# Queries
+
+
+def test_the_nearest_come_first_with_their_cosines(store):
+    result = store.query(ask("The wick is cotton.", 2))
+    assert result.ids[0] == result.nodes[0].node_id == "wick"
+    assert result.similarities[0] == pytest.approx(1, abs=1e-3)
+    assert result.similarities[1] < 0.9
+    assert len(result.ids) == len(result.nodes) == 2
+    assert len(store.query(ask("x", 99)).ids) == 4
+
+
+@pytest.mark.parametrize("mode", [VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE])
+def test_words_are_searched_for_without_a_vector(store, mode):
+    query = VectorStoreQuery(query_str="who calls Petrel?", similarity_top_k=3, mode=mode)
+    result = store.query(query)
+    assert result.ids == ["boat"]
+    assert result.similarities[0] > 0
+    query = VectorStoreQuery(query_str="the", similarity_top_k=3, sparse_top_k=1, mode=mode)
+    assert len(store.query(query).ids) == 1
+
+
+def test_words_and_vectors_are_weighed(store):
+    def first(**fields):
+        query = ask("Petrel", mode=VectorStoreQueryMode.HYBRID, **fields)
+        query.query_embedding = embed("The wick is cotton.")
+        return store.query(query).ids
+
+    assert first(alpha=0.0)[0] == "boat"
+    assert first(alpha=1.0)[0] == "wick"
+    assert first()[0] == "boat", "found by both"
+    assert len(first(k=3)) == 3
+    assert len(first(k=3, hybrid_top_k=2)) == 2
+
+
+def test_diverse_nodes_do_not_say_the_same():
+    store = RagaccelVectorStore()
+    texts = ["oil lamp light", "oil lamp light", "oil boat", "zebra"]
+    store.add([make_node(str(i), text) for i, text in enumerate(texts)])
+    mmr = VectorStoreQueryMode.MMR
+    assert set(store.query(ask("oil lamp light", 2)).ids) == {"0", "1"}
+    for query, options in (
+        (ask("oil lamp light", 2, mmr, mmr_threshold=0.3), {}),
+        (ask("oil lamp light", 2, mmr), {"mmr_threshold": 0.3}),
+        (ask("oil lamp light", 2, mmr, mmr_threshold=1.0), {"mmr_threshold": 0.3}),
+    ):
+        found = store.query(query, **options).ids
+        assert len(set(found) & {"0", "1"}) == 1
+    alike = store.query(ask("oil lamp light", 2, mmr, mmr_threshold=1.0)).ids
+    assert set(alike) == {"0", "1"}
+    few = store.query(ask("oil lamp light", 2, mmr, mmr_threshold=0.0), mmr_prefetch_k=2)
+    assert set(few.ids) == {"0", "1"}
+
+
+MODES = [
+    VectorStoreQueryMode.DEFAULT,
+    VectorStoreQueryMode.TEXT_SEARCH,
+    VectorStoreQueryMode.HYBRID,
+    VectorStoreQueryMode.MMR,
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_narrows_a_query_holds_in_every_mode(store, mode):
+    text = "lamp wick boat whale"
+
+    def found(**fields):
+        return sorted(store.query(ask(text, mode=mode, **fields)).ids)
+
+    assert found() == ["boat", "lamp", "whale", "wick"]
+    assert found(filters=meeting(("year", FilterOperator.LT, 1900))) == ["boat", "lamp"]
+    assert found(node_ids=["lamp", "whale", "none"]) == ["lamp", "whale"]
+    assert len(found(node_ids=[], doc_ids=[])) == 4, "as an index asks that knows of no limit"
+    assert found(doc_ids=["b"]) == ["boat"]
+    assert found(doc_ids=["a"], node_ids=["wick", "boat"]) == ["wick"]
+
+
+def test_a_filter_never_costs_a_result():
+    store = RagaccelVectorStore()
+    many = [make_node(f"m{i}", "oil lamp") for i in range(700)]
+    store.add([*many, make_node("far", "zebra", metadata={"x": 1})])
+    filters = meeting(("x", FilterOperator.EQ, 1))
+    assert store.query(ask("oil lamp", 1, filters=filters)).ids == ["far"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "key", "value", "met_by"),
+    [
+        (FilterOperator.EQ, "year", 1874, "lamp"),
+        (FilterOperator.EQ, "year", "1874", ""),
+        (FilterOperator.NE, "year", 1874, "wick boat whale"),
+        (FilterOperator.GT, "year", 1874, "wick boat"),
+        (FilterOperator.GTE, "year", 1874, "lamp wick boat"),
+        (FilterOperator.LT, "year", 1911, "lamp boat"),
+        (FilterOperator.LTE, "year", 1911, "lamp wick boat"),
+        (FilterOperator.GT, "name", 1, ""),
+        (FilterOperator.GT, "name", "Petrel", "wick"),
+        (FilterOperator.IN, "year", [1874, 1], "lamp"),
+        (FilterOperator.NIN, "year", [1874, 1], "wick boat whale"),
+        (FilterOperator.ANY, "tags", ["oil", "x"], "lamp"),
+        (FilterOperator.ALL, "tags", ["light", "oil"], "lamp"),
+        (FilterOperator.ALL, "tags", ["light"], "lamp wick"),
+        (FilterOperator.CONTAINS, "tags", "light", "lamp wick"),
+        (FilterOperator.CONTAINS, "year", 1874, ""),
+        (FilterOperator.TEXT_MATCH, "name", "amp", "lamp"),
+        (FilterOperator.TEXT_MATCH, "name", "LAMP", ""),
+        (FilterOperator.TEXT_MATCH, "tags", "light", ""),
+        (FilterOperator.TEXT_MATCH_INSENSITIVE, "name", "LAMP", "lamp"),
+        (FilterOperator.TEXT_MATCH_INSENSITIVE, "year", "1", ""),
+        (FilterOperator.IS_EMPTY, "tags", None, "boat whale"),
+        (FilterOperator.EQ, "missing", None, ""),
+    ],
+)
+def test_every_operator_means_what_the_framework_says(store, operator, key, value, met_by):
+    found = store.get_nodes(filters=meeting((key, operator, value)))
+    assert [node.node_id for node in found] == met_by.split()
+
+
+def test_no_operator_is_left_out():
+    for operator in FilterOperator:
+        filters = meeting(("x", operator, "y"))
+        RagaccelVectorStore().query(ask("x", filters=filters))
+
+
+def test_filters_are_joined_and_nested(store):
+    light = ("tags", FilterOperator.CONTAINS, "light")
+    late = ("year", FilterOperator.GT, 1900)
+    boat = ("name", FilterOperator.EQ, "Petrel")
+
+    def ids(filters):
+        return [node.node_id for node in store.get_nodes(filters=filters)]
+
+    assert ids(meeting(light, late)) == ["wick"]
+    assert ids(meeting(late, boat, condition=FilterCondition.OR)) == ["wick", "boat"]
+    assert ids(meeting(late, boat, condition=FilterCondition.NOT)) == ["lamp", "whale"]
+    not_late = meeting(late, condition=FilterCondition.NOT)
+    assert ids(meeting(light, not_late)) == ["lamp"]
+    either = meeting(boat, meeting(light, late), condition=FilterCondition.OR)
+    assert ids(either) == ["wick", "boat"]
+    for condition in FilterCondition:
+        assert len(ids(meeting(condition=condition))) == 4
+
+
+def test_wrong_arguments_are_refused(store, tmp_path):
+    for mode in (VectorStoreQueryMode.SVM, VectorStoreQueryMode.SEMANTIC_HYBRID):
+        with pytest.raises(ConfigurationError, match="not " + mode.value):
+            store.query(ask("x", mode=mode))
+    with pytest.raises(ConfigurationError, match="query_embedding"):
+        store.query(VectorStoreQuery(query_str="x", similarity_top_k=1))
+    with pytest.raises(ConfigurationError, match="query_str"):
+        store.query(VectorStoreQuery(query_embedding=embed("x"), mode=VectorStoreQueryMode.HYBRID))
+    with pytest.raises(ConfigurationError, match="k is 0"):
+        store.query(ask("x", 0))
+    for wrong in (
+        lambda: store.query(ask("x"), mmr_threshold=1),
+        lambda: store.add(nodes(), batch=1),
+        lambda: store.delete("a", x=1),
+        lambda: store.delete_nodes(["a"], x=1),
+    ):
+        with pytest.raises(TypeError, match="unexpected"):
+            wrong()
+    with pytest.raises(ConfigurationError, match="ready collection"):
+        RagaccelVectorStore(tmp_path / "x.db", collection=store.client)
+
+
+# Keeping
+
+
+def test_it_is_there_when_opened_again(tmp_path):
+    path = tmp_path / "nodes.db"
+    RagaccelVectorStore(path, fingerprint="model").add(nodes())
+    again = RagaccelVectorStore(path, fingerprint="model")
+    assert again.query(ask("The wick is cotton.", 1)).ids == ["wick"]
+    with pytest.raises(IndexMismatchError):
+        RagaccelVectorStore(path, fingerprint="other")
+
+
+def test_it_is_said_in_a_dictionary_and_made_of_it_again(tmp_path):
+    store = RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="model")
+    store.add(nodes())
+    told = store.to_dict()
+    assert told["class_name"] == "RagaccelVectorStore"
+    for again in (
+        RagaccelVectorStore.from_dict(told),
+        RagaccelVectorStore.from_json(store.to_json()),
+        pickle.loads(pickle.dumps(store)),
+    ):
+        assert len(again.get_nodes()) == 4
+        assert again.fingerprint == "model"
+
+
+def test_a_copy_is_kept_where_it_is_asked_for(store, tmp_path):
+    path = str(tmp_path / "new" / "copy.db")
+    store.persist(path)
+    store.clear()
+    copy = RagaccelVectorStore.from_persist_path(path)
+    assert copy.query(ask("The wick is cotton.", 1)).ids == ["wick"]
+    with pytest.raises(ConfigurationError, match="nothing was kept"):
+        RagaccelVectorStore.from_persist_path(str(tmp_path / "none.db"))
+    with pytest.raises(ConfigurationError, match="this machine"):
+        store.persist(path, fs=fsspec.filesystem("memory"))
+    store.persist(path, fs=fsspec.filesystem("file"))
+    assert copy.get_nodes() == []
+
+
+def test_a_storage_context_keeps_what_has_no_file_of_its_own(store, tmp_path):
+    StorageContext.from_defaults(vector_store=store).persist(tmp_path / "storage")
+    again = RagaccelVectorStore.from_persist_dir(str(tmp_path / "storage"))
+    assert len(again.get_nodes()) == 4
+    own = RagaccelVectorStore(tmp_path / "own.db")
+    own.add(nodes())
+    StorageContext.from_defaults(vector_store=own).persist(tmp_path / "other")
+    assert not list((tmp_path / "other").glob("default__vector_store*"))
+    loaded = StorageContext.from_defaults(vector_store=own, persist_dir=tmp_path / "other")
+    assert len(loaded.vector_store.get_nodes()) == 4
+
+
+def test_a_ready_collection_is_used(tmp_path):
+    with Collection(tmp_path / "c.db") as collection:
+        store = RagaccelVectorStore(collection=collection)
+        assert store.client is collection
+        store.add(nodes())
+        assert len(collection) == 4
+
+
+# The framework around it
+
+
+@pytest.fixture
+def embed_model():
+    return RagaccelEmbedding(embedder=EMBEDDER)
+
+
+DOCUMENTS = [
+    Document(id_="d1", text="The lamp burns oil.", metadata={"kind": "light"}),
+    Document(id_="d2", text="The boat is called Petrel."),
+]
+
+
+async def test_an_index_stands_on_it(embed_model):
+    store = RagaccelVectorStore()
+    storage = StorageContext.from_defaults(vector_store=store)
+    VectorStoreIndex.from_documents(DOCUMENTS, storage, embed_model=embed_model)
+    index = VectorStoreIndex.from_vector_store(store, embed_model)
+    index.insert(Document(id_="d3", text="A whale sings at night."))
+    (found,) = index.as_retriever(similarity_top_k=1).retrieve("the boat Petrel")
+    assert (found.text, found.node.ref_doc_id) == ("The boat is called Petrel.", "d2")
+    (awaited,) = await index.as_retriever(similarity_top_k=1).aretrieve("the boat Petrel")
+    assert awaited == found
+    for mode in ("hybrid", "text_search", "mmr"):
+        retriever = index.as_retriever(vector_store_query_mode=mode, similarity_top_k=1)
+        assert retriever.retrieve("Petrel")[0].node_id == found.node_id
+    index.update_ref_doc(Document(id_="d2", text="The boat is called Gannet."))
+    texts = sorted(node.text for node in store.get_nodes())
+    assert texts == ["A whale sings at night.", "The boat is called Gannet.", "The lamp burns oil."]
+    index.delete_ref_doc("d3")
+    index.delete_nodes([node.node_id for node in store.get_nodes() if node.ref_doc_id == "d1"])
+    assert [node.ref_doc_id for node in store.get_nodes()] == ["d2"]
+
+
+def test_a_pipeline_brings_in_the_difference(embed_model):
+    store = RagaccelVectorStore()
+    pipeline = IngestionPipeline(
+        transformations=[SentenceSplitter(), embed_model],
+        vector_store=store,
+        docstore=SimpleDocumentStore(),
+        docstore_strategy=DocstoreStrategy.UPSERTS_AND_DELETE,
+        disable_cache=True,
+    )
+    assert len(pipeline.run(documents=DOCUMENTS)) == 2
+    assert len(pipeline.run(documents=DOCUMENTS)) == 0
+    changed = Document(id_="d2", text="The boat is called Gannet.")
+    assert len(pipeline.run(documents=[DOCUMENTS[0], changed])) == 1
+    assert sorted(node.text for node in store.get_nodes()) == [
+        "The boat is called Gannet.",
+        "The lamp burns oil.",
+    ]
+    pipeline.run(documents=[changed])
+    assert [node.ref_doc_id for node in store.get_nodes()] == ["d2"]
+
+
+# Threads and the event loop
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda store: store.async_add(nodes()),
+        lambda store: store.adelete("a"),
+        lambda store: store.adelete_nodes(["lamp"]),
+        lambda store: store.aget_nodes(["lamp"]),
+        lambda store: store.aget_nodes(),
+        lambda store: store.aquery(ask("lamp")),
+        lambda store: store.aquery(ask("lamp", mode=VectorStoreQueryMode.MMR), mmr_threshold=1),
+        lambda store: store.aclear(),
+    ],
+)
+async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
+    here, seen = threading.get_ident(), []
+    for name in ("put", "drop", "clear", "get", "search", "search_diverse", "__iter__"):
+        asked = getattr(Collection, name)
+
+        def watched(self, *args, _asked=asked, **how):
+            seen.append(threading.get_ident())
+            return _asked(self, *args, **how)
+
+        monkeypatch.setattr(Collection, name, watched)
+    await work(store)
+    assert seen
+    assert here not in seen
+
+
+async def test_what_is_awaited_is_done(store):
+    await store.adelete("a")
+    assert [node.node_id for node in await store.aget_nodes()] == ["boat", "whale"]
+    await store.async_add([make_node("new", "A zebra.")])
+    assert (await store.aquery(ask("A zebra.", 1))).ids == ["new"]
+    await store.adelete_nodes(["new"])
+    await store.aclear()
+    assert await store.aget_nodes() == []
+
+
+def test_threads_share_a_store(store):
+    def work(name):
+        store.add([make_node(name, f"thing {name}")])
+        return store.query(ask(f"thing {name}", 1)).ids == [name]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, [f"t{i}" for i in range(48)]))
+    assert len(store.client) == 52
+
+
+async def test_coroutines_share_a_store(store):
+    await asyncio.gather(*(store.async_add([make_node(f"c{i}", f"c {i}")]) for i in range(16)))
+    assert len(store.client) == 20
+
+
+def test_importing_loads_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from llama_index.embeddings.ragaccel import RagaccelEmbedding\n"
+        "from llama_index.retrievers.ragaccel import RagaccelRetriever\n"
+        "from llama_index.vector_stores.ragaccel import RagaccelVectorStore\n"
+        "RagaccelEmbedding(), RagaccelVectorStore()\n"
+        "print([name for name in ('torch', 'transformers', 'faiss') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
