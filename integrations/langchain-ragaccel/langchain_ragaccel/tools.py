@@ -78,8 +78,12 @@ class Calling:
         return list(self.llm.tokenizer.encode(self.opening)) if self.opening else []
 
     def settled(self, token_ids: Sequence[int]) -> str:
-        """What of an unfinished answer is content for sure."""
-        return self.format.settled(self._text(token_ids))
+        """What of an unfinished answer is content for sure, whatever may follow."""
+        text = self._text(token_ids)
+        begun = [
+            size for stop in self.stop for size in range(1, len(stop)) if text.endswith(stop[:size])
+        ]
+        return self.format.settled(text[: len(text) - max(begun, default=0)])
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
         """The answer's content, and the calls in it."""

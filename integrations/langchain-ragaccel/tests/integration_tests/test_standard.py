@@ -44,5 +44,9 @@ class TestScripted(ChatModelIntegrationTests):
         return True
 
     @property
+    def supports_anthropic_inputs(self):
+        return True
+
+    @property
     def supports_model_override(self):
         return False

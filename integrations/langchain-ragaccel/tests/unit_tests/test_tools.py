@@ -11,6 +11,7 @@ from scripted_llm import call_a_tool, scripted_llm
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel
+from langchain_ragaccel.tools import as_tools, calling
 
 
 class Swell(BaseModel):
@@ -156,6 +157,18 @@ def test_a_stop_string_cuts_before_calls_are_read():
     message = model.invoke("What?", stop=["STOP"])
     assert message.content == streamed(model.bind(stop=["STOP"]), "What?").content == "Wait. "
     assert message.tool_calls == []
+
+
+def test_what_may_become_a_stop_string_waits():
+    llm = scripted_llm()
+    reading = calling(llm, as_tools([tide]), None, ["STOP"], parallel=True)
+    for text, certain in (
+        ("Wait. ST", "Wait."),
+        ("Wait. STO", "Wait."),
+        ("Wait. STOP and go", "Wait."),
+        ("Wait. STILL", "Wait. STILL"),
+    ):
+        assert reading.settled(llm.tokenizer.encode(text)) == certain
 
 
 def test_a_template_without_tools_says_so():
