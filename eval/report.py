@@ -12,6 +12,7 @@ from eval.tables import (
     NAMES,
     batch_table,
     exactness_table,
+    frameworks_table,
     indexing_table,
     lossless_table,
     memory_table,
@@ -61,6 +62,7 @@ TABLES = {
     "roofline": roofline_table,
     "lossless": lossless_table,
     "exactness": exactness_table,
+    "frameworks": frameworks_table,
     "memory": memory_table,
     "indexing": indexing_table,
     "registry": registry_table,
@@ -89,7 +91,7 @@ def _title(document: dict[str, Any]) -> str:
         return f"### passes against the memory's bandwidth: {settings['model']}"
     if kind in REPLAY_TITLES:
         return f"### {REPLAY_TITLES[kind]}"
-    before = {"speed": "", "batch": "several at a time: "}
+    before = {"speed": "", "batch": "several at a time: ", "frameworks": "in a framework: "}
     same = before.get(kind, "identical answers: ")
     how = "recorded answers" if settings.get("forced") else "its own answers"
     return f"### {same}{settings['model']}, task {settings['task']}, {how}"

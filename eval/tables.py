@@ -107,6 +107,25 @@ def exactness_table(document: dict[str, Any]) -> str:
     return "\n\n".join([pairs, costs, told])
 
 
+def frameworks_table(document: dict[str, Any]) -> str:
+    """Lay out how fast an answer is inside a framework's chain, against outside."""
+    names = {
+        "bare": "`LLM.generate`",
+        "langchain": "LangChain chain",
+        "llama_index": "LlamaIndex query engine",
+    }
+    rows = [
+        [
+            names[name],
+            f"{figures['tokens_per_second']:.1f}",
+            _ratio(figures, "ratio"),
+            f"{figures['same_text']} of {figures['examples']}",
+        ]
+        for name, figures in document["contenders"].items()
+    ]
+    return table(["asked through", "tokens/s, all included", "x `LLM.generate`", "same text"], rows)
+
+
 def indexing_table(document: dict[str, Any]) -> str:
     """Lay out what indexing a folder took, and a query on it."""
     figures = document["figures"]

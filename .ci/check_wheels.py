@@ -1,0 +1,65 @@
+"""Wheels, checked where nothing else is installed: light to import, and able to answer."""
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from statistics import median
+
+HEAVY = ("torch", "transformers", "faiss", "sentence_transformers", "numba", "pandas")
+FRAMEWORK_OF = {
+    "langchain_ragaccel": "langchain_core.language_models, langchain_core.callbacks",
+    "llama_index.llms.ragaccel": "llama_index.core.llms, llama_index.core.instrumentation",
+}
+MOST_SECONDS = 0.5  # beyond the framework's own import
+CONTEXT = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
+PROMPT = f"{CONTEXT}\n\nQuestion: When does the keeper trim the wick?"
+
+
+def run(code):
+    """Run some Python in a process of its own; return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def seconds_of_import(module, framework):
+    """How long an import takes once the framework's own modules are there."""
+    code = f"import time, {framework}; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    return median(float(run(code)) for _ in range(5))
+
+
+def main():
+    for name in ("ragaccel", "langchain-ragaccel", "llama-index-llms-ragaccel"):
+        files = [str(file) for file in distribution(name).files]
+        assert any(file.endswith("py.typed") for file in files), f"{name} says nothing of its types"
+        assert not any(file.startswith(("tests", "demos", "eval", "src")) for file in files), name
+        assert "llama_index/__init__.py" not in files
+        assert "llama_index/llms/__init__.py" not in files
+    for module, framework in FRAMEWORK_OF.items():
+        loaded = run(f"import sys, {module}\nprint(*[m for m in {HEAVY} if m in sys.modules])")
+        assert not loaded, f"import {module} loads {loaded}"
+        seconds = seconds_of_import(module, framework)
+        print(f"import {module}: {seconds:.3f} s beyond its framework")
+        assert seconds < MOST_SECONDS
+    print(answers())
+    print("wheels: 3 passed, 0 failed")
+
+
+def answers():
+    """What both say, with the passage registered as a retriever's would be."""
+    from langchain_ragaccel import ChatRagaccel
+    from llama_index.llms.ragaccel import Ragaccel
+
+    from ragaccel import Passage, default_registry
+
+    default_registry().register(Passage("lamp", CONTEXT))
+    said = ChatRagaccel().invoke(PROMPT)
+    spans = said.response_metadata["ragaccel"]["copied_spans"]
+    completed = Ragaccel().complete(PROMPT)
+    assert "midnight" in said.text, said.text
+    assert completed.text == said.text
+    assert [span["passage_id"] for span in spans] == ["lamp"]
+    return said.text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Every Python block of the documentation runs, and every link of it leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "integrations").glob("*/README.md")),
+]
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL), 1
+    )
+]
+HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(not HAS_READER, reason="the bundled reader is not in this checkout")
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_runs(block, tmp_path, monkeypatch, capsys):
+    for framework in ("langchain_ragaccel", "llama_index.llms.ragaccel"):
+        if framework in block:
+            pytest.importorskip(framework)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
+    exec(compile(block, "documentation", "exec"), {"__name__": "documentation"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):
+        file, _, heading = target.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), f"{target} is missing"
+        if heading:
+            assert heading in anchors_of(linked.read_text(encoding="utf-8"))
+
+
+def anchors_of(text):
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+
+
+def test_there_is_documentation():
+    names = {page.stem for page in PAGES}
+    assert names >= {"coming-from", "custom-generate", "langchain", "llamaindex", "README"}
+    assert len(BLOCKS) >= 8
