@@ -8,15 +8,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test lint types check gpu eval reader clean
+.PHONY: demo test oldest wheels lint types check gpu eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
 
 test: $(VENV)/.dev  ## the three suites, offline: the library, then each integration
 	$(BIN)/python -m pytest -q
-	$(BIN)/python -m pytest -q -c $(LANGCHAIN)/pyproject.toml --rootdir $(LANGCHAIN) $(LANGCHAIN)/tests
-	$(BIN)/python -m pytest -q -c $(LLAMA_INDEX)/pyproject.toml --rootdir $(LLAMA_INDEX) $(LLAMA_INDEX)/tests
+	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
+		$(BIN)/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
+
+oldest: $(VENV)-oldest/.dev  ## both integrations with the oldest frameworks that they declare
+	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
+		$(VENV)-oldest/bin/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
+
+wheels:  ## build all three wheels, install them in an empty environment, and try them
+	.ci/wheels
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -41,7 +48,7 @@ reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
 	$(BIN)/python -m ragaccel.train.reader --out .cache/reader
 
 clean:
-	rm -rf $(VENV) .cache build dist
+	rm -rf $(VENV) $(VENV)-oldest .cache build dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,3 +60,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml | $(VENV)/bin/python
 	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)-oldest/.dev: pyproject.toml constraints-oldest.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check install -q -c constraints-oldest.txt \
+		-e '.[retrieval]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
+	touch $@
