@@ -56,6 +56,7 @@ _MODULE_OF = {
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
     "tool_format": "models.tool_probing",
+    "custom_generate": "stock_generate",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
     "IndexReport": "retrieve.report",
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.stored import Stored
     from ragaccel.retrieved import gather_references
     from ragaccel.settings import Settings
+    from ragaccel.stock_generate import custom_generate
 
 __all__ = [
     "LLM",
@@ -198,6 +200,7 @@ __all__ = [
     "auto_references_enabled",
     "build_prompt",
     "copied_spans",
+    "custom_generate",
     "default_index_path",
     "default_registry",
     "gather_references",

@@ -33,7 +33,7 @@ class Guessing:
         drafter: in place of the default; then memory is not used.
         memory: what earlier requests taught, or the file it is kept in; without it nothing outlives
             this object. Read, or made, when it is first needed.
-        tokenizer: whose token ids the memory holds.
+        tokenizer: whose token ids the memory holds; None is enough without a file.
         vocab_size: token ids are below.
     """
 
@@ -41,7 +41,7 @@ class Guessing:
         self,
         drafter: Drafter | None,
         memory: Memory | str | PathLike[str] | None,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         vocab_size: int,
     ) -> None:
         self.drafter, self._given = drafter, memory
@@ -103,6 +103,7 @@ class Guessing:
             return self._given
         if self._given is None:
             return Memory(vocab_size=self._vocab_size)
+        assert self._tokenizer is not None
         path, fingerprint = os.fspath(self._given), self._tokenizer.fingerprint
         return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
 

@@ -45,5 +45,3 @@ def test_both_integrations_are_looked_at():
         "llama-index-llms-ragaccel",
     }
     assert not list((ROOT / "integrations").glob("*/__init__.py"))
-
-

@@ -69,9 +69,14 @@ class StatefulProcessor:
         return self._processor(token_ids, scores)
 
 
+def is_stateful(processor: Any) -> bool:
+    """Whether a logits processor must see each token once, as far as that is known."""
+    return type(processor).__name__ in _STATEFUL or bool(getattr(processor, "stateful", False))
+
+
 def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
     """Take over the caller's processors; transformers' own stateful ones are marked as such."""
     return tuple(
-        StatefulProcessor(processor) if type(processor).__name__ in _STATEFUL else processor
+        StatefulProcessor(processor) if is_stateful(processor) else processor
         for processor in processors
     )

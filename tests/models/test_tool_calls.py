@@ -237,6 +237,8 @@ def test_thoughts_call_nothing():
     assert len(calls) == 2
     begun = "It was asked.</think>\n"  # where the prompt holds the beginning
     assert HERMES.parse(begun + call)[0] == begun.rstrip()
+    pondered = 'Perhaps\n{"name": "wind", "parameters": {}}\n</think>\nNo.'
+    assert LLAMA.parse(pondered, TOOLS) == (pondered, ())
     spelled = '<tool_call>{"name": "wind", "arguments": {"a": "</think> <think>"}}</tool_call>'
     assert HERMES.parse(spelled)[1][0].arguments == {"a": "</think> <think>"}
 
@@ -312,6 +314,14 @@ def test_arguments_without_names_take_those_of_the_tool():
     assert found.parse(literals)[1][0].arguments == {
         "a": True, "b": None, "c": [1, -2], "d": {"k": [False]}, "e": "x]\n)", "f": "\\d",
     }  # fmt: skip
+
+
+def test_closers_may_stand_on_lines_of_their_own():
+    found = tool_format(tool_tokenizer("deepseek"))
+    text = answer("deepseek", [("wind", {"place": "x"}), ("tide", {})])
+    spaced = text.replace("<｜tool▁calls▁end｜>", "\n<｜tool▁calls▁end｜>")
+    assert spaced != text
+    assert found.parse(spaced) == ("", found.parse(text)[1])
 
 
 def test_a_prompt_that_begins_a_thought_is_closed_before_a_forced_call():

@@ -1,0 +1,176 @@
+"""custom_generate: our loop in the place of transformers' own, for code that calls generate."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ragaccel.decode.request import Reference
+from ragaccel.errors import ConfigurationError
+from ragaccel.inputs import read_prompt, references_of_each
+from ragaccel.models.stock_call import StockCall
+from ragaccel.models.stock_frame import refuse_hidden
+from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.running import Job, Runner
+from ragaccel.stock_engines import engine_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decode.request import Request
+    from ragaccel.stock_engines import StockEngine
+
+
+@dataclass(frozen=True, slots=True)
+class CustomGenerate:
+    """``model.generate(..., custom_generate=ragaccel.custom_generate)``: the same, sooner.
+
+    Greedily the tokens are those of ``generate``; sampled ones have its distribution, and depend
+    on ``torch.manual_seed``. Every row of a batch is a request of its own, and calls of several
+    threads share their passes. Nothing of a request is remembered by default.
+
+    The first call for a model prepares it, which takes seconds: a self-check, and on a CPU packed
+    copies of the weights if half of the free memory holds them. What was prepared lives as long
+    as the model.
+
+    Args:
+        tokenizer: turns references given as texts into tokens.
+        drafter: where guesses come from, in place of token trees.
+        remember: let a model's answers teach the guesses for later ones.
+        namespace: keeps what is remembered apart.
+        token_budget: most guesses a verify pass takes; by default what pays at measured cost.
+    """
+
+    tokenizer: Any = None
+    drafter: Drafter | None = None
+    remember: bool = False
+    namespace: str = ""
+    token_budget: int | None = None
+
+    def with_settings(self, **settings: Any) -> CustomGenerate:
+        """Return one with other settings; raises TypeError for one that there is not."""
+        return replace(self, **settings)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        references: Sequence[Any] = (),
+        **model_kwargs: Any,
+    ) -> Any:
+        """Generate in the place of ``generate``'s loop, which prepared these arguments.
+
+        ``references`` is an argument that ``generate`` takes now: texts the answers are likely to
+        repeat, as lists of token ids or ``Reference``s, or, where ``tokenizer`` is set, strings
+        and passages; for all rows, or a list of them for each prompt.
+
+        Raises:
+            ConfigurationError: something that cannot be done exactly, or not at all: streaming,
+                beams, scores, a cache that is passed in.
+            CapacityError: a prompt and its answer do not fit the model's context.
+            ModelRefusedError: the model cannot be decoded exactly.
+        """
+        refuse_hidden()
+        mask = model_kwargs.get("attention_mask")
+        processors, criteria = tuple(logits_processor), tuple(stopping_criteria)
+        call = StockCall(input_ids, mask, processors, criteria, generation_config)
+        call.check(model_kwargs)
+        engine = engine_for(model)
+        given = self._references(call, references, engine.vocab_size)
+        seeds = [0] * call.num_rows
+        if generation_config.do_sample:
+            seeds = torch.randint(0, 2**63 - 1, (call.num_rows,)).tolist()
+        requests = [
+            call.request(row, own, seeds[row], self.namespace) for row, own in enumerate(given)
+        ]
+        return call.output(self._answers(engine, requests, pads=call.pads))
+
+    def _references(
+        self, call: StockCall, references: Sequence[Any], vocab_size: int
+    ) -> list[tuple[Reference, ...]]:
+        """The references of every row, in token ids."""
+        references = [] if references is None else references
+        each = _for_rows(references, call.num_rows, call.config.num_return_sequences or 1)
+        texts = any(not isinstance(one, Reference) for own in each for one in own)
+        if texts and self.tokenizer is None:
+            raise ConfigurationError(
+                "references that are texts need a tokenizer: custom_generate=ragaccel."
+                "custom_generate.with_settings(tokenizer=tokenizer), or give lists of token ids"
+            )
+        tokenizer = _tokenizer(self.tokenizer) if texts else None
+        rows = []
+        for row, own in enumerate(each):
+            if tokenizer is None:
+                rows.append(tuple(own))
+            else:
+                rows.append(read_prompt(call.prompt(row), own, tokenizer, vocab_size).references)
+        return rows
+
+    def _answers(
+        self, engine: StockEngine, requests: Sequence[Request], *, pads: bool
+    ) -> list[list[int]]:
+        runner = Runner(engine.scheduler, engine.guessing, self.token_budget)
+        for request in requests:
+            engine.scheduler.engine.check_fits(request)
+        answers = self._decoded(runner, requests)
+        width = max(map(len, answers))
+        short = [] if pads else [row for row, ids in enumerate(answers) if len(ids) < width]
+        if short:  # the stock loop goes on with them until the last row ends
+            more = [_continued(requests[row], answers[row], width) for row in short]
+            for row, rest in zip(short, self._decoded(runner, more), strict=True):
+                answers[row] += rest
+        return answers
+
+    def _decoded(self, runner: Runner, requests: Sequence[Request]) -> list[list[int]]:
+        jobs = [Job(request, self.drafter, self.remember) for request in requests]
+        answers: list[list[int]] = [[] for _ in jobs]
+        with closing(runner.all(jobs)) as steps:
+            for row, _, step in steps:
+                answers[row] += step.token_ids
+        return answers
+
+
+def _for_rows(references: Sequence[Any], num_rows: int, num_returned: int) -> list[list[Any]]:
+    """The references of every row: rows of one prompt stand together."""
+    as_given = references_of_each(
+        [_as_reference(one) for one in references], num_rows // num_returned
+    )
+    return [[_as_reference(one) for one in own] for own in as_given for _ in range(num_returned)]
+
+
+def _as_reference(one: Any) -> Any:
+    """Token ids as a reference; anything else as it is."""
+    if isinstance(one, torch.Tensor):
+        one = one.tolist()
+    if isinstance(one, list | tuple) and one and all(isinstance(token, int) for token in one):
+        return Reference(tuple(one))
+    return one
+
+
+def _continued(request: Request, answer: Sequence[int], width: int) -> Request:
+    """What is still to come of a row that has met its rules."""
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *answer),
+        max_new_tokens=width - len(answer),
+        stop_rules=(),
+    )
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(tokenizer: Any) -> Tokenizer:
+    return tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
+
+
+custom_generate = CustomGenerate()
+"""The one with the defaults."""
