@@ -1,7 +1,7 @@
 """LangChain: the chain everyone writes, answering several times faster and saying from where.
 
 python demos/langchain_chain.py
-python demos/langchain_chain.py "How was it trained?" --folder ~/papers --model Qwen/Qwen2.5-7B-Instruct
+python demos/langchain_chain.py "How was it trained?" --folder ~/papers --model Qwen/Qwen3-4B
 
 Only the model is ours. What the retriever returns is found again in the prompt, so nothing in the
 chain hands documents to the model; any other retriever would do.
@@ -60,9 +60,10 @@ def joined(documents: list) -> str:
 def report(console: Console, answer) -> None:
     """Say which words stand in which passage, and how fast they came."""
     told = answer.response_metadata["ragaccel"]
+    place_of = {passage["passage_id"]: passage["citation"] for passage in told["passages"]}
     for span in told["copied_spans"]:
         words = answer.text[span["out_start"] : span["out_end"]]
-        console.print(Text(f"{span['citation']}: {words!r}", style="cyan"))
+        console.print(Text(f"{place_of[span['passage_id']]}: {words!r}", style="cyan"))
     console.print(f"{told['acceptance_length']:.1f} tokens a pass", style="dim")
 
 

@@ -1,7 +1,7 @@
 """LlamaIndex: a query engine over a folder, answering several times faster and saying from where.
 
 python demos/llamaindex_query.py
-python demos/llamaindex_query.py "How was it trained?" --folder ~/papers --model Qwen/Qwen2.5-7B-Instruct
+python demos/llamaindex_query.py "How was it trained?" --folder ~/papers --model Qwen/Qwen3-4B
 
 Only the LLM is ours. What the retriever returns is found again in the prompt, so nothing in the
 engine hands documents to the model; any other retriever or index would do.

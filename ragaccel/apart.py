@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
 
 if TYPE_CHECKING:
     from ragaccel.memory.registry import ReferenceRegistry
     from ragaccel.models.tokenizer import Tokenizer
-    from ragaccel.passage import Passage
 
 _EARLIER = "An earlier turn."
 _LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]*:[\s*]*", re.I)
 _NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
+_LEAST_PARAGRAPH = 24  # characters: shorter ones are headings
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 _BARE = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")  # a rule, or a label of what was cut out
 _ENDS = ("?", "？", "؟", ".", "!", "。")
@@ -53,7 +54,8 @@ def take_apart(
     """Write the prompt of a reader: the passages found in a text or a chat, and its question.
 
     The question is what stands behind the last "Question:" or "Query:" of the last user's message,
-    else the paragraph of it that asks, passages cut out.
+    else the paragraph of it that asks, passages cut out. Where no registered passage is found, the
+    other paragraphs of that message, and of what the system and tools say, are the passages.
 
     Raises:
         ConfigurationError: nothing in it can be the question.
@@ -74,7 +76,8 @@ def take_apart(
             "no question is found in this prompt: this model reads passages and one question; "
             "write the question behind 'Question:'"
         )
-    return build_prompt(tokenizer, question, list(passages.values()), max_tokens=max_tokens)
+    found_passages = list(passages.values()) or _paragraphs_beside(question, prompt, texts, asking)
+    return build_prompt(tokenizer, question, found_passages, max_tokens=max_tokens)
 
 
 def find_question(text: str) -> str:
@@ -99,6 +102,30 @@ def _sentence_at_start(text: str) -> str:
         if stripped.endswith(_ENDS):
             break
     return " ".join(" ".join(lines).split())
+
+
+def _paragraphs_beside(
+    question: str, prompt: str | Sequence[Message], texts: Sequence[str], asking: int
+) -> list[Passage]:
+    """What a text or a chat tells besides its question, a passage a paragraph."""
+    telling = [
+        text
+        for number, text in enumerate(texts)
+        if number == asking or (_role(prompt, number) in ("system", "tool"))
+    ]
+    paragraphs = [part.strip() for text in telling for part in _PARAGRAPHS.split(text)]
+    kept = [
+        part
+        for part in paragraphs
+        if len(part) >= _LEAST_PARAGRAPH
+        and not part.endswith(":")
+        and question not in " ".join(part.split())
+    ]
+    return [Passage(f"paragraph-{n}", part, end=len(part)) for n, part in enumerate(kept, start=1)]
+
+
+def _role(prompt: str | Sequence[Message], number: int) -> str:
+    return "user" if isinstance(prompt, str) else str(prompt[number].get("role"))
 
 
 def _last_of_user(prompt: str | Sequence[Message]) -> int:

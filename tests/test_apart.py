@@ -99,9 +99,27 @@ def test_namespaces_are_kept_apart(tokenizer):
     registry = ReferenceRegistry()
     registry.register(LAMP, namespace="a tenant")
     text = LABELLED.format(context=LAMP.text, question=QUESTION)
-    assert take_apart(text, tokenizer, registry).passages == ()
+    assert LAMP not in take_apart(text, tokenizer, registry).passages
     assert take_apart(text, tokenizer, registry, namespace="a tenant").passages == (LAMP,)
-    assert take_apart(text, tokenizer, None).passages == ()
+
+
+def test_what_nobody_registered_is_passages_by_its_paragraphs(tokenizer):
+    text = f"Answer briefly.\n\nContext:\n\n{LAMP.text}\n\n{TIDE.text}\n\nQuestion: {QUESTION}"
+    for registry in (None, ReferenceRegistry()):
+        prompt = take_apart(text, tokenizer, registry)
+        assert [passage.text for passage in prompt.passages] == [LAMP.text, TIDE.text]
+    chat = [
+        {"role": "system", "content": LAMP.text},
+        {"role": "user", "content": "What rises at the mole, and how far?"},
+        {"role": "assistant", "content": "Nobody knows what rises at the mole."},
+        {"role": "user", "content": QUESTION},
+    ]
+    assert [one.text for one in take_apart(chat, tokenizer, None).passages] == [LAMP.text]
+
+
+def test_a_question_alone_has_no_passages(tokenizer):
+    assert take_apart(QUESTION, tokenizer, None).passages == ()
+    assert take_apart(f"Be brief.\n\nQuestion: {QUESTION}", tokenizer, None).passages == ()
 
 
 def test_passages_that_do_not_fit_are_reported(registry, tokenizer):

@@ -44,7 +44,9 @@ def random_model(tmp_path_factory):
     by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     by_bytes.decoder = decoders.ByteLevel()
     target = tmp_path_factory.mktemp("model")
-    PreTrainedTokenizerFast(tokenizer_object=by_bytes, eos_token="<end>").save_pretrained(target)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=by_bytes, eos_token="<end>")
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] + '\n' }}{% endfor %}"
+    tokenizer.save_pretrained(target)
     changes = {"vocab_size": len(vocabulary), "max_position_embeddings": 16384}
     make_tiny_model("llama", torch.float32, **changes).save_pretrained(target)
     return target
@@ -123,6 +125,30 @@ def test_own_drafter_changes_the_speed_and_no_token(run, model):
     assert all("yes" in row and "NO " not in row for row in rows)
 
 
-@pytest.mark.parametrize("name", ["ask_folder.py", "highlight.py", "race.py", "own_drafter.py"])
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("langchain_chain.py", "langchain_ragaccel"),
+        ("llamaindex_query.py", "llama_index.llms.ragaccel"),
+    ],
+)
+def test_a_frameworks_chain_answers_and_cites(name, package, run, folder, model):
+    pytest.importorskip(package)
+    printed = " ".join(run(name, "--folder", folder, *model).split())
+    if not model:  # what random weights say may be nothing that shows
+        said = "At Gannet Ledge no landing is attempted when the swell is higher than one metre."
+        assert printed.startswith(f"{said} [1]")
+        assert f"{said!r}" in printed
+        assert "landing" in printed.split(f": {said!r}")[0].rpartition("[1]")[2]
+
+
+DEMO_FILES = sorted(path.name for path in DEMOS.glob("*.py"))
+
+
+def test_the_demos_are_all_here():
+    assert len(DEMO_FILES) == 6
+
+
+@pytest.mark.parametrize("name", DEMO_FILES)
 def test_a_demo_is_read_in_five_minutes(name):
     assert len((DEMOS / name).read_text(encoding="utf-8").splitlines()) < 100
