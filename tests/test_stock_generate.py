@@ -3,10 +3,8 @@
 import copy
 import gc
 import pickle
-import re
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -409,17 +407,3 @@ def test_pipelines_give_the_same_texts():
         assert got == expected
     chat = [{"role": "user", "content": texts[0]}]
     assert plain(chat, custom_generate=custom_generate, **kwargs) == plain(chat, **kwargs)
-
-
-PAGE = Path(__file__).parents[1] / "docs" / "custom-generate.md"
-
-
-def test_the_blocks_of_its_page_run(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    names = {}
-    for number, block in enumerate(blocks, start=1):
-        exec(compile(block, f"block {number} of {PAGE.name}", "exec"), names)
-    printed = capsys.readouterr().out
-    assert printed.startswith("True\n")
-    assert "tensor(" in printed
