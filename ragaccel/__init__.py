@@ -19,18 +19,22 @@ _MODULE_OF = {
     "LLM": "llm",
     "ModelOutline": "models.load",
     "outline_model": "models.load",
+    "SharedModel": "shared",
+    "shared_model": "shared",
     "Settings": "settings",
     "RAG": "rag",
     "Prompt": "prompt",
     "reads_apart": "apart",
     "take_apart": "apart",
     "build_prompt": "prompt",
+    "acceptable_turns": "turns",
     "Answer": "answer",
     "Stream": "answer",
     "AsyncStream": "awaiting",
     "Usage": "answer",
     "CopiedSpan": "citing",
     "copied_spans": "citing",
+    "citations": "reporting",
     "Highlighter": "highlighting",
     "Segment": "highlighting",
     "Document": "passage",
@@ -131,6 +135,7 @@ if TYPE_CHECKING:
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
+    from ragaccel.reporting import citations
     from ragaccel.retrieve.collection import Collection
     from ragaccel.retrieve.embedder import Embedder, load_embedder
     from ragaccel.retrieve.focusing import FocusedRetriever
@@ -142,7 +147,9 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.stored import Stored
     from ragaccel.retrieved import gather_references
     from ragaccel.settings import Settings
+    from ragaccel.shared import SharedModel, shared_model
     from ragaccel.stock_generate import custom_generate
+    from ragaccel.turns import acceptable_turns
 
 __all__ = [
     "LLM",
@@ -189,6 +196,7 @@ __all__ = [
     "Retriever",
     "Segment",
     "Settings",
+    "SharedModel",
     "Stats",
     "Store",
     "Stored",
@@ -197,8 +205,10 @@ __all__ = [
     "ToolFormat",
     "TrieDrafter",
     "Usage",
+    "acceptable_turns",
     "auto_references_enabled",
     "build_prompt",
+    "citations",
     "copied_spans",
     "custom_generate",
     "default_index_path",
@@ -210,6 +220,7 @@ __all__ = [
     "open_retriever",
     "outline_model",
     "reads_apart",
+    "shared_model",
     "take_apart",
     "tool_format",
 ]

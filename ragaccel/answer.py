@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
 from ragaccel.decode.cancelling import Cancellation, Cancelled
 from ragaccel.highlighting import Highlighter, Segment, segments
+from ragaccel.reporting import citations, facts
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,6 +91,34 @@ class Answer:
     def segments(self) -> list[Segment]:
         """The text in pieces for display, each copied from one passage or from none."""
         return segments(self.text, self.copied_spans)
+
+    def report(
+        self, text: str | None = None, *, place: Callable[[Passage], str] | None = None
+    ) -> dict[str, Any]:
+        """Tell how it was made and where its words stand, as plain values ready for JSON.
+
+        ``citations`` are those of ``ragaccel.citations``; ``passages`` are what they are from, in
+        the order of the answer, with their ``passage_id``, ``citation`` and what is known of
+        ``title``, ``source``, ``page`` and ``line``.
+
+        Args:
+            text: what is left of the text, where some was taken out; citations are places in it.
+            place: writes a citation, in place of ``Passage.citation``.
+        """
+        is_whole = text is None or text == self.text
+        said = self.text if text is None else text
+        spans = self.copied_spans if is_whole else copied_spans(said, self.passages)
+        numbers = dict.fromkeys(span.passage_number for span in spans)
+        return {
+            "draft_tokens": self.stats.draft_tokens,
+            "accepted_tokens": self.stats.accepted_tokens,
+            "forward_passes": self.stats.verify_passes,
+            "acceptance_length": self.stats.acceptance_length,
+            "seconds": self.stats.total_seconds,
+            "citations": citations(said, self.passages, spans, place=place),
+            "passages": [facts(self.passages[number - 1], place=place) for number in numbers],
+            "dropped_passages": [passage.passage_id for passage in self.dropped_passages],
+        }
 
 
 class Stream(Iterator[str]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
 
 from langchain_ragaccel.calls import OTHER_NAMES, cache_key, check_names
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
-    from langchain_core.language_models.model_profile import ModelProfile
     from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
-    from ragaccel import LLM, Answer
+    from ragaccel import Answer
     from typing_extensions import Self
 
 _OF_CHAT = frozenset({
@@ -44,6 +43,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Other names that the model's chat template reads, such as ``enable_thinking``."""
+
+    _is_made: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -72,14 +73,22 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         return cache_key(self._identifying_params, stop, kwargs)
 
     @model_validator(mode="after")
-    def _set_ragaccel_profile(self) -> Self:
-        """Fill in the profile, where langchain-core is too old to ask for it."""
-        if not hasattr(BaseChatModel, "_resolve_model_profile") and self.profile is None:
-            self.profile = profile_of(self.model, self.loaded_llm)
+    def _let_it_be_known(self) -> Self:
+        self._is_made = True
         return self
 
-    def _resolve_model_profile(self) -> ModelProfile | None:
-        return profile_of(self.model, self.loaded_llm)
+    if not TYPE_CHECKING:  # it would tell type checkers that any attribute is there
+
+        def __getattribute__(self, name: str) -> Any:
+            """Find out the profile when it is asked for, and not while the object is made.
+
+            It takes the model's config and tokenizer, which take longer to read than making a chat
+            model may, and no validator of the framework's shall wait for it.
+            """
+            found = super().__getattribute__(name)
+            if name == "profile" and found is None and self._is_made:
+                return profile_of(self.shared)
+            return found
 
     def bind(self, **kwargs: Any) -> Any:
         """Set what every call sets; TypeError for what no call can."""
@@ -98,7 +107,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         asked = Conversation(
             as_turns(messages), (), as_tools(tools or ()), self.chat_template_kwargs
         )
-        return count_tokens(self.ready_llm, asked)
+        return count_tokens(self.shared, asked)
 
     def bind_tools(
         self,
@@ -216,7 +225,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> Ask:
         """Check what is asked, lay it out, and find what the answer may be copied from."""
         check_names(given, type(self).__name__, _OF_CHAT)
-        call, llm = self.call(stop, given), self._loaded()
+        call, model = self.call(stop, given), self.shared
+        llm = model.load()
         tools = as_tools(given.get("tools") or ())
         choice = choose(tools, given.get("tool_choice"))
         tools = [] if choice == "none" else tools
@@ -227,7 +237,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             parallel = given.get("parallel_tool_calls") is not False
             calls = calling(llm, tools, choice, call.settings.get("stop"), parallel=parallel)
         prompt = write_prompt(
-            llm, call, Conversation(as_turns(messages), documents, tools, options)
+            model, call, Conversation(as_turns(messages), documents, tools, options)
         )
         if calls is not None and calls.opening:
             prompt = [*prompt, *calls.opening_ids]
@@ -235,12 +245,6 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         carried = [*references_of(messages), *documents]
         found = gather(llm, call, text_of(messages), carried, run_id=run_id)
         return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, calls)
-
-    def _loaded(self) -> LLM:
-        llm = self.ready_llm
-        if self.profile is None:
-            self.profile = profile_of(self.model, llm)
-        return llm
 
     def _result(self, ask: Ask, made: Answer) -> ChatResult:
         content, calls = read(ask.calling, made)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
     from langchain_core.runnables import RunnableConfig
-    from ragaccel import LLM, Answer
+    from ragaccel import Answer, SharedModel
 
     from langchain_ragaccel.calls import Call
 
@@ -173,12 +173,13 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     ) -> list[Ask]:
         """Check what is asked, and find for each prompt what it may be copied from."""
         check_names(given, type(self).__name__)
-        call, llm = self.call(stop, given), self.ready_llm
+        call, model = self.call(stop, given), self.shared
+        model.load()
         run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
-        return [self._ask(llm, call, prompt, run_id) for prompt in prompts]
+        return [self._ask(model, call, prompt, run_id) for prompt in prompts]
 
-    def _ask(self, llm: LLM, call: Call, text: str, run_id: UUID | None) -> Ask:
-        prompt = write_prompt(llm, call, text)
+    def _ask(self, model: SharedModel, call: Call, text: str, run_id: UUID | None) -> Ask:
+        llm, prompt = model.load(), write_prompt(model, call, text)
         found = gather(llm, call, text, run_id=run_id)
         return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout)
 

@@ -1,4 +1,4 @@
-"""Messages: LangChain's messages as the dicts that chat templates read, in an order they accept."""
+"""Messages: LangChain's messages as the dicts that chat templates read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_core.messages import (
 from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 Turn = dict[str, Any]
 
@@ -49,56 +49,6 @@ def as_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
 def text_of(messages: Sequence[BaseMessage]) -> str:
     """All text of the messages, in order: where references are looked for."""
     return "\n\n".join(filter(None, (_text(message) for message in messages)))
-
-
-def acceptable(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> list[Turn]:
-    """The turns as they are; in fewer, where the chat template wants the roles to alternate.
-
-    Templates say what they do not take by raising an error. Neighbouring turns of one role are
-    put together then, and after that what the system says is put before what the user says.
-
-    Raises:
-        ConfigurationError: the template rejects them in every way; the error is that of the first.
-    """
-    first: ConfigurationError | None = None
-    for changed in (turns, merged(turns), merged(_without_system(turns))):
-        error = _refusal(lay_out, changed)
-        if error is None:
-            return changed
-        first = first or error
-    assert first is not None
-    raise first
-
-
-def _refusal(lay_out: Callable[[list[Turn]], Any], turns: list[Turn]) -> ConfigurationError | None:
-    try:
-        lay_out(turns)
-    except ConfigurationError as error:
-        return error
-    return None
-
-
-def merged(turns: Sequence[Turn]) -> list[Turn]:
-    """Turns of one role after another put together; those that call tools or tell a result not."""
-    made: list[Turn] = []
-    for turn in turns:
-        if made and _is_plain(turn) and _is_plain(made[-1]) and made[-1]["role"] == turn["role"]:
-            made[-1] = {**made[-1], "content": _joined(made[-1]["content"], turn["content"])}
-        else:
-            made.append(turn)
-    return made
-
-
-def _without_system(turns: Sequence[Turn]) -> list[Turn]:
-    return [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns]
-
-
-def _is_plain(turn: Mapping[str, Any]) -> bool:
-    return turn["role"] != "tool" and not turn.get("tool_calls")
-
-
-def _joined(*texts: str) -> str:
-    return "\n\n".join(filter(None, texts))
 
 
 def _as_turn(message: BaseMessage) -> Turn:

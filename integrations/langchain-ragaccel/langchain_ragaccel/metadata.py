@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages.ai import UsageMetadata
-from ragaccel import copied_spans
 
 if TYPE_CHECKING:
-    from ragaccel import Answer, CopiedSpan, Passage
+    from ragaccel import Answer
 
 PROVIDER = "ragaccel"
 
@@ -47,50 +46,6 @@ def response(
 
 
 def report(answer: Answer, text: str) -> dict[str, Any]:
-    """How an answer was made, and where its words stand: ready for JSON.
-
-    Of ``copied_spans``, ``out_start`` and ``out_end`` are characters of the text, ``start`` and
-    ``end`` characters of the passage.
-    """
-    stats = answer.stats
-    spans = answer.copied_spans if text == answer.text else copied_spans(text, answer.passages)
-    return {
-        "draft_tokens": stats.draft_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-        "forward_passes": stats.verify_passes,
-        "acceptance_length": stats.acceptance_length,
-        "seconds": stats.total_seconds,
-        "copied_spans": [_span(span) for span in spans],
-        "passages": _copied_from(spans, answer.passages),
-        "dropped_passages": [passage.passage_id for passage in answer.dropped_passages],
-    }
-
-
-def _span(span: CopiedSpan) -> dict[str, Any]:
-    return {
-        "passage_id": span.passage_id,
-        "start": span.passage_start,
-        "end": span.passage_end,
-        "out_start": span.start,
-        "out_end": span.end,
-    }
-
-
-def _copied_from(
-    spans: tuple[CopiedSpan, ...], passages: tuple[Passage, ...]
-) -> list[dict[str, Any]]:
-    """The passages that something was copied from, in the order of the answer."""
-    numbers = dict.fromkeys(span.passage_number for span in spans)
-    return [_passage(passages[number - 1]) for number in numbers]
-
-
-def _passage(passage: Passage) -> dict[str, Any]:
-    known = {
-        "passage_id": passage.passage_id,
-        "citation": passage.citation,
-        "title": passage.title,
-        "source": passage.path,
-        "page": passage.page,
-        "line": passage.line,
-    }
-    return {name: value for name, value in known.items() if value not in (None, "")}
+    """How an answer was made, and where the words of a text that is left of it stand."""
+    told = answer.report(text)
+    return {"copied_spans": told.pop("citations"), **told}

@@ -6,10 +6,10 @@ import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.load.serializable import Serializable
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from ragaccel import SharedModel, shared_model
 
 from langchain_ragaccel.calls import OTHER_NAMES, Call, canonical, make_call
-from langchain_ragaccel.loading import READER_NAME, identity_of, loaded_llm, name_of, shared_llm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class ModelOptions(Serializable):
     """What ``ChatRagaccel`` and ``RagaccelLLM`` have in common.
 
     A model is loaded at the first answer, once a process: all objects that name it with the same
-    loading options share it. An ``llm`` that is ready is used as it is.
+    loading options share it, until the last of them goes. An ``llm`` that is ready is used.
     """
 
     model: str | None = None
@@ -90,6 +90,8 @@ class ModelOptions(Serializable):
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Does nothing: nobody is asked."""
 
+    _held: SharedModel | None = PrivateAttr(default=None)
+
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     @field_validator("model", "memory", "dtype", "device", mode="before")
@@ -109,6 +111,11 @@ class ModelOptions(Serializable):
             from langchain_ragaccel.run_tree import install
 
             install()
+        return self
+
+    @model_validator(mode="after")
+    def _hold_its_model(self) -> Self:
+        _ = self.shared
         return self
 
     @model_validator(mode="after")
@@ -146,21 +153,25 @@ class ModelOptions(Serializable):
         return super().__getstate__()
 
     @property
+    def shared(self) -> SharedModel:
+        """The model that answers, loaded or not: one for all that name it with the same options."""
+        if self.llm is None:
+            meant = shared_model(self.model, **self._loading())
+        else:
+            meant = SharedModel(self.model, ready=self.llm)
+        if self._held is None or self._held != meant:
+            self._held = meant
+        return self._held
+
+    @property
     def model_name(self) -> str:
         """The model's name, as it stands in every answer's metadata."""
-        own = name_of(self.llm) if self.llm is not None and self.model is None else self.model
-        return own or ("ragaccel" if self.llm is not None else READER_NAME)
+        return self.shared.label
 
     @property
     def ready_llm(self) -> LLM:
         """The LLM that answers; loaded now if it is not yet."""
-        found: LLM = shared_llm(self.model, self._loading()) if self.llm is None else self.llm
-        return found
-
-    @property
-    def loaded_llm(self) -> LLM | None:
-        """The LLM that answers, if it is loaded."""
-        return loaded_llm(self.model, self._loading()) if self.llm is None else self.llm
+        return self.shared.load()
 
     @property
     def identifying(self) -> dict[str, Any]:
@@ -170,7 +181,7 @@ class ModelOptions(Serializable):
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
         if self.llm is not None and self.model is None:
-            known["llm"] = identity_of(self.llm)
+            known["llm"] = self.shared.identity
         plain = (bool, int, float, str, list, dict)
         return {
             "model": self.model_name,
@@ -196,7 +207,7 @@ class ModelOptions(Serializable):
 
     def count_token_ids(self, text: str) -> list[int]:
         """Token ids of a text by the model's own tokenizer, without special ones."""
-        return list(self.ready_llm.tokenizer.encode(text))
+        return list(self.shared.tokenizer.encode(text))
 
     def _loading(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in LOADING}

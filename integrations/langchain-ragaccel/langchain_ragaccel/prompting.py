@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-from ragaccel import ConfigurationError, Passage, build_prompt, reads_apart, take_apart
-
-from langchain_ragaccel.messages import acceptable
+from ragaccel import ConfigurationError, Passage, acceptable_turns, build_prompt, take_apart
 
 if TYPE_CHECKING:
-    from ragaccel import LLM
+    from ragaccel import LLM, SharedModel
 
     from langchain_ragaccel.calls import Call
     from langchain_ragaccel.messages import Turn
 
 _ANSWER_TOKENS = 256  # of an answer, where nothing else is asked for
-_READS_APART: WeakKeyDictionary[LLM, bool] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class Conversation:
     template_options: dict[str, Any] = field(default_factory=dict)
 
 
-def write_prompt(llm: LLM, call: Call, asked: str | Conversation) -> Any:
+def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> Any:
     """Turn a text or a conversation into what ``LLM.generate`` takes.
 
     A text stays as it is, and a conversation goes through the chat template. Documents go where
@@ -42,27 +38,22 @@ def write_prompt(llm: LLM, call: Call, asked: str | Conversation) -> Any:
         ConfigurationError: the chat template has no place for something.
         CapacityError: not one document fits.
     """
+    llm = model.load()
     if isinstance(asked, str):
-        return _apart(llm, call, asked) if _reads_apart(llm) else asked
+        return _apart(llm, call, asked) if model.reads_apart else asked
     if not asked.tools and not asked.template_options:
         if asked.documents:
             return _with_documents(llm, call, asked)
-        if _reads_apart(llm):
+        if model.reads_apart:
             return _apart(llm, call, asked.turns)
-    turns, inputs = _laid_out(llm, asked)
+    turns, inputs = _laid_out(model, asked)
     return llm.tokenizer.chat(turns, **inputs) if inputs else turns
 
 
-def count_tokens(llm: LLM, asked: Conversation) -> int:
+def count_tokens(model: SharedModel, asked: Conversation) -> int:
     """How many tokens the chat template makes of a conversation."""
-    turns, inputs = _laid_out(llm, asked)
-    return len(llm.tokenizer.chat(turns, **inputs))
-
-
-def _reads_apart(llm: LLM) -> bool:
-    if llm not in _READS_APART:
-        _READS_APART[llm] = reads_apart(llm.tokenizer)
-    return _READS_APART[llm]
+    turns, inputs = _laid_out(model, asked)
+    return len(model.tokenizer.chat(turns, **inputs))
 
 
 def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
@@ -96,16 +87,17 @@ def _room(llm: LLM, call: Call) -> int | None:
     return llm.context_length - answer
 
 
-def _laid_out(llm: LLM, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:
+def _laid_out(model: SharedModel, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:
     """Turns that the chat template accepts, and what goes in beside them."""
-    inputs = _inputs(llm, asked)
-    return acceptable(asked.turns, lambda some: llm.tokenizer.chat_text(some, **inputs)), inputs
+    inputs = _inputs(model, asked)
+    turns = acceptable_turns(asked.turns, lambda some: model.tokenizer.chat_text(some, **inputs))
+    return turns, inputs
 
 
-def _inputs(llm: LLM, asked: Conversation) -> dict[str, Any]:
+def _inputs(model: SharedModel, asked: Conversation) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     if asked.documents:
-        if not llm.tokenizer.takes_documents:
+        if not model.tokenizer.takes_documents:
             raise ConfigurationError(
                 "this model's chat template has no place for documents beside tools or template "
                 "options: write them into a message"

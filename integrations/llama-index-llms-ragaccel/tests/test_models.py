@@ -1,15 +1,15 @@
 """Which model a name means: loaded once, when it is needed, and known before by its files."""
 
-import gc
 import os
 import threading
 import time
 
 import pytest
-from ragaccel import LLM, ConfigurationError, ModelNotFoundError
+import torch
+from ragaccel import LLM, ConfigurationError, ModelNotFoundError, shared_model
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
-from llama_index.llms.ragaccel import Ragaccel, models
+from llama_index.llms.ragaccel import Ragaccel
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +80,13 @@ def test_a_model_is_loaded_once_by_all_who_name_it(loads):
     assert sorted(loads, key=str) == [("one/model", {"dtype": "float32"}), ("one/model", {})]
     assert len({id(llm.load()) for llm in same}) == 1
     assert other.load() is not same[0].load()
+    assert other.load() is shared_model("one/model", dtype=torch.float32).load()
 
 
-def test_the_model_loaded_last_stays_and_others_go_with_their_last_user(loads):
+def test_objects_made_for_one_call_each_do_not_load_it_each(loads):
     for _ in range(3):
         Ragaccel("made/for-one-call").complete("?")
     assert len(loads) == 1
-    Ragaccel("another/model").complete("?")
-    gc.collect()
-    names = {model.name for model in models._SHARED}
-    assert "made/for-one-call" not in names
-    assert "another/model" in names
-
-
-def test_a_load_that_fails_is_tried_again(monkeypatch):
-    def fails(name, **options):
-        raise ModelNotFoundError("no such model")
-
-    llm = Ragaccel("comes/later")
-    monkeypatch.setattr(LLM, "load", fails)
-    with pytest.raises(ModelNotFoundError):
-        llm.complete("?")
-    monkeypatch.setattr(LLM, "load", lambda name, **options: RecordingLLM())
-    assert llm.complete("?").text == "Noted, and thank you."
 
 
 def test_a_name_of_nothing_is_said(tmp_path):

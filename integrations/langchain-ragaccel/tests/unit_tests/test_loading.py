@@ -1,19 +1,14 @@
-import threading
-import time
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from ragaccel import LLM, ModelNotFoundError
+from ragaccel import LLM, ModelNotFoundError, shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
 
-from langchain_ragaccel import ChatRagaccel, RagaccelLLM, loading
-
-
-@pytest.fixture(autouse=True)
-def nothing_loaded(monkeypatch):
-    monkeypatch.setattr(loading, "_LOADED", {})
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
 
 @pytest.fixture
@@ -23,7 +18,6 @@ def loads(monkeypatch):
 
     def load(name=None, **options):
         seen.append((name, options))
-        time.sleep(0.02)  # long enough for others to come meanwhile
         return tiny_llm()
 
     monkeypatch.setattr(LLM, "load", staticmethod(load))
@@ -47,7 +41,9 @@ def test_nothing_is_loaded_until_an_answer_is_wanted(loads):
 
 
 def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
-    ChatRagaccel(model="some", dtype="float32").invoke("Who?", max_tokens=1)
+    held = ChatRagaccel(model="some", dtype="float32")
+    held.invoke("Who?", max_tokens=1)
+    assert held.ready_llm is shared_model("some", dtype=torch.float32).load()
     RagaccelLLM(model="some", dtype="float32", temperature=1.0).invoke("Who?", max_tokens=1)
     RagaccelLLM(model="some", torch_dtype="float32", namespace="b").invoke("Who?", max_tokens=1)
     assert loads == [("some", {"dtype": "float32"})]
@@ -66,26 +62,50 @@ def test_paths_and_types_of_torch_are_written_out(loads):
     assert loads == [("some", {"dtype": "float32", "device": "cpu"})]
 
 
-def test_threads_that_ask_at_one_time_load_once(loads):
-    chat = ChatRagaccel(model="some", max_tokens=2)
-    threads = [threading.Thread(target=chat.invoke, args=("Who?",)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loads) == 1
-
-
 def test_a_model_in_a_folder_is_known_before_it_is_loaded_and_answers(folder):
     chat = ChatRagaccel(model=folder, max_tokens=5, device="cpu")
     assert chat.profile["max_input_tokens"] == 4096
-    assert chat.loaded_llm is None
+    assert ChatRagaccel(model=folder, capacity=300).profile["max_input_tokens"] == 300
+    assert chat.get_num_tokens("Who?") == len(tiny_llm().tokenizer.encode("Who?"))
+    assert chat.shared.loaded is None
     bare = LLM.load(folder, device="cpu", keep_costs=False)
     turns = [{"role": "user", "content": "Who?"}]
     message = chat.invoke("Who?")
     assert message.content == bare.generate(turns, max_new_tokens=5).text
     assert message.response_metadata["model_name"] == folder
-    assert chat.loaded_llm is chat.ready_llm
+    assert chat.shared.loaded is chat.ready_llm
+
+
+def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):
+    def outline(name, **options):
+        raise AssertionError("read while it was made")
+
+    monkeypatch.setattr("ragaccel.models.load.outline_model", outline)
+    chat = ChatRagaccel(model="some")
+    copies = [chat.model_copy(), copy.deepcopy(chat), pickle.loads(pickle.dumps(chat))]
+    assert all(one == chat for one in copies)
+    assert all(one.shared is chat.shared for one in copies)
+    with pytest.raises(AssertionError, match="read while"):
+        _ = chat.profile
+
+
+def test_a_profile_is_found_out_by_subclasses_too_and_one_that_is_given_stays():
+    class Mine(ChatRagaccel):
+        mood: str = "glad"
+
+    assert Mine().profile["max_input_tokens"] == 2048
+    assert not Mine().profile["tool_calling"]
+    assert Mine(profile={"max_input_tokens": 5}).profile == {"max_input_tokens": 5}
+    assert Mine() == Mine()
+
+
+def test_a_name_that_is_changed_means_another_model(loads):
+    chat = ChatRagaccel(model="some")
+    chat.invoke("Who?", max_tokens=1)
+    chat.model = "other"
+    chat.invoke("Who?", max_tokens=1)
+    assert [name for name, _ in loads] == ["some", "other"]
+    assert chat.model_name == "other"
 
 
 def test_a_model_that_is_not_there_is_told_of_at_the_first_answer():

@@ -10,23 +10,13 @@ from langchain_core.messages import (
 )
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.messages import acceptable, as_turns, merged, text_of
+from langchain_ragaccel.messages import as_turns, text_of
 
 CALL = {"name": "tide", "args": {"place": "çatı"}, "id": "abc", "type": "tool_call"}
 
 
 def turn(role, content):
     return {"role": role, "content": content}
-
-
-def rejecting(*roles):
-    """A chat template that takes turns of these roles, one after another, and no others."""
-
-    def lay_out(turns):
-        if tuple(one["role"] for one in turns) != roles:
-            raise ConfigurationError(f"not these roles: {[one['role'] for one in turns]}")
-
-    return lay_out
 
 
 def test_every_kind_of_message_has_its_role():
@@ -82,37 +72,3 @@ def test_a_conversation_needs_messages_of_known_kinds():
         as_turns([])
     with pytest.raises(ConfigurationError, match="RemoveMessage has no place"):
         as_turns([RemoveMessage(id="x")])
-
-
-def test_neighbours_of_one_role_are_put_together_unless_they_call_or_tell():
-    calling = {**turn("assistant", ""), "tool_calls": [CALL]}
-    turns = [
-        turn("user", "a"),
-        turn("user", ""),
-        turn("user", "b"),
-        calling,
-        turn("assistant", "c"),
-        turn("assistant", "d"),
-        turn("tool", "e"),
-        turn("tool", "f"),
-    ]
-    assert merged(turns) == [
-        turn("user", "a\n\nb"),
-        calling,
-        turn("assistant", "c\n\nd"),
-        turn("tool", "e"),
-        turn("tool", "f"),
-    ]
-    assert turns[0] == turn("user", "a")
-
-
-def test_turns_are_changed_no_more_than_the_template_needs():
-    turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
-    assert acceptable(turns, rejecting("system", "user", "user")) is turns
-    assert acceptable(turns, rejecting("system", "user")) == [
-        turn("system", "a"),
-        turn("user", "b\n\nc"),
-    ]
-    assert acceptable(turns, rejecting("user")) == [turn("user", "a\n\nb\n\nc")]
-    with pytest.raises(ConfigurationError, match=r"\['system', 'user', 'user'\]"):
-        acceptable(turns, rejecting("assistant"))

@@ -71,6 +71,8 @@ def test_a_chain_cites_what_its_retriever_found_unasked(quoting):
     (span,) = report["copied_spans"]
     assert message.content[span["out_start"] : span["out_end"]] == WICK
     assert WICK[span["start"] : span["end"]] == WICK
+    assert (span["passage_id"], span["text"], span["citation"]) == ("wick", WICK, "log.md")
+    assert "citations" not in report
     assert report["passages"] == [
         {"passage_id": "wick", "citation": "log.md", "title": "Log", "source": "log.md"}
     ]

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_index.llms.ragaccel.messages import acceptable, text_of
+from llama_index.llms.ragaccel.messages import text_of
 from llama_index.llms.ragaccel.responses import Response, finished
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
     from llama_index.llms.ragaccel.messages import Turn
-    from llama_index.llms.ragaccel.models import Model
     from llama_index.llms.ragaccel.references import AnyReference
-    from ragaccel import LLM, AsyncStream, ReferenceRegistry, Stream
+    from ragaccel import LLM, AsyncStream, ReferenceRegistry, SharedModel, Stream
 
 Result = TypeVar("Result")
 
@@ -45,7 +44,7 @@ class Ask:
 
 
 def make_ask(
-    model: Model,
+    model: SharedModel,
     prompt: str | list[Turn],
     given: Sequence[AnyReference],
     settings: dict[str, Any],
@@ -54,7 +53,7 @@ def make_ask(
     neighbours: bool,
 ) -> Ask:
     """Lay out a prompt and find what its answer may be copied from."""
-    from ragaccel import gather_references, take_apart
+    from ragaccel import acceptable_turns, gather_references, take_apart
 
     llm, namespace = model.load(), settings["namespace"]
     references = gather_references(
@@ -68,7 +67,7 @@ def make_ask(
     if isinstance(prompt, str):
         return Ask(llm, prompt, references, settings, model.label)
     if not model.reads_apart:
-        turns = acceptable(prompt, llm.tokenizer)
+        turns = acceptable_turns(prompt, llm.tokenizer.chat_text)
         return Ask(llm, turns, references, settings, model.label)
     length = llm.context_length
     room = None if length is None else length - settings["max_new_tokens"]

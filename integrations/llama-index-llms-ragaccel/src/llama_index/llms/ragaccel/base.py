@@ -27,10 +27,10 @@ from typing_extensions import Self
 from llama_index.llms.ragaccel import responses
 from llama_index.llms.ragaccel.asking import Ask, apieces, awhole, make_ask, pieces, whole
 from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, as_turns, plain_text
-from llama_index.llms.ragaccel.models import Model, model_of
+from llama_index.llms.ragaccel.models import model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
 from llama_index.llms.ragaccel.references import as_references, registry_in_use
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, SharedModel
 
 if TYPE_CHECKING:
     from ragaccel import LLM
@@ -93,7 +93,7 @@ class Ragaccel(CustomLLM):
     auto_references: bool = True
     neighbours: bool = True
 
-    _model: Model = PrivateAttr()
+    _model: SharedModel = PrivateAttr()
 
     def __init__(
         self,
@@ -165,8 +165,7 @@ class Ragaccel(CustomLLM):
 
         The framework packs prompts by another model's tokens unless it is told how to count.
         """
-        ids: list[int] = self._model.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._model.tokenizer.encode(text, add_special_tokens=False)
 
     def to_payload(self) -> dict[str, Any]:
         """What traces may hold of it: no texts, and nothing that has to be read from a file."""

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 
 from llama_index.llms.ragaccel.nodes import as_passage
-from ragaccel import ConfigurationError, copied_spans
+from ragaccel import ConfigurationError, citations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llama_index.core.schema import NodeWithScore
 
-    from ragaccel import CopiedSpan, Passage
+    from ragaccel import Passage
 
 
 class Sourced(Protocol):
@@ -39,25 +37,14 @@ def citations_of(response: Sourced, text: str | None = None) -> list[dict[str, A
     """
     passages = [as_passage(node) for node in response.source_nodes]
     text = _text(response) if text is None else text
-    return citations(text, copied_spans(text, passages), passages)
+    return citations(text, passages, place=place_of)
 
 
-def citations(
-    text: str, spans: Sequence[CopiedSpan], passages: Sequence[Passage]
-) -> list[dict[str, Any]]:
-    """Copied spans as plain values, ready for JSON."""
-    return [
-        {
-            "text": text[span.start : span.end],
-            "passage_id": span.passage_id,
-            "citation": _place(passages[span.passage_number - 1]),
-            "start": span.passage_start,
-            "end": span.passage_end,
-            "out_start": span.start,
-            "out_end": span.end,
-        }
-        for span in spans
-    ]
+def place_of(passage: Passage) -> str:
+    """Where a passage stands, for people; a document's own id tells them little."""
+    if not passage.title:
+        return passage.citation
+    return passage.title if passage.page is None else f"{passage.title}:{passage.page}"
 
 
 def _text(response: Any) -> str:
@@ -70,10 +57,3 @@ def _text(response: Any) -> str:
             )
         return response.response_txt
     return str(response)
-
-
-def _place(passage: Passage) -> str:
-    """Where a passage stands, for people; a document's own id tells them little."""
-    if not passage.title:
-        return passage.citation
-    return passage.title if passage.page is None else f"{passage.title}:{passage.page}"

@@ -1,4 +1,4 @@
-"""Messages: chat messages as the dicts that chat templates read, in an order they accept."""
+"""Messages: chat messages as the dicts that chat templates read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as plain_prompt
 from llama_index.core.llms import ChatMessage, MessageRole
 
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, acceptable_turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index.llms.ragaccel.models import Model
+    from ragaccel import SharedModel
 
-Turn = dict[str, str]
+Turn = dict[str, Any]
 
 # What a tool answered is told to the model as text: only some templates have a place for it.
 _ROLES = {
@@ -35,7 +35,7 @@ _NESTED = {"citable": "content", "citation": "cited_content"}
 class TemplatePrompt:
     """The default ``messages_to_prompt``: the model's chat template, plain lines without one."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: SharedModel) -> None:
         self.model = model
 
     def __call__(self, messages: Sequence[ChatMessage]) -> str:
@@ -43,8 +43,7 @@ class TemplatePrompt:
         turns, tokenizer = as_turns(messages), self.model.tokenizer
         if not tokenizer.has_chat_template:
             return plain_text(turns)
-        text: str = tokenizer.chat_text(acceptable(turns, tokenizer))
-        return text
+        return tokenizer.chat_text(acceptable_turns(turns, tokenizer.chat_text))
 
 
 def as_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
@@ -68,45 +67,6 @@ def plain_text(turns: Sequence[Turn]) -> str:
     return plain_prompt(
         [ChatMessage(role=MessageRole(turn["role"]), content=turn["content"]) for turn in turns]
     )
-
-
-def acceptable(turns: list[Turn], tokenizer: Any) -> list[Turn]:
-    """The turns as they are; fewer where the chat template wants its roles to alternate.
-
-    Templates say what they do not take by raising. Neighbouring turns of one role are put
-    together then, and after that what the system says before what the user says.
-
-    Raises:
-        ConfigurationError: the template rejects them each way; the error is that of the first.
-    """
-    for changed in (turns, _merged(turns), _merged(_without_system(turns))):
-        if _accepts(tokenizer, changed):
-            return changed
-    tokenizer.chat_text(turns)
-    return turns
-
-
-def _accepts(tokenizer: Any, turns: Sequence[Turn]) -> bool:
-    try:
-        tokenizer.chat_text(turns)
-    except ConfigurationError:
-        return False
-    return True
-
-
-def _merged(turns: Sequence[Turn]) -> list[Turn]:
-    made: list[Turn] = []
-    for turn in turns:
-        if made and made[-1]["role"] == turn["role"]:
-            content = "\n\n".join(filter(None, (made[-1]["content"], turn["content"])))
-            made[-1] = {"role": turn["role"], "content": content}
-        else:
-            made.append(turn)
-    return made
-
-
-def _without_system(turns: Sequence[Turn]) -> list[Turn]:
-    return [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns]
 
 
 def _text(message: ChatMessage) -> str:

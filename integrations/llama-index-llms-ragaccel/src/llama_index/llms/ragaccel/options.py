@@ -57,8 +57,6 @@ def loading_options(**given: Any) -> dict[str, Any]:
     if "torch_dtype" in options:
         options["dtype"] = options.pop("torch_dtype")
     options.update((name, value) for name, value in given.items() if value is not None)
-    if "dtype" in options:  # by its name it can be written to a file
-        options["dtype"] = str(options["dtype"]).removeprefix("torch.")
     return options
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
 
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 
-from llama_index.llms.ragaccel.citing import citations
+from llama_index.llms.ragaccel.citing import place_of
 
 if TYPE_CHECKING:
     from ragaccel import Answer
@@ -30,12 +31,7 @@ def chat(text: str, delta: str | None = None) -> ChatResponse:
 
 def finished(response: Response, answer: Answer, model_name: str) -> Response:
     """A response with what is known at the end: token counts, statistics, citations."""
-    usage = {
-        "prompt_tokens": answer.usage.prompt_tokens,
-        "completion_tokens": answer.usage.completion_tokens,
-        "total_tokens": answer.usage.total_tokens,
-    }
-    report = _report(answer)
+    usage, report = asdict(answer.usage), answer.report(place=place_of)
     response.raw = {
         "model": model_name,
         "finish_reason": answer.finish_reason,
@@ -48,17 +44,3 @@ def finished(response: Response, answer: Answer, model_name: str) -> Response:
         "citations": report["citations"],
     }
     return response
-
-
-def _report(answer: Answer) -> dict[str, Any]:
-    """How an answer was made and where its words stand, ready for JSON."""
-    stats = answer.stats
-    return {
-        "draft_tokens": stats.draft_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-        "forward_passes": stats.verify_passes,
-        "acceptance_length": stats.acceptance_length,
-        "seconds": stats.total_seconds,
-        "citations": citations(answer.text, answer.copied_spans, answer.passages),
-        "dropped_passages": [passage.passage_id for passage in answer.dropped_passages],
-    }

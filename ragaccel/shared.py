@@ -1,0 +1,163 @@
+"""Shared models: one LLM a process for a name and its options, known before it is loaded."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ragaccel.llm import LLM
+    from ragaccel.models.load import ModelOutline
+    from ragaccel.models.tokenizer import Tokenizer
+
+READER_NAME = "ragaccel-reader"
+_UNNAMED = "ragaccel"
+_AS_TEXT = ("dtype", "device")
+
+
+class SharedModel:
+    """A model by its name, and the LLM that it becomes when it is first used.
+
+    ``shared_model`` makes them. What it is called, how much it reads and how it is spoken to are
+    known before its weights are loaded. A copy is the same one, and a pickle holds the name.
+
+    Attributes:
+        name: a folder or a name on the hub; None for the bundled reader, or beside a ready LLM.
+        options: those of ``LLM.load``.
+        identity: tells it from every other model of this process, for keys of caches.
+        ready: the LLM it was made with, if it was.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        ready: LLM | None = None,
+    ) -> None:
+        self.name, self.options = name, dict(options or {})
+        self.ready = ready
+        self.identity = _key(name, self.options) if ready is None else _identity_of(ready)
+        self._llm = ready
+        self._lock = Lock()
+
+    def load(self) -> LLM:
+        """Return the LLM, loading it now if nobody has; errors are those of ``LLM.load``."""
+        with self._lock:
+            if self._llm is None:
+                from ragaccel.llm import LLM
+
+                # Made anew for every request, it must not be loaded anew; two fill the memory.
+                _LATEST[:] = [self]
+                self._llm = LLM.load(self.name, **self.options)
+            return self._llm
+
+    @property
+    def loaded(self) -> LLM | None:
+        """The LLM, if it is there already."""
+        return self._llm
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        if self.name is not None or self.ready is None:
+            return self.name or READER_NAME
+        config = getattr(getattr(getattr(self.ready, "model", None), "model", None), "config", None)
+        return str(getattr(config, "_name_or_path", "") or _UNNAMED)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of a prompt with its answer; None if unlimited. Errors: ``outline_model``."""
+        if self._llm is not None:
+            return self._llm.context_length
+        length: int | None = self.options.get("capacity")
+        return self._outline.context_length if length is None else length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer; errors are those of ``outline_model``."""
+        return self._outline.tokenizer if self._llm is None else self._llm.tokenizer
+
+    @property
+    def is_chat_model(self) -> bool:
+        """Whether it has a chat template."""
+        return self.tokenizer.has_chat_template
+
+    @cached_property
+    def reads_apart(self) -> bool:
+        """Whether it reads documents and a question, and nothing else that was said."""
+        from ragaccel.apart import reads_apart
+
+        return reads_apart(self.tokenizer)
+
+    @cached_property
+    def _outline(self) -> ModelOutline:
+        from ragaccel.models.load import outline_model
+
+        return outline_model(self.name, **self.options)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SharedModel):
+            return NotImplemented
+        return (self.name, self.identity) == (other.name, other.identity)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __copy__(self) -> SharedModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedModel:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], SharedModel], tuple[()]]:
+        if self.ready is not None:
+            raise TypeError(
+                "a ready LLM cannot be pickled: name the model instead, and each process loads "
+                "its own"
+            )
+        return partial(shared_model, self.name, **self.options), ()
+
+
+_SHARED: WeakValueDictionary[str, SharedModel] = WeakValueDictionary()
+_LATEST: list[SharedModel] = []
+_SHARING = Lock()
+_IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
+
+
+def shared_model(name_or_path: str | Path | None = None, /, **options: Any) -> SharedModel:
+    """Find the model of a name and its options: the same one for all, as long as anyone holds it.
+
+    Nothing is loaded. The one loaded last stays though nobody holds it, so that objects made for
+    one call each do not load it each.
+
+    Args:
+        name_or_path: a folder, or a name on the hub; the bundled reader without one.
+        **options: those of ``LLM.load``. Types and devices of torch count as their names.
+    """
+    name = None if name_or_path is None else str(name_or_path)
+    for option in _AS_TEXT:
+        if options.get(option) is not None:
+            options[option] = str(options[option]).removeprefix("torch.")
+    with _SHARING:
+        key = _key(name, options)
+        known = _SHARED.get(key)
+        if known is None:
+            known = _SHARED[key] = SharedModel(name, options)
+        return known
+
+
+def _key(name: str | None, options: Mapping[str, Any]) -> str:
+    return f"{name!r} {sorted((option, repr(value)) for option, value in options.items())}"
+
+
+def _identity_of(llm: LLM) -> str:
+    """Tells a ready LLM from every other: nothing else says what its weights are."""
+    with _SHARING:
+        return _IDENTITIES.setdefault(llm, uuid4().hex)

@@ -1,0 +1,80 @@
+"""What is told of an answer: where its words stand and how it was made, ready for JSON."""
+
+import json
+
+from ragaccel.answer import Answer
+from ragaccel.decode.result import GenerationResult, Stats
+from ragaccel.passage import Passage
+from ragaccel.reporting import citations
+
+LAMP = Passage("a", "The lamp burns rapeseed oil.", "Lamp", "lamp.pdf", page=3)
+TIDE = Passage("b", "First. The tide rises four metres at the mole.")
+OIL, RISES = LAMP.text, TIDE.text[7:]
+SAID = f"So: {RISES} And: {OIL}"
+CITED = [
+    {
+        "text": RISES,
+        "passage_id": "b",
+        "citation": "b",
+        "start": 7,
+        "end": len(TIDE.text),
+        "out_start": 4,
+        "out_end": 4 + len(RISES),
+    },
+    {
+        "text": OIL,
+        "passage_id": "a",
+        "citation": "lamp.pdf:3",
+        "start": 0,
+        "end": len(OIL),
+        "out_start": SAID.index(OIL),
+        "out_end": len(SAID),
+    },
+]
+
+
+def answer_of(text):
+    stats = Stats(prompt_tokens=10, new_tokens=6, draft_tokens=5, accepted_tokens=4)
+    stats.verify_passes = 2
+    result = GenerationResult((5,) * 6, "stop", stats)
+    return Answer.of(text, result, [LAMP, TIDE], [Passage("c", "Left out.")])
+
+
+def test_citations_say_what_was_copied_and_from_where():
+    assert citations(SAID, [LAMP, TIDE]) == CITED
+    assert citations("Own words.", [LAMP, TIDE]) == []
+
+
+def test_a_place_for_people_may_be_written_otherwise():
+    cited = citations(SAID, [LAMP, TIDE], place=lambda passage: passage.title or "?")
+    assert [one["citation"] for one in cited] == ["?", "Lamp"]
+
+
+def test_a_report_tells_how_an_answer_was_made_and_what_it_is_from():
+    answer = answer_of(SAID)
+    report = json.loads(json.dumps(answer.report()))
+    assert report["citations"] == CITED
+    assert report["passages"] == [
+        {"passage_id": "b", "citation": "b"},
+        {
+            "passage_id": "a",
+            "citation": "lamp.pdf:3",
+            "title": "Lamp",
+            "source": "lamp.pdf",
+            "page": 3,
+        },
+    ]
+    assert report["dropped_passages"] == ["c"]
+    counts = ("draft_tokens", "accepted_tokens", "forward_passes", "acceptance_length", "seconds")
+    stats = answer.stats
+    assert [report[name] for name in counts] == [
+        5, 4, 2, stats.acceptance_length, stats.total_seconds,
+    ]  # fmt: skip
+    placed = answer.report(place=lambda passage: "here")
+    assert {one["citation"] for one in placed["citations"] + placed["passages"]} == {"here"}
+
+
+def test_what_is_left_of_a_text_is_cited_in_its_own_places():
+    report = answer_of(SAID).report(OIL)
+    assert [(one["passage_id"], one["out_start"]) for one in report["citations"]] == [("a", 0)]
+    assert [one["passage_id"] for one in report["passages"]] == ["a"]

@@ -1,0 +1,141 @@
+"""Which LLM a name means: one a process, loaded when it is needed and known before."""
+
+import copy
+import gc
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+from tiny_folder import save_tiny_model
+from tiny_llm import DOCUMENTS_TEMPLATE, tiny_llm, tiny_tokenizer
+from tiny_models import make_tiny_model
+
+from ragaccel.errors import ModelNotFoundError
+from ragaccel.llm import LLM
+from ragaccel.shared import SharedModel, shared_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", context=777)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """What is loaded, in place of loading it."""
+    made = []
+
+    def load(name, **options):
+        time.sleep(0.01)  # so that threads which are not kept apart meet here
+        made.append((name, options))
+        return object.__new__(LLM)
+
+    monkeypatch.setattr(LLM, "load", load)
+    return made
+
+
+def test_it_is_loaded_once_by_all_who_name_it(loads):
+    same = [shared_model("one/model", device="cpu") for _ in range(6)]
+    other = shared_model("one/model")
+    assert not loads
+    assert same[0].loaded is None
+    threads = [threading.Thread(target=one.load) for one in [*same, other]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(loads, key=str) == [("one/model", {"device": "cpu"}), ("one/model", {})]
+    assert len({id(one.load()) for one in same}) == 1
+    assert other.load() is not same[0].load()
+    assert same[0].loaded is same[0].load()
+
+
+def test_paths_and_what_torch_calls_it_mean_the_same(folder):
+    model = shared_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    assert shared_model(str(folder), device="cpu", dtype="float32") is model
+    assert model.options == {"dtype": "float32", "device": "cpu"}
+    assert shared_model(folder, dtype="float32") is not model
+    assert shared_model(folder, dtype="float32") != model
+
+
+def test_the_one_loaded_last_stays_and_others_go_with_their_last_user(loads):
+    for _ in range(3):
+        shared_model("made/for-one-call").load()
+    assert len(loads) == 1
+    shared_model("another/model").load()
+    gc.collect()
+    shared_model("made/for-one-call").load()
+    first, other, again = [name for name, _ in loads]
+    assert (first, other, again) == ("made/for-one-call", "another/model", first)
+
+
+def test_a_load_that_fails_is_tried_again(monkeypatch):
+    def fails(name, **options):
+        raise ModelNotFoundError("no such model")
+
+    model = shared_model("comes/later")
+    monkeypatch.setattr(LLM, "load", fails)
+    with pytest.raises(ModelNotFoundError):
+        model.load()
+    monkeypatch.setattr(LLM, "load", lambda name, **options: tiny_llm())
+    assert model.load() is tiny_llm()
+
+
+def test_it_is_known_before_its_weights(folder, loads):
+    model = shared_model(folder)
+    assert (model.label, model.context_length, model.is_chat_model) == (str(folder), 777, True)
+    assert model.tokenizer.decode(model.tokenizer.encode("Who?")) == "Who?"
+    assert not model.reads_apart
+    assert shared_model(folder, capacity=300).context_length == 300
+    reader = shared_model()
+    assert (reader.label, reader.reads_apart) == ("ragaccel-reader", True)
+    assert not loads
+    with pytest.raises(ModelNotFoundError):
+        _ = shared_model(folder / "nothing").context_length
+
+
+def test_a_loaded_one_speaks_for_itself(folder):
+    model = shared_model(folder, device="cpu", capacity=64, keep_costs=False)
+    llm = model.load()
+    assert model.tokenizer is llm.tokenizer
+    assert model.context_length == llm.context_length == 64
+    assert llm.generate("Who?", max_new_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
+    llm = tiny_llm()
+    model = SharedModel(ready=llm)
+    assert (model.ready, model.loaded, model.load()) == (llm, llm, llm)
+    assert model.label == "ragaccel"
+    assert SharedModel("mine", ready=llm).label == "mine"
+    named = LLM(
+        make_tiny_model("llama", vocab_size=380),
+        tiny_tokenizer(DOCUMENTS_TEMPLATE),
+        keep_costs=False,
+    )
+    named.model.model.config._name_or_path = "org/name"
+    assert SharedModel(ready=named).label == "org/name"
+    assert SharedModel(ready=named).reads_apart
+
+
+def test_ready_llms_are_told_apart():
+    one, other = SharedModel(ready=tiny_llm()), SharedModel(ready=object.__new__(LLM))
+    assert one == SharedModel(ready=tiny_llm())
+    assert hash(one) == hash(SharedModel(ready=tiny_llm()))
+    assert one.identity == SharedModel("mine", ready=tiny_llm()).identity
+    assert one != SharedModel("mine", ready=tiny_llm())
+    assert one != other
+    assert one != "one"
+
+
+def test_copies_are_the_same_and_pickles_hold_the_name(loads):
+    model = shared_model("one/model", revision="r")
+    model.load()
+    assert copy.copy(model) is copy.deepcopy(model) is model
+    pickled = pickle.dumps(model)
+    assert pickle.loads(pickled) is model
+    assert len(pickled) < 500
+    with pytest.raises(TypeError, match="name the model instead"):
+        pickle.dumps(SharedModel(ready=tiny_llm()))
