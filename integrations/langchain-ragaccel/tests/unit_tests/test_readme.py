@@ -21,7 +21,8 @@ def test_a_block_runs(number, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.strip()
     if number == 0:
-        assert "gannet-ledge" in printed
+        assert "one metre" in printed
+        assert "landing-by-boat.txt:9" in printed
 
 
 def test_it_has_three_blocks_and_is_no_book():
