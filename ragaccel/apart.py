@@ -16,7 +16,7 @@ from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
 
 if TYPE_CHECKING:
-    from ragaccel.memory.registry import ReferenceRegistry
+    from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.models.tokenizer import Tokenizer
 
 _EARLIER = "An earlier turn."
@@ -63,21 +63,31 @@ def take_apart(
     """
     texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
     asking = _last_of_user(prompt)
-    passages: dict[str, Passage] = {}
-    rest = texts[asking]
-    for number, text in enumerate(texts):
-        found = registry.match(text, namespace) if registry is not None and text else []
-        passages |= {match.passage.passage_id: match.passage for match in found}
-        if number == asking:
-            rest = _without(text, [(match.start, match.end) for match in found])
-    question = find_question(rest)
+    found = [list(registry.match(text, namespace)) if registry and text else [] for text in texts]
+    found[asking], question = _question_among(texts[asking], found[asking])
     if not question:
         raise ConfigurationError(
             "no question is found in this prompt: this model reads passages and one question; "
             "write the question behind 'Question:'"
         )
-    found_passages = list(passages.values()) or _paragraphs_beside(question, prompt, texts, asking)
-    return build_prompt(tokenizer, question, found_passages, max_tokens=max_tokens)
+    passages = dict.fromkeys(match.passage for matches in found for match in matches)
+    telling = list(passages) or _paragraphs_beside(question, prompt, texts, asking)
+    return build_prompt(tokenizer, question, telling, max_tokens=max_tokens)
+
+
+def _question_among(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
+    """The question of a text, and its passages: a question may be a registered text itself."""
+    spans = [(match.start, match.end) for match in found]
+    labels = [label.end() for label in _LABEL.finditer(text)]
+    asked = {end for end in labels if not any(start < end < stop for start, stop in spans)}
+    passages = [match for match in found if match.start not in asked]
+    rest = _without(text, [(match.start, match.end) for match in passages])
+    if not asked and not _asking(rest):
+        for match in reversed(passages):
+            if _asking(text[match.start : match.end]):
+                passages.remove(match)
+                return passages, " ".join(text[match.start : match.end].split())
+    return passages, find_question(rest)
 
 
 def find_question(text: str) -> str:
@@ -85,10 +95,17 @@ def find_question(text: str) -> str:
     labels = list(_LABEL.finditer(text))
     if labels and (labelled := _sentence_at_start(text[labels[-1].end() :])):
         return labelled
-    paragraphs = [part.strip() for part in _PARAGRAPHS.split(text)]
-    paragraphs = [part for part in paragraphs if not _BARE.match(part)]
-    asking = [part for part in paragraphs if part.endswith(_ENDS[:3])]
-    return " ".join((asking or paragraphs or [""])[-1].split())
+    paragraphs = [part for part in _paragraphs(text) if not _BARE.match(part)]
+    return " ".join((_asking(text) or paragraphs or [""])[-1].split())
+
+
+def _asking(text: str) -> list[str]:
+    """The paragraphs of a text that end as questions do."""
+    return [part for part in _paragraphs(text) if part.endswith(_ENDS[:3])]
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in _PARAGRAPHS.split(text)]
 
 
 def _sentence_at_start(text: str) -> str:
@@ -113,7 +130,7 @@ def _paragraphs_beside(
         for number, text in enumerate(texts)
         if number == asking or (_role(prompt, number) in ("system", "tool"))
     ]
-    paragraphs = [part.strip() for text in telling for part in _PARAGRAPHS.split(text)]
+    paragraphs = [part for text in telling for part in _paragraphs(text)]
     kept = [
         part
         for part in paragraphs

@@ -95,6 +95,23 @@ def test_a_question_that_a_passage_asks_is_not_the_question(registry, tokenizer)
     assert prompt.passages == (asking,)
 
 
+def test_two_passages_may_have_one_id(tokenizer):
+    registry = ReferenceRegistry()
+    same = [Passage("1", LAMP.text), Passage("1", TIDE.text)]
+    registry.register(same)
+    text = LABELLED.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    assert list(take_apart(text, tokenizer, registry).passages) == same
+
+
+@pytest.mark.parametrize("template", ["{question}", *TEMPLATES])
+def test_a_question_may_be_a_registered_text_itself(template, registry, tokenizer):
+    asked = "Who trims the wick of the lamp, and when?"
+    registry.register(Passage("faq", asked))
+    prompt = take_apart(template.format(context=LAMP.text, question=asked), tokenizer, registry)
+    assert prompt.text.endswith(f"<turn>{asked}<turn>assistant:")
+    assert list(prompt.passages) == ([] if template == "{question}" else [LAMP])
+
+
 def test_namespaces_are_kept_apart(tokenizer):
     registry = ReferenceRegistry()
     registry.register(LAMP, namespace="a tenant")
