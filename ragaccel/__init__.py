@@ -54,8 +54,8 @@ _MODULE_OF = {
     "AnswerMemory": "memory.answers",
     "Match": "memory.registry",
     "ReferenceRegistry": "memory.registry",
-    "auto_references_enabled": "memory.registry",
-    "default_registry": "memory.registry",
+    "auto_references_enabled": "memory.process_registry",
+    "default_registry": "memory.process_registry",
     "gather_references": "retrieved",
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
@@ -123,12 +123,8 @@ if TYPE_CHECKING:
     from ragaccel.llm import LLM
     from ragaccel.memory.answers import AnswerMemory
     from ragaccel.memory.namespaces import Memory
-    from ragaccel.memory.registry import (
-        Match,
-        ReferenceRegistry,
-        auto_references_enabled,
-        default_registry,
-    )
+    from ragaccel.memory.process_registry import auto_references_enabled, default_registry
+    from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.models.tool_probing import tool_format

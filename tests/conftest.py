@@ -1,6 +1,8 @@
 """What holds for every test: nothing is read from or written to the home of whoever runs them."""
 
+import asyncio
 import os
+import warnings
 
 import pytest
 
@@ -14,3 +16,17 @@ def home_of_the_suite(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAGACCEL_HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture
+def no_event_loop_is_left():
+    """Closes what frameworks leave open: an event loop that they made for a call and forgot."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there may be none to be had
+        try:
+            loop = asyncio.get_event_loop_policy().get_event_loop()
+        except RuntimeError:
+            return
+    loop.close()
+    asyncio.set_event_loop(None)

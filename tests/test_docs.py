@@ -12,6 +12,7 @@ HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exi
 
 
 @pytest.mark.skipif(not HAS_READER, reason="the bundled reader is not in this checkout")
+@pytest.mark.usefixtures("no_event_loop_is_left")
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
     names = {"__name__": "documentation"}

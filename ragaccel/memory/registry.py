@@ -7,10 +7,8 @@ reference, whichever way it came, and what is not found is not used.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import blake2b
 from itertools import count
 from sys import getsizeof
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BYTES = 128 << 20
 NEIGHBOUR_CHARACTERS = 8_000
+_MOST_CHARACTERS = 1_000_000  # of a text: no prompt holds more, and others would wait for it
 _LEAST_BYTES = 64 << 10
 _ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, measured
 
@@ -74,8 +73,10 @@ class ReferenceRegistry:
 
     Two texts are the same if they differ in whitespace only, and are compared without it; other
     differences (Unicode normalization, hyphens at line ends, escaping) are not seen through.
-    Texts of fewer than 20 characters besides whitespace are not kept: they would be found where
-    they were not meant. No namespace ever finds what another one registered; all share the room.
+    Texts of fewer than 20 characters besides whitespace are not kept, since they would be found
+    where they were not meant, nor of more than a million. What two documents hold is found as the
+    one's that was registered last. No namespace ever finds what another one registered; all share
+    the room.
 
     Args:
         max_bytes: of all texts with what they are found by.
@@ -90,6 +91,7 @@ class ReferenceRegistry:
         self.max_bytes = max_bytes
         self._lock = Lock()
         self._new_number, self._now = count().__next__, count().__next__
+        self._version = 0
         self._forget_all()
 
     def __len__(self) -> int:
@@ -99,6 +101,11 @@ class ReferenceRegistry:
     def num_bytes(self) -> int:
         """How large it is: the texts, what they are found by, and the tables of an empty one."""
         return self._num_bytes
+
+    @property
+    def version(self) -> int:
+        """Another number than before, if something else may be found now."""
+        return self._version
 
     def register(self, passages: Passage | Iterable[Passage], namespace: str = "") -> None:
         """Keep passages, each as the most recently used; of the same text the newest stays.
@@ -184,7 +191,7 @@ class ReferenceRegistry:
         if getsizeof(passage.text) > self.max_bytes:
             return
         squeezed = squeeze(passage.text)
-        if len(squeezed) < ANCHOR:
+        if not ANCHOR <= len(squeezed) <= _MOST_CHARACTERS:
             return
         key = _key(squeezed)
         if self._refresh(passage, namespace, key):
@@ -199,8 +206,8 @@ class ReferenceRegistry:
             number = self._numbers.get((namespace, key))
             if number is None or self._index.is_hidden(number, self._kept[number].anchors):
                 return False
-            known = self._kept[number]
-            self._take_place(number)
+            known = self._take_place(number)
+            self._version += known.passage != passage
             self._give_place(number, replace(known, passage=passage, registered=self._now()))
             self._shrink()
             return True
@@ -237,6 +244,7 @@ class ReferenceRegistry:
             return
         self._numbers[entry.namespace, entry.key] = number
         self._give_place(number, entry)
+        self._version += 1
         self._shrink()
 
     def _give_place(self, number: int, entry: _Entry) -> None:
@@ -252,6 +260,7 @@ class ReferenceRegistry:
 
     def _take_out(self, number: int) -> None:
         entry = self._take_place(number)
+        self._version += 1
         self._index.remove(number, entry.anchors)
         del self._numbers[entry.namespace, entry.key]
 
@@ -265,21 +274,7 @@ class ReferenceRegistry:
         self._index = AnchorIndex(self.max_bytes // 64)
         self._documents = DocumentOrder()
         self._num_bytes = self._index.num_bytes
-
-
-_made_once, _making = cache(ReferenceRegistry), Lock()
-
-
-def default_registry() -> ReferenceRegistry:
-    """Return the registry that all of a process shares, made at its first use."""
-    with _making:
-        return _made_once()
-
-
-def auto_references_enabled() -> bool:
-    """Whether references are looked for unasked: ``RAGACCEL_AUTO_REFERENCES`` is not 0 or off."""
-    said = os.environ.get("RAGACCEL_AUTO_REFERENCES", "")
-    return said.strip().lower() not in {"0", "false", "off", "no"}
+        self._version += 1
 
 
 def _require_name(namespace: str) -> None:

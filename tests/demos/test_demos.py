@@ -125,6 +125,7 @@ def test_own_drafter_changes_the_speed_and_no_token(run, model):
     assert all("yes" in row and "NO " not in row for row in rows)
 
 
+@pytest.mark.usefixtures("no_event_loop_is_left")
 @pytest.mark.parametrize(
     ("name", "package"),
     [

@@ -6,11 +6,7 @@ import pytest
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory import registry as registry_module
-from ragaccel.memory.registry import (
-    ReferenceRegistry,
-    auto_references_enabled,
-    default_registry,
-)
+from ragaccel.memory.registry import ReferenceRegistry
 from ragaccel.passage import Passage
 
 FERRY = "The ferry to the island leaves at seven in the morning and returns at nine in the evening."
@@ -208,13 +204,28 @@ def test_what_cannot_work_is_refused():
         ReferenceRegistry(max_bytes=9)
 
 
-def test_there_is_one_default_registry():
-    assert default_registry() is default_registry()
+def test_the_version_tells_whether_something_else_may_be_found():
+    registry = ReferenceRegistry()
+    seen = [registry.version]
+    for change in (
+        lambda: registry.register(Passage("ferry", FERRY)),
+        lambda: registry.register(Passage("ferry", FERRY, title="Ferry")),
+        lambda: registry.register(Passage("keeper", KEEPER)),
+        lambda: registry.clear("another"),
+        lambda: registry.clear(),
+    ):
+        change()
+        seen.append(registry.version)
+    assert seen[4] == seen[3]  # nothing was in that namespace
+    assert len(set(seen)) == 5
+    registry.register(Passage("ferry", FERRY))
+    known = registry.version
+    registry.register(Passage("ferry", FERRY))
+    registry.match(FERRY)
+    assert registry.version == known
 
 
-@pytest.mark.parametrize("said", ["0", "false", "Off", " no "])
-def test_automatic_references_can_be_switched_off(monkeypatch, said):
-    monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES", raising=False)
-    assert auto_references_enabled()
-    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", said)
-    assert not auto_references_enabled()
+def test_what_no_prompt_can_hold_is_not_kept():
+    registry = ReferenceRegistry()
+    registry.register(Passage("a library", FERRY.replace(" ", "-") * 12_000))
+    assert len(registry) == 0
