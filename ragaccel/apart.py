@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
@@ -25,6 +26,7 @@ _NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
 _LEAST_PARAGRAPH = 24  # characters: shorter ones are headings
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 _BARE = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")  # a rule, or a label of what was cut out
+_END_OF_ANOTHER = re.compile(r"^[\W_]+")  # sentence: part of a text may begin with its mark
 _ENDS = ("?", "？", "؟", ".", "!", "。")
 
 
@@ -70,9 +72,23 @@ def take_apart(
             "no question is found in this prompt: this model reads passages and one question; "
             "write the question behind 'Question:'"
         )
-    passages = dict.fromkeys(match.passage for matches in found for match in matches)
-    telling = list(passages) or _paragraphs_beside(question, prompt, texts, asking)
+    standing = dict.fromkeys(
+        _as_it_stands(text, match)
+        for text, matches in zip(texts, found, strict=True)
+        for match in matches
+    )
+    telling = list(standing) or _paragraphs_beside(question, prompt, texts, asking)
     return build_prompt(tokenizer, question, telling, max_tokens=max_tokens)
+
+
+def _as_it_stands(text: str, match: Match) -> Passage:
+    """A passage; or as much of it as stands in a text: the rest is nothing that was said here."""
+    if match.whole:
+        return match.passage
+    part = _END_OF_ANOTHER.sub("", text[match.start : match.end])
+    before = max(0, match.passage.text.find(part))
+    start = match.passage.start + before
+    return replace(match.passage, text=part, start=start, end=start + len(part))
 
 
 def _question_among(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:

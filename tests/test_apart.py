@@ -95,6 +95,20 @@ def test_a_question_that_a_passage_asks_is_not_the_question(registry, tokenizer)
     assert prompt.passages == (asking,)
 
 
+def test_of_a_passage_only_what_stands_in_the_prompt_is_read(tokenizer):
+    shown = "The keeper of the lamp writes down the wind, the sea and every ship that goes by. "
+    shown += "In the morning she sends the list to the harbour."
+    registry = ReferenceRegistry()
+    secret = "Its door opens with the number 4795. "
+    registry.register(Passage("book", secret + shown, path="book.md", start=100, end=300))
+    text = LABELLED.format(context=shown, question="Which number opens the door?")
+    (passage,) = take_apart(text, tokenizer, registry).passages
+    assert passage.text == shown
+    assert (passage.passage_id, passage.start) == ("book", 100 + len(secret))
+    assert passage.end - passage.start == len(shown)
+    assert "4795" not in take_apart(text, tokenizer, registry).text
+
+
 def test_two_passages_may_have_one_id(tokenizer):
     registry = ReferenceRegistry()
     same = [Passage("1", LAMP.text), Passage("1", TIDE.text)]
