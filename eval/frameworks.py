@@ -162,7 +162,10 @@ def bare(
 
     def ask(example: Example) -> Reply:
         if apart:
-            prompt: Any = build_prompt(llm.tokenizer, example.question, example.passages)
+            room = (llm.context_length or 1 << 20) - max_new_tokens
+            prompt: Any = build_prompt(
+                llm.tokenizer, example.question, example.passages, max_tokens=room
+            )
             answer = llm.generate(prompt, max_new_tokens=max_new_tokens, remember=False)
         else:
             answer = llm.generate(
