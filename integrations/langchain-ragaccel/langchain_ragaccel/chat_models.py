@@ -146,8 +146,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
         The schema is a tool that the model is made to call; with ``"json_mode"`` the answer is
         read as JSON, which the prompt has to ask for. Nothing keeps a model from writing what does
-        not fit: that is a ``ValueError`` of the parser's, or ``parsing_error`` with
-        ``include_raw``.
+        not fit, lacks something or is cut off: that is a ``ValueError`` of the parser's that says
+        what, or ``parsing_error`` with ``include_raw``; never None.
         """
         told = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         if method == "json_mode":

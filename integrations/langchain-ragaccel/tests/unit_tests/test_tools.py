@@ -3,12 +3,14 @@ import json
 import pytest
 from langchain.agents import create_agent
 from langchain_core.documents import Document
+from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
 from ragaccel import ConfigurationError
 from scripted_llm import call_a_tool, scripted_llm
 from tiny_llm import tiny_llm
+from typing_extensions import Annotated, TypedDict
 
 from langchain_ragaccel import ChatRagaccel
 from langchain_ragaccel.tools import as_tools, calling
@@ -207,6 +209,51 @@ def test_what_does_not_fit_the_schema_is_told():
     assert found["parsing_error"] is not None
     with pytest.raises(ConfigurationError, match="json_mode"):
         chat.with_structured_output(Swell, method="yaml")
+
+
+class Joke(TypedDict):
+    """A joke."""
+
+    setup: Annotated[str, ..., "How it begins."]
+    rating: Annotated[int, None, "How good it is."]
+
+
+@pytest.mark.parametrize("schema", [Swell, Joke, Swell.model_json_schema()])
+def test_a_call_that_cannot_be_read_is_told_and_never_none(schema):
+    cut = saying(' {"place": "Gannet')
+    with pytest.raises(OutputParserException, match="called no (Swell|Joke): it is no JSON"):
+        cut.with_structured_output(schema).invoke("How high?")
+    found = cut.with_structured_output(schema, include_raw=True).invoke("How high?")
+    assert found["parsed"] is None
+    assert isinstance(found["parsing_error"], OutputParserException)
+    with pytest.raises(OutputParserException, match="called no"):
+        list(cut.with_structured_output(schema).stream("How high?"))
+    short = ChatRagaccel(llm=cut.llm, max_tokens=4).with_structured_output(schema)
+    with pytest.raises(OutputParserException, match="more max_tokens"):
+        short.invoke("How high?")
+
+
+def test_what_a_schema_without_a_class_requires_is_seen_to():
+    model = saying(' {"rating": 3}}\n</tool_call>')
+    for schema in (Joke, {"title": "Joke", "properties": {"setup": {}}, "required": ["setup"]}):
+        with pytest.raises(OutputParserException, match="the model's object lacks setup"):
+            model.with_structured_output(schema).invoke("Tell.")
+    as_json = saying('{"rating": 3}').with_structured_output(Joke, method="json_mode")
+    with pytest.raises(OutputParserException, match="lacks setup"):
+        as_json.invoke("Tell.")
+    whole = saying(' {"setup": "a"}}\n</tool_call>').with_structured_output(Joke)
+    assert whole.invoke("Tell.") == {"setup": "a"}
+
+
+def test_what_a_schema_leaves_open_may_be_missing():
+    class Open(TypedDict, total=False):
+        """Anything."""
+
+        setup: str
+
+    model = saying(" {}}\n</tool_call>")
+    assert model.with_structured_output(Open).invoke("Tell.") == {}
+    assert list(model.with_structured_output(Open).stream("Tell.")) == [{}]
 
 
 def test_an_agent_calls_its_tool_and_answers_from_the_result(chat):
