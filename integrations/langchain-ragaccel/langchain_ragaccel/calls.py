@@ -89,7 +89,7 @@ def check_names(given: Mapping[str, Any], who: str, more: frozenset[str] = froze
 
 
 def cache_key(
-    identifying: Mapping[str, Any], stop: Sequence[str] | None, given: Mapping[str, Any]
+    identifying: Mapping[str, Any], stop: Sequence[str] | str | None, given: Mapping[str, Any]
 ) -> str:
     """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
     own = canonical(given, "a call")
@@ -97,11 +97,13 @@ def cache_key(
     if kept.keys() & {"logits_processors", "stopping_criteria"}:
         kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
     if stop is not None:
-        kept["stop"] = list(stop)
+        kept["stop"] = as_stops(stop)
     return str(sorted({**identifying, **kept}.items()))
 
 
-def make_call(options: ModelOptions, stop: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
+def make_call(
+    options: ModelOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
+) -> Call:
     """Put together what one call asks for, from its own settings and the object's.
 
     Raises:
@@ -117,11 +119,11 @@ def make_call(options: ModelOptions, stop: Sequence[str] | None, given: Mapping[
     settings = {name: own[name] for name in _PASSED_ON & own.keys()}
     for name in _OF_OBJECT:
         settings[_SETTING_OF.get(name, name)] = setting(name)
-    settings["stop"] = options.stop if stop is None else stop
+    settings["stop"] = as_stops(options.stop if stop is None else stop)
     follows = setting("auto_references")
     return Call(
         settings={name: value for name, value in settings.items() if value is not None},
-        references=as_list(own.get("references")),
+        references=as_list(own.get("references"), "references"),
         registry=_registry(setting("registry")) if follows else None,
         namespace=setting("namespace"),
         neighbours=setting("neighbours"),
@@ -147,13 +149,18 @@ def _registry(own: Any) -> Any:
     return default_registry() if own is None else own
 
 
-def as_list(references: Any) -> tuple[Any, ...]:
-    """What was given as references, which is a list: a text would be taken letter by letter."""
-    if references is None:
+def as_stops(stop: Sequence[str] | str | None) -> list[str] | None:
+    """Stop strings as a list, where one alone is meant as well: not its letters."""
+    return [stop] if isinstance(stop, str) else None if stop is None else list(stop)
+
+
+def as_list(given: Any, name: str) -> tuple[Any, ...]:
+    """What was given under a name as a list: a text would be taken letter by letter."""
+    if given is None:
         return ()
-    if not isinstance(references, list | tuple):
+    if not isinstance(given, list | tuple):
         raise ConfigurationError(
-            "references is a list of texts, documents, passages or References, not "
-            f"{type(references).__name__}"
+            f"{name} is a list of texts, documents or passages, not {type(given).__name__}: put it "
+            "into one"
         )
-    return tuple(references)
+    return tuple(given)

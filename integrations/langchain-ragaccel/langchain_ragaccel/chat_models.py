@@ -235,7 +235,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         calls = None
         if tools:
             parallel = given.get("parallel_tool_calls") is not False
-            calls = calling(llm, tools, choice, call.settings.get("stop"), parallel=parallel)
+            calls = calling(llm, tools, choice, stop=call.settings.get("stop"), parallel=parallel)
         prompt = write_prompt(
             model, call, Conversation(as_turns(messages), documents, tools, options)
         )

@@ -10,7 +10,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict
 
-from langchain_ragaccel.calls import check_names
+from langchain_ragaccel.calls import as_stops, check_names
 from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.metadata import PROVIDER, response, token_usage
@@ -62,18 +62,23 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         check_names(kwargs, type(self).__name__)
         return super().bind(**kwargs)
 
-    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+    def generate(
+        self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
         """Complete prompts; arguments are those of the base class and what a call may set.
 
-        What a call sets becomes part of what an answer is cached under, which it is not in the
-        base class.
+        What a call sets, and what the object stops at, become part of what an answer is cached
+        under, which they are not in the base class.
         """
-        return super(RagaccelLLM, self.with_settings(kwargs)).generate(prompts, *args, **kwargs)
+        model, stops = self.with_settings(kwargs), self._stops(stop)
+        return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
-    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+    async def agenerate(
+        self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
         """Complete prompts as ``generate`` does, for asyncio."""
-        model = self.with_settings(kwargs)
-        return await super(RagaccelLLM, model).agenerate(prompts, *args, **kwargs)
+        model, stops = self.with_settings(kwargs), self._stops(stop)
+        return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
         self,
@@ -167,6 +172,9 @@ class RagaccelLLM(ModelOptions, BaseLLM):
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
+
+    def _stops(self, stop: list[str] | str | None) -> list[str] | None:
+        return as_stops(self.stop if stop is None else stop)
 
     def _asks(
         self, prompts: list[str], stop: list[str] | None, run_manager: Any, given: dict[str, Any]

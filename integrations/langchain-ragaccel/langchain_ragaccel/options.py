@@ -9,7 +9,7 @@ from langchain_core.load.serializable import Serializable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from ragaccel import SharedModel, shared_model
 
-from langchain_ragaccel.calls import OTHER_NAMES, Call, canonical, make_call
+from langchain_ragaccel.calls import OTHER_NAMES, Call, as_stops, canonical, make_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,8 +176,8 @@ class ModelOptions(Serializable):
     @property
     def identifying(self) -> dict[str, Any]:
         """What an answer depends on, and nothing else: speculation never changes one."""
-        names = ("dtype", "device", "device_map", "exact", "near_ties", *SAMPLING, "stop")
-        known = {name: getattr(self, name) for name in names}
+        names = ("dtype", "device", "device_map", "exact", "near_ties", *SAMPLING)
+        known = {name: getattr(self, name) for name in names} | {"stop": as_stops(self.stop)}
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
         if self.llm is not None and self.model is None:
@@ -192,7 +192,7 @@ class ModelOptions(Serializable):
             },
         }
 
-    def call(self, stop: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
+    def call(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
         """What one call asks for: its own settings before this object's."""
         return make_call(self, stop, given)
 

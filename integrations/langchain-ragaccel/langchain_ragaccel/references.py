@@ -41,15 +41,15 @@ def as_references(given: Iterable[Any]) -> list[AnyReference]:
     return made
 
 
-def as_passages(documents: Iterable[Any] | None) -> tuple[Passage, ...]:
-    """Turn documents that a model is to be shown into passages.
+def as_passages(documents: Any) -> tuple[Passage, ...]:
+    """Turn the list of documents that a model is to be shown into passages.
 
     Raises:
-        ConfigurationError: something without a text.
+        ConfigurationError: no list, or something in it without a text.
     """
     made = [
         Passage(content_id(one), one, end=len(one)) if isinstance(one, str) else one
-        for one in as_references(documents or ())
+        for one in as_references(as_list(documents, "documents"))
     ]
     passages = tuple(one for one in made if isinstance(one, Passage))
     if len(passages) < len(made):
@@ -73,7 +73,9 @@ def references_of(messages: Iterable[BaseMessage]) -> list[AnyReference]:
                 part for part in parts if isinstance(part, Document | Passage | Reference)
             )
         elif isinstance(message, HumanMessage):
-            found += as_references(as_list(message.additional_kwargs.get("references")))
+            found += as_references(
+                as_list(message.additional_kwargs.get("references"), "references")
+            )
     return found
 
 

@@ -99,7 +99,12 @@ class Calling:
 
 
 def calling(
-    llm: LLM, tools: list[dict[str, Any]], choice: str | None, stop: Any, *, parallel: bool
+    llm: LLM,
+    tools: list[dict[str, Any]],
+    choice: str | None,
+    *,
+    stop: Sequence[str] | None = None,
+    parallel: bool = True,
 ) -> Calling:
     """Prepare an answer that may call tools.
 
@@ -113,9 +118,8 @@ def calling(
             "call them; with_structured_output(method='json_mode') needs none"
         )
     _FORMATS[llm] = format_
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     opening = "" if choice is None else format_.opening(choice or None)
-    return Calling(llm, format_, tools, opening, stops, parallel)
+    return Calling(llm, format_, tools, opening, tuple(stop or ()), parallel)
 
 
 def read(calls: Calling | None, answer: Answer) -> tuple[str, list[ToolCall]]:

@@ -105,6 +105,22 @@ def test_what_there_is_to_tell_comes_with_the_last_chunk_only(chat, texts):
         assert report["accepted_tokens"] <= report["draft_tokens"]
 
 
+def test_one_stop_string_is_a_list_of_one_in_calls_objects_and_keys(bare, texts):
+    stop = texts[0][4:7]
+    before = texts[0][: texts[0].index(stop)]
+    chat = ChatRagaccel(llm=bare, max_tokens=NEW, cache=InMemoryCache())
+    assert chat.invoke(QUESTIONS[0], stop=stop).content == before
+    assert chat.invoke(QUESTIONS[0], stop=[stop]).content == before
+    assert len(chat.cache._cache) == 1
+    plain = ChatRagaccel(llm=bare, max_tokens=NEW)
+    letters = list(stop)
+    expected = plain.invoke(QUESTIONS[0], stop=letters).content
+    assert chat.invoke(QUESTIONS[0], stop=letters).content == expected
+    one = ChatRagaccel(llm=bare, stop=stop)
+    assert one.identifying == ChatRagaccel(llm=bare, stop=[stop]).identifying
+    assert one.identifying != ChatRagaccel(llm=bare).identifying
+
+
 def test_usage_is_seen_by_the_usage_callback(chat):
     with get_usage_metadata_callback() as seen:
         message = chat.invoke(QUESTIONS[0])
@@ -195,6 +211,9 @@ def test_documents_go_into_the_prompt_and_come_back_as_citations(bare, chat):
     found = chat.invoke("What rises?", documents=[document], prediction=text)
     prompt = found.usage_metadata["input_tokens"]
     assert prompt > chat.invoke("What rises?").usage_metadata["input_tokens"] + 20
+    for alone in (text, document):
+        with pytest.raises(ConfigurationError, match="documents is a list of texts"):
+            chat.invoke("What rises?", documents=alone)
     with pytest.raises(ConfigurationError, match="end with a message of the human"):
         chat.invoke([("user", "a"), ("ai", "b")], documents=[document])
 

@@ -212,6 +212,19 @@ def test_an_unknown_setting_is_refused_early(bare, llm):
         RagaccelLLM(llm=bare, max_tokens=3, max_new_tokens=4)
 
 
+def test_what_an_object_stops_at_is_part_of_the_key(bare, texts):
+    cache = InMemoryCache()
+    stop = texts[0][4:7]
+    before = texts[0][: texts[0].index(stop)]
+    plain = RagaccelLLM(llm=bare, max_tokens=NEW, cache=cache)
+    stopping = RagaccelLLM(llm=bare, max_tokens=NEW, cache=cache, stop=stop)
+    assert plain.invoke(PROMPTS[0]) == texts[0]
+    assert stopping.invoke(PROMPTS[0]) == before
+    assert plain.invoke(PROMPTS[0], stop=stop) == before
+    assert asyncio.run(plain.ainvoke(PROMPTS[0], stop=[stop])) == before
+    assert len(cache._cache) == 2
+
+
 def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
     cache = InMemoryCache()
     llm = RagaccelLLM(llm=bare, max_tokens=NEW, cache=cache)

@@ -1,4 +1,5 @@
 import json
+from typing import Annotated
 
 import pytest
 from langchain.agents import create_agent
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 from ragaccel import ConfigurationError
 from scripted_llm import call_a_tool, scripted_llm
 from tiny_llm import tiny_llm
-from typing_extensions import Annotated, TypedDict
+from typing_extensions import TypedDict
 
 from langchain_ragaccel import ChatRagaccel
 from langchain_ragaccel.tools import as_tools, calling
@@ -163,7 +164,7 @@ def test_a_stop_string_cuts_before_calls_are_read():
 
 def test_what_may_become_a_stop_string_waits():
     llm = scripted_llm()
-    reading = calling(llm, as_tools([tide]), None, ["STOP"], parallel=True)
+    reading = calling(llm, as_tools([tide]), None, stop=["STOP"])
     for text, certain in (
         ("Wait. ST", "Wait."),
         ("Wait. STO", "Wait."),
@@ -221,7 +222,7 @@ class Joke(TypedDict):
 @pytest.mark.parametrize("schema", [Swell, Joke, Swell.model_json_schema()])
 def test_a_call_that_cannot_be_read_is_told_and_never_none(schema):
     cut = saying(' {"place": "Gannet')
-    with pytest.raises(OutputParserException, match="called no (Swell|Joke): it is no JSON"):
+    with pytest.raises(OutputParserException, match=r"called no (Swell|Joke): it is no JSON"):
         cut.with_structured_output(schema).invoke("How high?")
     found = cut.with_structured_output(schema, include_raw=True).invoke("How high?")
     assert found["parsed"] is None
