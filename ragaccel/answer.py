@@ -99,7 +99,8 @@ class Answer:
 
         ``citations`` are those of ``ragaccel.citations``; ``passages`` are what they are from, in
         the order of the answer, with their ``passage_id``, ``citation`` and what is known of
-        ``title``, ``source``, ``page`` and ``line``.
+        ``title``, ``source``, ``page`` and ``line``. A citation's ``passage`` is a place in those,
+        from 0: two passages may have one id.
 
         Args:
             text: what is left of the text, where some was taken out; citations are places in it.
@@ -108,14 +109,17 @@ class Answer:
         is_whole = text is None or text == self.text
         said = self.text if text is None else text
         spans = self.copied_spans if is_whole else copied_spans(said, self.passages)
-        numbers = dict.fromkeys(span.passage_number for span in spans)
+        numbers = list(dict.fromkeys(span.passage_number for span in spans))
+        told = citations(said, self.passages, spans, place=place)
+        for span, citation in zip(spans, told, strict=True):
+            citation["passage"] = numbers.index(span.passage_number)
         return {
             "draft_tokens": self.stats.draft_tokens,
             "accepted_tokens": self.stats.accepted_tokens,
             "forward_passes": self.stats.verify_passes,
             "acceptance_length": self.stats.acceptance_length,
             "seconds": self.stats.total_seconds,
-            "citations": citations(said, self.passages, spans, place=place),
+            "citations": told,
             "passages": [facts(self.passages[number - 1], place=place) for number in numbers],
             "dropped_passages": [passage.passage_id for passage in self.dropped_passages],
         }

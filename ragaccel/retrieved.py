@@ -23,6 +23,7 @@ def gather_references(
     text: str,
     given: Sequence[str | Passage | Reference] = (),
     *,
+    retrieved: Sequence[str | Passage | Reference] = (),
     registry: ReferenceRegistry | None,
     namespace: str = "",
     tokenizer: Tokenizer,
@@ -34,7 +35,8 @@ def gather_references(
     >>> llm.generate(prompt, references=gather_references(
     ...     prompt, registry=default_registry(), tokenizer=llm.tokenizer))
 
-    The passages are in the prompt's order. With ``neighbours`` they are followed by what was
+    The passages are in the prompt's order, behind them what is known to be ``retrieved`` for this
+    prompt though it may not show it. With ``neighbours`` they are followed by what was
     registered of the same documents near them, as token ids: an answer may copy from those, and
     never cites them. The same content comes once, whitespace aside. What is given always stays;
     of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole or
@@ -44,12 +46,13 @@ def gather_references(
         ConfigurationError: something given that is neither str, Passage nor Reference.
     """
     require_references(given)
+    require_references(retrieved)
     contents = _Contents(max_tokens)
     gathered: list[str | Passage | Reference] = [item for item in given if contents.take(item)]
     if registry is None:
         return gathered
     matched = [match.passage for match in registry.match(text, namespace)]
-    gathered += [passage for passage in matched if contents.take_if_it_fits(passage)]
+    gathered += [item for item in (*matched, *retrieved) if contents.take_if_it_fits(item)]
     if neighbours:
         for near in registry.neighbours(matched, namespace, max_characters=contents.room):
             if contents.take_if_it_fits(near):
@@ -74,7 +77,7 @@ class _Contents:
             self.room -= _num_bytes(content)
         return is_new
 
-    def take_if_it_fits(self, item: Passage) -> bool:
+    def take_if_it_fits(self, item: str | Passage | Reference) -> bool:
         """Take a content there is room for, unless it was taken before."""
         return _num_bytes(_content(item)) <= self.room and self.take(item)
 

@@ -53,7 +53,7 @@ def test_a_place_for_people_may_be_written_otherwise():
 def test_a_report_tells_how_an_answer_was_made_and_what_it_is_from():
     answer = answer_of(SAID)
     report = json.loads(json.dumps(answer.report()))
-    assert report["citations"] == CITED
+    assert report["citations"] == [{**one, "passage": n} for n, one in enumerate(CITED)]
     assert report["passages"] == [
         {"passage_id": "b", "citation": "b"},
         {

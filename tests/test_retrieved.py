@@ -40,6 +40,17 @@ def test_passages_of_the_prompt_come_in_its_order_and_their_neighbours_as_tokens
     assert as_passages([ferry, keeper, *near]) == [FERRY, KEEPER]  # neighbours are not cited
 
 
+def test_what_was_retrieved_for_a_prompt_that_does_not_show_it_shares_the_room_of_the_found():
+    other = Passage("other", "The chandler sells rope by the fathom, and tar.")
+    assert gathered(KEEPER.text, retrieved=[other, KEEPER]) == [KEEPER, other]
+    assert gathered(KEEPER.text, retrieved=[other], registry=None) == []
+    room = len(KEEPER.text) // 4 + 1
+    assert gathered(KEEPER.text, retrieved=[other], max_tokens=room) == [KEEPER]
+    assert gathered("Nothing.", [FERRY], retrieved=[other], max_tokens=2) == [FERRY]
+    with pytest.raises(ConfigurationError, match="int"):
+        gathered(retrieved=[7])
+
+
 def test_neighbours_weigh_less_than_all_that_stands_in_the_prompt():
     made = make_references(gathered(), TOKENIZER, None)
     weights = {

@@ -120,7 +120,7 @@ def make_call(
     for name in _OF_OBJECT:
         settings[_SETTING_OF.get(name, name)] = setting(name)
     settings["stop"] = as_stops(options.stop if stop is None else stop)
-    follows = setting("auto_references")
+    follows = setting("auto_references") and _is_switched_on()
     return Call(
         settings={name: value for name, value in settings.items() if value is not None},
         references=as_list(own.get("references"), "references"),
@@ -141,11 +141,15 @@ def _check_model(options: ModelOptions, asked: Any) -> None:
         )
 
 
-def _registry(own: Any) -> Any:
-    from ragaccel import auto_references_enabled, default_registry
+def _is_switched_on() -> bool:
+    from ragaccel import auto_references_enabled
 
-    if not auto_references_enabled():
-        return None
+    return auto_references_enabled()
+
+
+def _registry(own: Any) -> Any:
+    from ragaccel import default_registry
+
     return default_registry() if own is None else own
 
 

@@ -19,7 +19,7 @@ from langchain_ragaccel.metadata import PROVIDER, response, usage
 from langchain_ragaccel.options import ModelOptions
 from langchain_ragaccel.profiles import profile_of
 from langchain_ragaccel.prompting import Conversation, count_tokens, write_prompt
-from langchain_ragaccel.references import as_passages, beside, gather, references_of
+from langchain_ragaccel.references import as_passages, beside, gather, given_in, retrieved_in
 from langchain_ragaccel.structured import parsed, parser_of
 from langchain_ragaccel.tools import as_calls, as_chunks, as_tools, calling, choose, read
 
@@ -242,8 +242,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         if calls is not None and calls.opening:
             prompt = [*prompt, *calls.opening_ids]
         run_id = None if run_manager is None else run_manager.run_id
-        carried = [*references_of(messages), *documents]
-        found = gather(llm, call, text_of(messages), carried, run_id=run_id)
+        text, given_too = text_of(messages), [*given_in(messages), *documents]
+        retrieved = retrieved_in(messages)
+        found = gather(llm, call, text, given_too, retrieved=retrieved, run_id=run_id)
         return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, calls)
 
     def _result(self, ask: Ask, made: Answer) -> ChatResult:

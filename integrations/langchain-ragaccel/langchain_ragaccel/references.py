@@ -59,30 +59,40 @@ def as_passages(documents: Any) -> tuple[Passage, ...]:
     return passages
 
 
-def references_of(messages: Iterable[BaseMessage]) -> list[AnyReference]:
-    """What messages carry: documents that a tool gave back, and references that a human gave.
+def given_in(messages: Iterable[BaseMessage]) -> list[AnyReference]:
+    """The references that a human gave with messages."""
+    found: list[AnyReference] = []
+    for message in messages:
+        if isinstance(message, HumanMessage):
+            given = message.additional_kwargs.get("references")
+            found += as_references(as_list(given, "references"))
+    return found
+
+
+def retrieved_in(messages: Sequence[BaseMessage]) -> list[AnyReference]:
+    """The documents that tools gave back, the latest tool's first.
 
     Artifacts of tools are other people's objects, so what is no reference there is passed over.
     """
     found: list[AnyReference] = []
-    for message in messages:
+    for message in reversed(messages):
         if isinstance(message, ToolMessage):
             artifact = message.artifact
             parts = artifact if isinstance(artifact, list | tuple) else [artifact]
             found += as_references(
                 part for part in parts if isinstance(part, Document | Passage | Reference)
             )
-        elif isinstance(message, HumanMessage):
-            found += as_references(
-                as_list(message.additional_kwargs.get("references"), "references")
-            )
     return found
 
 
 def beside(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
-    """The references that a prompt does not bring itself."""
-    own = {one.passage_id for one in prompt.passages} if isinstance(prompt, Prompt) else set()
-    return [one for one in references if not isinstance(one, Passage) or one.passage_id not in own]
+    """The references that a prompt does not bring itself; two passages may have one id."""
+    own = {_known_by(one) for one in prompt.passages} if isinstance(prompt, Prompt) else set()
+    return [one for one in references if not isinstance(one, Passage) or _known_by(one) not in own]
+
+
+def _known_by(passage: Passage) -> tuple[str, str]:
+    return passage.passage_id, passage.text
 
 
 def gather(
@@ -91,22 +101,25 @@ def gather(
     text: str,
     given: Sequence[AnyReference] = (),
     *,
+    retrieved: Sequence[AnyReference] = (),
     run_id: UUID | None = None,
 ) -> list[AnyReference]:
     """Everything that an answer to this text may be copied from, the surest first.
 
-    ``run_id`` is the answer's own run, where it is known.
+    What is ``retrieved`` for it counts like what is found, and ``given`` before all. ``run_id`` is
+    the answer's own run, where it is known.
     """
-    explicit = [*as_references(call.references), *given]
+    explicit, retrieved = [*as_references(call.references), *given], list(retrieved)
     if call.follows_runs:
         from langchain_ragaccel.run_tree import retrieved_for
 
-        explicit += map(as_passage, retrieved_for(text, run_id))
+        retrieved += map(as_passage, retrieved_for(text, run_id))
     if call.registry is None and not explicit:
         return []
     return gather_references(
         text,
         explicit,
+        retrieved=retrieved,
         registry=call.registry,
         namespace=call.namespace,
         tokenizer=llm.tokenizer,

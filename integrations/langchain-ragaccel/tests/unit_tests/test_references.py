@@ -165,11 +165,26 @@ def test_what_is_given_becomes_references():
         as_passages([ids])
 
 
-def test_a_prompt_that_brings_its_passages_gets_no_others_of_the_same_name():
+def test_a_prompt_that_brings_its_passages_does_not_get_them_again():
     own, other, ids = Passage("a", WICK), Passage("b", TIDE), Reference((1,))
     prompt = Prompt((1, 2), passages=(own,))
     assert beside(prompt, [own, other, ids]) == [other, ids]
+    namesake = Passage("a", TIDE)
+    assert beside(prompt, [own, namesake]) == [namesake]
     assert beside("text", [own, other, ids]) == [own, other, ids]
+
+
+def test_spans_say_which_of_two_passages_of_one_id_they_are_from():
+    quoting_both = scripted_llm(lambda prompt: f"{TIDE} And: {WICK}")
+    given = [
+        Document(WICK, id="1", metadata={"source": "log.md"}),
+        Document(TIDE, id="1", metadata={"source": "tides.md"}),
+    ]
+    message = ChatRagaccel(llm=quoting_both).invoke("Tell.", references=given)
+    report = message.response_metadata["ragaccel"]
+    told = [report["passages"][span["passage"]]["source"] for span in report["copied_spans"]]
+    assert told == ["tides.md", "log.md"]
+    assert [span["passage_id"] for span in report["copied_spans"]] == ["1", "1"]
 
 
 def test_answers_are_the_same_with_references_and_without():

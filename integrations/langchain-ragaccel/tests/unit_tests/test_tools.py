@@ -270,7 +270,7 @@ def test_documents_that_a_tool_gave_back_are_references(chat):
     document = Document(page_content="The keeper trims the wick at dusk.", id="wick")
     said = []
     llm = scripted_llm(lambda prompt: document.page_content)
-    chat = ChatRagaccel(llm=llm, auto_references=False)
+    chat = ChatRagaccel(llm=llm)
     told = [
         HumanMessage("Who?"),
         AIMessage("", tool_calls=[{"name": "tide", "args": {}, "id": "a"}]),
@@ -280,6 +280,30 @@ def test_documents_that_a_tool_gave_back_are_references(chat):
         report = chat.invoke(messages).response_metadata["ragaccel"]
         said += [span["passage_id"] for span in report["copied_spans"]]
     assert said == ["wick", "wick"]
+
+
+def test_what_tools_gave_back_is_found_unasked_and_so_has_room_and_a_switch(monkeypatch):
+    wick, llm = "The keeper trims the wick at dusk.", scripted_llm()
+    documents = [Document(f"{wick} {n}", id=str(n)) for n in range(40)]
+    called = {"name": "tide", "args": {}}
+    told = [HumanMessage("Who?")]
+    for number in range(2):
+        told += [
+            AIMessage("", tool_calls=[{**called, "id": str(number)}]),
+            ToolMessage("", tool_call_id=str(number), artifact=documents[number * 20 :][:20]),
+        ]
+    seen, plan = [], llm._plan
+
+    def planned(prompt, references, settings):
+        seen.append([one.passage_id for one in references])
+        return plan(prompt, references, settings)
+
+    monkeypatch.setattr(llm, "_plan", planned)
+    ChatRagaccel(llm=llm, max_reference_tokens=32).invoke(told)
+    ChatRagaccel(llm=llm, auto_references=False).invoke(told)
+    own = HumanMessage("?", additional_kwargs={"references": documents[:9]})
+    ChatRagaccel(llm=llm, auto_references=False, max_reference_tokens=0).invoke([own])
+    assert seen == [["20", "21", "22"], [], [str(n) for n in range(9)]]
 
 
 def test_tools_are_counted(chat):
