@@ -23,11 +23,12 @@ _MODULE_OF = {
     "RagaccelVectorStore": "vectorstores",
     "RagaccelEmbeddings": "embeddings",
     "ReferenceCollector": "collecting",
+    "collecting_into": "collecting",
 }
 
 if TYPE_CHECKING:
     from langchain_ragaccel.chat_models import ChatRagaccel
-    from langchain_ragaccel.collecting import ReferenceCollector
+    from langchain_ragaccel.collecting import ReferenceCollector, collecting_into
     from langchain_ragaccel.embeddings import RagaccelEmbeddings
     from langchain_ragaccel.llms import RagaccelLLM
     from langchain_ragaccel.retrievers import RagaccelRetriever
@@ -41,6 +42,7 @@ __all__ = [
     "RagaccelVectorStore",
     "ReferenceCollector",
     "__version__",
+    "collecting_into",
 ]
 
 _install()

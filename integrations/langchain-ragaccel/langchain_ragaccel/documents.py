@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ragaccel import Passage
@@ -12,9 +13,13 @@ if TYPE_CHECKING:
 
     from langchain_core.documents import Document
 
+_DIGITS = 9  # of a page's number: longer ones are none, and of some Python makes no number
+
 
 def as_passage(document: Document) -> Passage:
     """Turn a document into a passage, with its place in its source where metadata tells it.
+
+    Metadata is other people's: what means nothing there is passed over.
 
     ``source`` names the document that the passage is a piece of and ``start_index`` where in it
     the piece begins, as LangChain's text splitters write them.
@@ -42,7 +47,7 @@ def content_id(text: str) -> str:
 def _page(metadata: Mapping[str, Any]) -> int | None:
     """The page, counted from 1: loaders that count from 0 give a label beside it."""
     label = metadata.get("page_label")
-    if isinstance(label, str) and label.isdecimal():
+    if isinstance(label, str) and label.isdecimal() and len(label) <= _DIGITS:
         return int(label)
     if label is None and "total_pages" not in metadata:  # as PDF loaders write, which count from 0
         return _whole(metadata, "page_number") or _whole(metadata, "page")
@@ -51,9 +56,12 @@ def _page(metadata: Mapping[str, Any]) -> int | None:
 
 def _whole(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 <= value <= sys.maxsize else None
 
 
 def _score(metadata: Mapping[str, Any]) -> float:
     value = metadata.get("score")
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value <= sys.float_info.max else 0.0  # of integers there are larger

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
-from ragaccel import Collection, ConfigurationError, auto_references_enabled, default_registry
+from ragaccel import Collection, ConfigurationError, auto_references_enabled
 
+from langchain_ragaccel.collecting import current_collector
 from langchain_ragaccel.documents import as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 from langchain_ragaccel.storing import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from ragaccel import ReferenceRegistry, Stored
     from typing_extensions import Self
+
+    from langchain_ragaccel.collecting import ReferenceCollector
 
     Scored = list[tuple[Document, float]]
 
@@ -51,7 +54,8 @@ class RagaccelVectorStore(VectorStore):
         collection: A ready ``ragaccel.Collection``, in place of ``path``.
         fingerprint: Names the embedding model, so that a file with vectors of another is refused;
             known by itself of :class:`RagaccelEmbeddings`.
-        registry: Where what is found is registered; the process's own by default.
+        registry: Where what is found is registered; that of :func:`collecting_into`, or else the
+            process's own, by default.
         namespace: Whose it is.
     """
 
@@ -284,9 +288,13 @@ class RagaccelVectorStore(VectorStore):
         """What was found as documents, registered; a search by hand is no event to listen to."""
         found = list(found)
         if auto_references_enabled():
-            registry = default_registry() if self.registry is None else self.registry
-            registry.register([item.passage for item in found], self.namespace)
+            context = current_collector()
+            registry = context.destination if self.registry is None else self.registry
+            registry.register([item.passage for item in found], self._whose(context))
         return [as_document(item) for item in found]
+
+    def _whose(self, context: ReferenceCollector) -> str:
+        return context.namespace if self.registry is None and not self.namespace else self.namespace
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """A cosine below 0 is as far away as one of 0."""

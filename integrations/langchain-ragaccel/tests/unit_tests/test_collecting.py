@@ -2,11 +2,12 @@ import logging
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from ragaccel import ReferenceRegistry, default_registry
 
-from langchain_ragaccel import ReferenceCollector
+from langchain_ragaccel import RagaccelVectorStore, ReferenceCollector, collecting_into
 from langchain_ragaccel.documents import as_passage, content_id
 
 TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
@@ -52,6 +53,71 @@ def test_a_tenant_collects_into_a_registry_of_its_own():
     assert ids(own) == []
 
 
+async def test_what_a_context_collects_reaches_no_other_registry():
+    own = ReferenceRegistry()
+    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    async_chain = RunnableLambda(lambda query: retriever.invoke(query))
+    with collecting_into(own, "tenant"):
+        retriever.invoke("q")
+        await retriever.ainvoke("q")
+        async_chain.batch(["q", "r"])
+        await async_chain.abatch(["q", "r"])
+        assert ids(own, namespace="tenant") == ["a"]
+        assert len(default_registry()) == 0
+        with collecting_into(namespace="b"):
+            retriever.invoke("q")
+        assert ids(default_registry(), namespace="b") == ["a"]
+    own.clear()
+    default_registry().clear()
+    retriever.invoke("q")
+    assert (len(own), len(default_registry())) == (0, 1)
+
+
+def test_a_context_that_is_entered_within_a_run_takes_over_there():
+    own, inner = ReferenceRegistry(), ReferenceRegistry()
+    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+
+    def find(query):
+        with collecting_into(inner):
+            return retriever.invoke(query)
+
+    RunnableLambda(find).invoke("q")
+    assert (len(inner), len(default_registry())) == (1, 0)
+    inner.clear()
+    with collecting_into(own):
+        RunnableLambda(find).invoke("q")
+    assert (len(inner), len(own), len(default_registry())) == (1, 0, 0)
+
+
+def test_a_store_registers_where_its_context_does():
+    own = ReferenceRegistry()
+    with collecting_into(own, "tenant"):
+        store = RagaccelVectorStore.from_texts([TEXT], DeterministicFakeEmbedding(size=8))
+        store.similarity_search("wick")
+        store.as_retriever().invoke("wick")
+    assert len(ids(own, namespace="tenant")) == 1
+    assert len(default_registry()) == 0
+
+
+def test_one_odd_document_does_not_lose_the_others():
+    class Odd(dict):
+        def get(self, name, default=None):
+            raise ValueError("odd")
+
+    odd = Document(page_content=TEXT[::-1], id="odd")
+    odd.metadata = Odd()
+    Finds(found=[odd, Document(page_content=TEXT, id="a")]).invoke("q")
+    assert ids(default_registry()) == ["a"]
+
+
+@pytest.mark.parametrize("score", [10**400, float("inf"), float("nan"), -1, "high", True, None])
+def test_a_score_or_place_that_means_nothing_is_none(score):
+    odd = {"score": score, "start_index": 10**400, "page_label": "9" * 5000, "line": "x"}
+    passage = as_passage(Document(page_content=TEXT, metadata={**odd, "title": 3}))
+    assert (passage.score, passage.start, passage.page, passage.line) == (0.0, 0, None, None)
+    assert passage.title == "3"
+
+
 def test_nothing_is_registered_where_that_is_switched_off(monkeypatch):
     monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
     Finds(found=[Document(page_content=TEXT)]).invoke("q")
@@ -67,7 +133,7 @@ def test_what_goes_wrong_is_logged_and_fails_no_chain(caplog):
     with caplog.at_level(logging.WARNING):
         found = retriever.invoke("q", {"callbacks": [ReferenceCollector(Broken())]})
     assert found == retriever.found
-    assert "retrieved documents were not registered" in caplog.text
+    assert "a retrieved document was not registered" in caplog.text
 
 
 def test_only_retrievers_are_listened_to():

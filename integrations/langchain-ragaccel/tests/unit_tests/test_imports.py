@@ -15,6 +15,7 @@ NAMES = [
     "RagaccelVectorStore",
     "ReferenceCollector",
     "__version__",
+    "collecting_into",
 ]
 HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "numba")
 
@@ -32,7 +33,9 @@ def test_the_public_names_are_these():
     assert set(NAMES) <= set(dir(langchain_ragaccel))
 
 
-@pytest.mark.parametrize("name", ["ChatRagaccel", "RagaccelLLM", "ReferenceCollector"])
+@pytest.mark.parametrize(
+    "name", ["ChatRagaccel", "RagaccelLLM", "ReferenceCollector", "collecting_into"]
+)
 def test_a_public_name_is_there(name):
     assert getattr(langchain_ragaccel, name).__name__ == name
 
