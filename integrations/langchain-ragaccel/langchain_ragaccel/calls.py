@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ragaccel import ReferenceRegistry
 
     from langchain_ragaccel.options import ModelOptions
 
@@ -39,7 +40,10 @@ QUIET = frozenset({
     "neighbours", "max_reference_tokens", "timeout", "stream",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
-"""Settings of a call that never change its answer."""
+"""Settings of a call that never change an answer to the same prompt.
+
+A model that reads apart has its prompt from the registry: ``what_is_read`` tells caches of that.
+"""
 
 _SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _PASSED_ON = (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys()
@@ -88,19 +92,6 @@ def check_names(given: Mapping[str, Any], who: str, more: frozenset[str] = froze
         )
 
 
-def cache_key(
-    identifying: Mapping[str, Any], stop: Sequence[str] | str | None, given: Mapping[str, Any]
-) -> str:
-    """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
-    own = canonical(given, "a call")
-    kept = {name: value for name, value in own.items() if name not in QUIET and value is not None}
-    if kept.keys() & {"logits_processors", "stopping_criteria"}:
-        kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
-    if stop is not None:
-        kept["stop"] = as_stops(stop)
-    return str(sorted({**identifying, **kept}.items()))
-
-
 def make_call(
     options: ModelOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
 ) -> Call:
@@ -120,16 +111,16 @@ def make_call(
     for name in _OF_OBJECT:
         settings[_SETTING_OF.get(name, name)] = setting(name)
     settings["stop"] = as_stops(options.stop if stop is None else stop)
-    follows = setting("auto_references") and _is_switched_on()
+    registry = registry_of(options, own)
     return Call(
         settings={name: value for name, value in settings.items() if value is not None},
         references=as_list(own.get("references"), "references"),
-        registry=_registry(setting("registry")) if follows else None,
+        registry=registry,
         namespace=setting("namespace"),
         neighbours=setting("neighbours"),
         max_reference_tokens=setting("max_reference_tokens"),
         timeout=setting("timeout"),
-        follows_runs=follows and options.track == "run-tree",
+        follows_runs=registry is not None and options.track == "run-tree",
     )
 
 
@@ -141,16 +132,16 @@ def _check_model(options: ModelOptions, asked: Any) -> None:
         )
 
 
-def _is_switched_on() -> bool:
-    from ragaccel import auto_references_enabled
+def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
+    """Where a call's references are looked up, if they are."""
+    from ragaccel import auto_references_enabled, default_registry
 
-    return auto_references_enabled()
-
-
-def _registry(own: Any) -> Any:
-    from ragaccel import default_registry
-
-    return default_registry() if own is None else own
+    asked = own.get("auto_references")
+    if not (options.auto_references if asked is None else asked) or not auto_references_enabled():
+        return None
+    registry: ReferenceRegistry | None = own.get("registry")
+    registry = options.registry if registry is None else registry
+    return default_registry() if registry is None else registry
 
 
 def as_stops(stop: Sequence[str] | str | None) -> list[str] | None:

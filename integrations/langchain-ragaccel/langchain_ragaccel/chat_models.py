@@ -12,7 +12,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.calls import OTHER_NAMES, cache_key, check_names
+from langchain_ragaccel.caching import cache_key, what_is_read
+from langchain_ragaccel.calls import OTHER_NAMES, check_names
 from langchain_ragaccel.generating import Ask, aanswer, answer, apieces, in_thread, pieces
 from langchain_ragaccel.messages import as_turns, text_of
 from langchain_ragaccel.metadata import PROVIDER, response, usage
@@ -70,7 +71,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         return params
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        return cache_key(self._identifying_params, stop, kwargs)
+        known = {**self._identifying_params, **what_is_read(self, kwargs)}
+        return cache_key(known, stop, kwargs)
 
     @model_validator(mode="after")
     def _let_it_be_known(self) -> Self:

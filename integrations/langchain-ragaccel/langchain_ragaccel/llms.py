@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PrivateAttr
 
+from langchain_ragaccel.caching import what_is_read
 from langchain_ragaccel.calls import as_stops, check_names
 from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
 from langchain_ragaccel.listening import is_heard
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
     from langchain_core.runnables import RunnableConfig
     from ragaccel import Answer, SharedModel
+    from typing_extensions import Self
 
     from langchain_ragaccel.calls import Call
 
@@ -38,13 +41,15 @@ class RagaccelLLM(ModelOptions, BaseLLM):
 
     model_config = ConfigDict(extra="forbid")
 
+    _read: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     @property
     def _llm_type(self) -> str:
         return "ragaccel"
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return self.identifying
+        return {**self.identifying, **self._read}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
@@ -70,14 +75,14 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         What a call sets, and what the object stops at, become part of what an answer is cached
         under, which they are not in the base class.
         """
-        model, stops = self.with_settings(kwargs), self._stops(stop)
+        model, stops = self._for_call(kwargs), self._stops(stop)
         return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Complete prompts as ``generate`` does, for asyncio."""
-        model, stops = self.with_settings(kwargs), self._stops(stop)
+        model, stops = self._for_call(kwargs), self._stops(stop)
         return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
@@ -172,6 +177,16 @@ class RagaccelLLM(ModelOptions, BaseLLM):
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
+
+    def _for_call(self, given: dict[str, Any]) -> Self:
+        """This object as the base class caches its answers: all that counts is its own."""
+        model = self.with_settings(given)
+        if model.cache is False or (model.cache in (None, True) and get_llm_cache() is None):
+            return model
+        if read := what_is_read(self, given):
+            model = model.model_copy()
+            model._read = read
+        return model
 
     def _stops(self, stop: list[str] | str | None) -> list[str] | None:
         return as_stops(self.stop if stop is None else stop)

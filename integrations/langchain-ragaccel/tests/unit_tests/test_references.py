@@ -1,6 +1,7 @@
 """What answers may be copied from: given, found by what stands in the prompt, or neither."""
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -193,6 +194,28 @@ def test_answers_are_the_same_with_references_and_without():
     for prompt in (WICK, f"{TIDE}\n\n{WICK}", "Nothing of that."):
         plain = llm.generate(prompt, max_new_tokens=40).text
         assert RagaccelLLM(llm=llm, max_tokens=40).invoke(prompt) == plain
+
+
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+def test_caches_know_that_a_reader_reads_what_is_registered(kind):
+    question = "When does the keeper of Gannet Ledge trim the wick?"
+    asked = f"{WICK}\n\nQuestion: {question}"
+    cache = InMemoryCache()
+    model = kind(device="cpu", cache=cache)
+    assert model._identifying_params == kind(device="cpu")._identifying_params
+    for _ in range(2):
+        model.invoke(asked)
+    assert len(cache._cache) == 1
+    default_registry().register(Passage("w", WICK))
+    for _ in range(2):
+        model.invoke(asked)
+    assert len(cache._cache) == 2
+    model.invoke(asked, namespace="b")
+    model.invoke(asked, auto_references=False)
+    own, other = ReferenceRegistry(), ReferenceRegistry()
+    for registry in (own, other, own):
+        kind(device="cpu", cache=cache, registry=registry).invoke(asked)
+    assert len(cache._cache) == 6
 
 
 def test_the_bundled_reader_reads_what_a_chain_found():

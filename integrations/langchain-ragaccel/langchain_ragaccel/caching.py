@@ -1,0 +1,57 @@
+"""Caching: what LangChain's caches find an answer by."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from ragaccel import RagaccelError
+
+from langchain_ragaccel.calls import QUIET, as_stops, canonical, registry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ragaccel import ReferenceRegistry
+
+    from langchain_ragaccel.options import ModelOptions
+
+_NAMES: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
+
+
+def cache_key(
+    identifying: Mapping[str, Any], stop: Sequence[str] | str | None, given: Mapping[str, Any]
+) -> str:
+    """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
+    own = canonical(given, "a call")
+    kept = {name: value for name, value in own.items() if name not in QUIET and value is not None}
+    if kept.keys() & {"logits_processors", "stopping_criteria"}:
+        kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
+    if stop is not None:
+        kept["stop"] = as_stops(stop)
+    return str(sorted({**identifying, **kept}.items()))
+
+
+def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in the prompts of a model that reads apart: what a registry holds for it.
+
+    Empty for others, whose prompts are what they are given. No weights are loaded for this. Keys
+    are of this process, since another one's registry holds other texts.
+    """
+    try:
+        if not options.shared.reads_apart:
+            return {}
+    except RagaccelError:  # the answer will tell
+        return {}
+    own = canonical(given, type(options).__name__)
+    registry = registry_of(options, own)
+    if registry is None:
+        return {"registry": None}
+    name = _NAMES.setdefault(registry, uuid4().hex)
+    namespace = own.get("namespace")
+    return {
+        "registry": f"{os.getpid()} {name} {registry.version}",
+        "namespace": options.namespace if namespace is None else namespace,
+    }
