@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel import ConfigurationError
 
+from langchain_ragaccel.checking import check_registry
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -118,8 +120,8 @@ def make_call(
         registry=registry,
         namespace=setting("namespace"),
         neighbours=setting("neighbours"),
-        max_reference_tokens=setting("max_reference_tokens"),
-        timeout=setting("timeout"),
+        max_reference_tokens=_room(setting("max_reference_tokens")),
+        timeout=_time(setting("timeout")),
         follows_runs=registry is not None and options.track == "run-tree",
     )
 
@@ -132,6 +134,20 @@ def _check_model(options: ModelOptions, asked: Any) -> None:
         )
 
 
+def _time(seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise ConfigurationError(
+            f"timeout must be above 0 seconds, not {seconds}: None is no limit"
+        )
+    return seconds
+
+
+def _room(tokens: int) -> int:
+    if tokens < 0:
+        raise ConfigurationError(f"max_reference_tokens must be 0 or more, not {tokens}")
+    return tokens
+
+
 def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
     """Where a call's references are looked up, if they are."""
     from ragaccel import auto_references_enabled, default_registry
@@ -140,6 +156,7 @@ def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegis
     if not (options.auto_references if asked is None else asked) or not auto_references_enabled():
         return None
     registry: ReferenceRegistry | None = own.get("registry")
+    check_registry(registry)
     registry = options.registry if registry is None else registry
     return default_registry() if registry is None else registry
 

@@ -56,8 +56,9 @@ def _page(metadata: Mapping[str, Any]) -> int | None:
 
 def _whole(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(name)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and 0 <= value <= sys.maxsize else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= sys.maxsize else None
 
 
 def _score(metadata: Mapping[str, Any]) -> float:

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator,
 from ragaccel import SharedModel, shared_model
 
 from langchain_ragaccel.calls import OTHER_NAMES, Call, as_stops, canonical, make_call
+from langchain_ragaccel.checking import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,10 +46,10 @@ class ModelOptions(Serializable):
     dtype: str | None = None
     device: str | None = None
     device_map: Any = None
-    capacity: int | None = None
+    capacity: int | None = Field(default=None, ge=1)
     """Most tokens of a prompt with its answer; the model's own limit by default."""
     token_budget: int | None = None
-    max_batch: int | None = None
+    max_batch: int | None = Field(default=None, ge=1)
     exact: bool | None = None
     near_ties: bool | None = None
     memory: str | None = None
@@ -56,19 +57,19 @@ class ModelOptions(Serializable):
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of transformers' ``from_pretrained``."""
 
-    temperature: float | None = None
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """0 (the default) takes the likeliest token."""
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer; 256 by default."""
-    min_tokens: int | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     stop: list[str] | str | None = None
-    timeout: float | None = None
+    timeout: float | None = Field(default=None, gt=0)
     """Most seconds for an answer, after which ``TimeoutError`` is raised."""
 
     namespace: str = ""
@@ -80,7 +81,7 @@ class ModelOptions(Serializable):
     """Copy from registered texts that occur in the prompt."""
     neighbours: bool = True
     """Copy from what stands beside those in the same document as well."""
-    max_reference_tokens: int = 8192
+    max_reference_tokens: int = Field(default=8192, ge=0)
     track: Literal["run-tree"] | None = None
     """Copy also from what was retrieved for this prompt, though only a summary stands in it."""
 
@@ -104,6 +105,11 @@ class ModelOptions(Serializable):
     @classmethod
     def _take_other_names(cls, values: Any) -> Any:
         return canonical(values, cls.__name__) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_options(self)
+        return self
 
     @model_validator(mode="after")
     def _follow_runs_if_asked(self) -> Self:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel import ConfigurationError, Passage, acceptable_turns, build_prompt, take_apart
 
+from langchain_ragaccel.checking import DEFAULT_MAX_TOKENS
+
 if TYPE_CHECKING:
     from ragaccel import LLM, SharedModel
 
     from langchain_ragaccel.calls import Call
     from langchain_ragaccel.messages import Turn
-
-_ANSWER_TOKENS = 256  # of an answer, where nothing else is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _room(llm: LLM, call: Call) -> int | None:
     """How long a prompt may be, beside its answer."""
     if llm.context_length is None:
         return None
-    answer: int = call.settings.get("max_new_tokens", _ANSWER_TOKENS)
+    answer: int = call.settings.get("max_new_tokens", DEFAULT_MAX_TOKENS)
     return llm.context_length - answer
 
 
