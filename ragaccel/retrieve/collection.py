@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import threading
-import weakref
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +19,14 @@ from ragaccel.retrieve.fingerprints import (
     take_vectors,
 )
 from ragaccel.retrieve.following import FollowedVectors
-from ragaccel.retrieve.given import metadata_text, require_storable, unit_vector, unit_vectors
+from ragaccel.retrieve.given import (
+    metadata_text,
+    require_k,
+    require_storable,
+    require_texts,
+    unit_vector,
+    unit_vectors,
+)
 from ragaccel.retrieve.records import FileRecord
 from ragaccel.retrieve.retriever import fuse
 from ragaccel.retrieve.store import Store
@@ -37,6 +39,7 @@ from ragaccel.retrieve.stored import (
     read_rows,
     read_vectors,
 )
+from ragaccel.retrieve.temporary import TemporaryPlace, require_there
 from ragaccel.retrieve.word_search import search_words
 
 if TYPE_CHECKING:
@@ -73,16 +76,14 @@ class Collection:
 
     def __init__(self, path: str | Path | None = None, *, fingerprint: str = "") -> None:
         self.fingerprint = fingerprint
-        self._goes_with_this = None
+        self._temporary = None
         if path is None:
-            folder = tempfile.mkdtemp(prefix="ragaccel-")
-            self._goes_with_this = weakref.finalize(self, _delete, folder, os.getpid())
-            path = Path(folder) / "collection.db"
-        self.path = Path(path)
+            self._temporary = TemporaryPlace(self)
+            path = self._temporary.folder / "collection.db"
+        self.path = Path(path).absolute()  # a program may change its folder
         self._store = Store(self.path)
         self.copy_to = self._store.copy_to
         self._vectors = FollowedVectors(self._store, self._dimension)
-        self._changes = threading.Lock()  # SQLite lets writers wait in no order, and not for long
         open_for_program(self._store, fingerprint)
 
     def __enter__(self) -> Collection:
@@ -94,8 +95,8 @@ class Collection:
     def close(self) -> None:
         """Let go of the file; a temporary one is deleted."""
         self._store.close()
-        if self._goes_with_this is not None:
-            self._goes_with_this()
+        if self._temporary is not None:
+            self._temporary.delete()
 
     # Changing
 
@@ -138,18 +139,18 @@ class Collection:
 
     def drop(self, passage_ids: Iterable[str]) -> int:
         """Take passages out by their ids; return how many there were."""
+        wanted = require_texts(passage_ids)
         with self._changing():
             count = self._store.count_passages()
-            delete_emptied(self._store, delete_ids(self._store, list(passage_ids)))
+            delete_emptied(self._store, delete_ids(self._store, wanted))
             return count - self._store.count_passages()
 
     def drop_documents(self, paths: Iterable[str]) -> int:
         """Take out all passages of documents; return how many passages there were."""
+        wanted = [(path,) for path in require_texts(paths) if path]
         with self._changing() as connection:
             count = self._store.count_passages()
-            connection.executemany(
-                "DELETE FROM file WHERE path = ?", [(path,) for path in paths if path]
-            )  # and its passages with it
+            connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # passages with it
             return count - self._store.count_passages()
 
     def clear(self) -> None:
@@ -162,36 +163,40 @@ class Collection:
     # Reading
 
     def __len__(self) -> int:
-        self._store.state()
-        return self._store.count_passages()
+        with self._reading():
+            return self._store.count_passages()
 
     def __iter__(self) -> Iterator[Stored]:
         """Every passage, in the order in which they were put in."""
-        self._store.state()
-        for _, item in read_rows(self._store, self._store.keys().tolist()):
+        with self._reading():
+            keys = self._store.keys().tolist()
+        for _, item in read_rows(self._store, keys):
             yield item
 
     def get(self, passage_ids: Iterable[str]) -> list[Stored]:
         """Passages by their ids, in the order given; those that are not there are left out."""
-        wanted = list(passage_ids)
-        self._store.state()
-        found = read_ids(self._store, wanted)
+        wanted = require_texts(passage_ids)
+        with self._reading():
+            found = read_ids(self._store, wanted)
         return [found[name] for name in wanted if name in found]
 
     def documents(self) -> dict[str, int]:
         """The path of every document that passages were put in with, and how many it has."""
-        self._store.state()
-        return {path: record.num_passages for path, record in self._store.files().items() if path}
+        with self._reading():
+            files = self._store.files()
+        return {path: record.num_passages for path, record in files.items() if path}
 
     def document(self, path: str) -> list[Stored]:
         """The passages of a document, in its order."""
-        self._store.state()
-        return read_document(self._store, path)
+        (path,) = require_texts([path])
+        with self._reading():
+            return read_document(self._store, path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
         """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
-        self._store.state()
-        return read_vectors(self._store, list(passage_ids))
+        wanted = require_texts(passage_ids)
+        with self._reading():
+            return read_vectors(self._store, wanted)
 
     # Searching
 
@@ -208,22 +213,22 @@ class Collection:
             IndexMismatchError: The collection holds vectors of another length.
         """
         query = unit_vector(vector)
-        _require_some(k)
-        index = self._vectors.current()
-        if not len(index):
-            return []
-        require_dimension(self.path, len(query), index.dimension)
-        ranking = index.ranking(query) if where else iter(index.search(query, k))
-        near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
-        return read_first(self._store, near, k, where)
+        k = require_k(k)
+        with self._reading():
+            with self._vectors.current() as index:
+                if not len(index):
+                    return []
+                require_dimension(self.path, len(query), index.dimension)
+                ranking = index.ranking(query) if where else iter(index.search(query, k))
+            near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
+            return read_first(self._store, near, k, where)
 
     def search_words(self, words: str, k: int = 6, *, where: Where = None) -> list[Stored]:
         """Find the k passages that share words with a text, best first (score: BM25)."""
-        _require_some(k)
-        self._store.state()
-        return read_first(
-            self._store, iter(search_words(self._store, words, -1 if where else k)), k, where
-        )
+        k = require_k(k)
+        with self._reading():
+            ranking = search_words(self._store, words, -1 if where else k)
+            return read_first(self._store, iter(ranking), k, where)
 
     def search_fused(
         self, words: str, vector: ArrayLike, k: int = 6, *, alpha: float = 0.5, where: Where = None
@@ -239,14 +244,15 @@ class Collection:
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
-        _require_some(k)
+        k = require_k(k)
         deep = max(_CANDIDATES, 2 * k)
-        near = self.search(vector, deep, where=where)
-        worded = self.search_words(words, deep, where=where)
+        with self._reading():
+            near = self.search(vector, deep, where=where) if alpha > 0 else []
+            worded = self.search_words(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
         rankings = [[(i.passage.passage_id, 0.0) for i in items] for items in (near, worded)]
-        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))[:k]
-        return [found[name].scored(score) for name, score in ranking]
+        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))
+        return [found[name].scored(score) for name, score in ranking[:k]]
 
     def search_diverse(
         self,
@@ -268,10 +274,10 @@ class Collection:
         """
         if not 0 <= balance <= 1:
             raise ConfigurationError(f"balance is {balance}: 0 (unlike) to 1 (near)")
-        _require_some(k)
-        near = self.search(vector, max(among, k), where=where)
-        vectors = self.vectors(item.passage.passage_id for item in near)
-        near = [item for item in near if item.passage.passage_id in vectors]
+        k = require_k(k)
+        with self._reading():
+            near = self.search(vector, max(among, k), where=where)
+            vectors = self.vectors(item.passage.passage_id for item in near)
         rows = np.array([vectors[item.passage.passage_id] for item in near])
         nearness = np.array([item.passage.score for item in near])
         return [near[i] for i in diversify(nearness, rows, k, balance)]
@@ -280,20 +286,15 @@ class Collection:
         return int(self._store.meta("dimension", "0"))
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        require_there(self.path, self._temporary)
+        with self._store.reading():
+            yield
+
+    @contextmanager
     def _changing(self) -> Iterator[Any]:
-        with self._changes:
-            self._store.state()
-            refuse_indexed(self._store)
-            with self._store.transaction() as connection:
-                yield connection
-
-
-def _delete(folder: str, process: int) -> None:
-    """Delete a temporary collection, but not from a process that was forked off meanwhile."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _require_some(k: int) -> None:
-    if k < 1:
-        raise ConfigurationError(f"k is {k}: ask for one passage or more")
+        require_there(self.path, self._temporary)
+        self._store.state()
+        refuse_indexed(self._store)
+        with self._store.transaction() as connection:
+            yield connection

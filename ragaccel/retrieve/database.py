@@ -1,13 +1,11 @@
-"""The database: how the index file is created, opened, locked and written to."""
+"""The database: how the index file is created, locked, replaced and written to."""
 
 from __future__ import annotations
 
 import sqlite3
-import threading
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 from ragaccel.errors import (
     IndexBusyError,
@@ -16,49 +14,33 @@ from ragaccel.errors import (
     IndexWriteError,
     NothingIndexedError,
 )
-from ragaccel.retrieve.formats import settle_format
+from ragaccel.retrieve.connections import Connections
 from ragaccel.retrieve.schema import (
     APPLICATION_ID,
     SCHEMA,
     SCHEMA_VERSION,
-    index_command,
     is_foreign,
+    new_token,
     reported,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _WAIT_SECONDS = 5.0
 
 
-class _Held:
-    """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
-
-    def __init__(self, connection: sqlite3.Connection, identity: tuple[int, int] | None) -> None:
-        self.connection = connection
-        self.identity = identity
-
-    def __del__(self) -> None:
-        self.connection.close()
-
-
 class Database:
-    """An index file as SQLite sees it; a connection a thread, opened when first used."""
+    """An index file as a whole: made, replaced, copied, and changed by one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._local = threading.local()
-        self._all_held: WeakSet[_Held] = WeakSet()
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Close every connection; the next use opens a new one."""
-        with self._lock:
-            for held in list(self._all_held):
-                held.connection.close()
-            self._all_held = WeakSet()
-            self._local = threading.local()
+        self._connections = Connections(path)
+        self.rows = self._connections.rows
+        self.run_many = self._connections.run_many
+        self.reading = self._connections.reading
+        self.follow = self._connections.follow
+        self.close = self._connections.close
 
     @contextmanager
     def writing(self, *, wait_seconds: float = 0.0) -> Iterator[None]:
@@ -177,7 +159,8 @@ class Database:
         draft = self._beside(".new")
         draft.unlink(missing_ok=True)
         with reported(self.path), closing(sqlite3.connect(draft)) as connection:
-            connection.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+            epoch = f"INSERT INTO meta VALUES ('epoch', '{new_token()}');"
+            connection.executescript(f"BEGIN; {SCHEMA} {epoch} COMMIT;")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -189,19 +172,9 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Make several changes at once: all of them are kept, or none."""
-        connection = self.connection()
-        with reported(self.path):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute(
-                    "INSERT OR REPLACE INTO meta VALUES ('change', hex(randomblob(8)))"
-                )
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+        with self._connections.changing() as connection:
+            yield connection
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('change', ?)", (new_token(),))
 
     def copy_to(self, path: str | Path) -> None:
         """Copy the file as it is now, whoever writes to it; what was there before is replaced.
@@ -220,78 +193,11 @@ class Database:
         with place._locked(_WAIT_SECONDS), place._placing():
             draft = path.with_name(f"{path.name}.new")
             draft.unlink(missing_ok=True)
-            with reported(path), closing(sqlite3.connect(draft)) as copy:
-                self.connection().backup(copy)
+            own = self._connections.using()
+            with reported(path), closing(sqlite3.connect(draft)) as copy, own as connection:
+                connection.backup(copy)
             place._delete()
             draft.replace(path)
-
-    def connection(self) -> sqlite3.Connection:
-        """The connection of this thread, opened when first asked for."""
-        held: _Held | None = getattr(self._local, "held", None)
-        if held is None:
-            identity = self._identity()
-            with reported(self.path):
-                held = _Held(self._open(), identity)
-            with self._lock:
-                self._all_held.add(held)
-            self._local.held = held
-        return held.connection
-
-    def follow(self) -> None:
-        """Let go of a file that was replaced or deleted since this thread opened it."""
-        held: _Held | None = getattr(self._local, "held", None)
-        if held is None or held.identity == self._identity():
-            return
-        with self._lock:
-            self._all_held.discard(held)
-        held.connection.close()
-        self._local.held = None
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _open(self) -> sqlite3.Connection:
-        if self.path.is_dir():
-            raise NothingIndexedError(
-                f"{self.path} is a folder, not an index: name a file with --index PATH"
-            )
-        if not self.path.is_file():
-            raise NothingIndexedError(
-                f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
-            )
-        try:
-            return self._opened(str(self.path))
-        except sqlite3.OperationalError as error:
-            if "readonly" not in str(error) and "unable to open" not in str(error):
-                raise
-            # a folder that may only be read: WAL needs to write beside the file, a snapshot not
-            return self._opened(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
-
-    def _opened(self, address: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            address,
-            timeout=_WAIT_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-            uri=address.startswith("file:"),
-        )
-        try:
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA synchronous = FULL")
-            settle_format(connection, self.path)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query that reads."""
-        with reported(self.path):
-            return self.connection().execute(query, values).fetchall()
 
 
 def _has_log(path: Path) -> bool:

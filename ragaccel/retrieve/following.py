@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ragaccel.retrieve.forking import AcrossForks
 from ragaccel.retrieve.index import VectorIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ragaccel.retrieve.store import Store
 
 
-class FollowedVectors:
+class FollowedVectors(AcrossForks):
     """The vector index of a store; loaded when first asked for, then changed by what changed.
 
-    Safe to ask from several threads, and while another process writes to the store.
+    Safe to ask from several threads, and while another process writes to the store. A forked
+    process goes on with the vectors that were loaded, in memory that the two share.
 
     Args:
         store: What to follow.
@@ -27,24 +30,37 @@ class FollowedVectors:
     """
 
     def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
+        super().__init__()
         self._store = store
         self._dimension = dimension
         self._index: VectorIndex | None = None
         self._state = ("", "")
         self._lock = threading.Lock()
 
-    def current(self) -> VectorIndex:
-        """The vectors as the store has them now."""
+    @contextmanager
+    def current(self) -> Iterator[VectorIndex]:
+        """The vectors as the store has them now, or as its open transaction sees them.
+
+        They stay so to the end, so that every passage found is there to be read.
+        """
         with self._lock:
-            state = self._store.state()
-            if self._index is None or state[0] != self._state[0]:
-                index = VectorIndex(self._dimension())
-                index.build(self._store.vectors())
-                self._index = index
-            elif state != self._state:
-                self._follow(self._index)
-            self._state = state
-            return self._index
+            yield self._followed()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Forget, in a child, what another thread was in the middle of changing."""
+        if in_child and self._lock.locked():
+            self._index, self._lock = None, threading.Lock()
+
+    def _followed(self) -> VectorIndex:
+        state = self._store.state()
+        if self._index is None or state[0] != self._state[0]:
+            index = VectorIndex(self._dimension())
+            index.build(self._store.vectors())
+            self._index = index
+        elif state != self._state:
+            self._follow(self._index)
+        self._state = state
+        return self._index
 
     def _follow(self, index: VectorIndex) -> None:
         """Bring in what was changed; a row's vector never changes."""

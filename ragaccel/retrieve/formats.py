@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# by format: what brings a file to the next one, and what lets it look so if it cannot be written to
+# by format: what brings a file to the next one, and the table as which a view lets it look so
 _MIGRATIONS = {1: "ALTER TABLE passage ADD COLUMN metadata TEXT NOT NULL DEFAULT ''"}
-_VIEWS = {1: "CREATE TEMP VIEW passage AS SELECT *, '' AS metadata FROM main.passage"}
+_VIEWS = {1: ("passage", "SELECT *, '' AS metadata FROM main.passage")}
+_IN_THE_WAY = ("readonly", "locked", "full", "disk I/O")
 
 
-def settle_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a file to today's format, within this connection only if it cannot be written to.
+def settle_format(connection: sqlite3.Connection, path: Path) -> bool:
+    """Bring a file to today's format, within this connection only if it cannot be written to now.
+
+    Returns:
+        Whether the file itself is of today's format; if not, :func:`migrate` goes before changes.
 
     Raises:
         IndexCorruptError: It is a database of another program.
@@ -30,27 +34,41 @@ def settle_format(connection: sqlite3.Connection, path: Path) -> None:
         raise IndexCorruptError(f"{path} is a database of another program: choose another")
     connection.execute("SELECT count(*) FROM meta").fetchone()
     version = _version(connection)
-    while version in _MIGRATIONS:
-        version = _migrate(connection, version)
+    if version in _MIGRATIONS:
+        return _migrates_at_once(connection)
     if version != SCHEMA_VERSION:
         raise IndexMismatchError(
             f"{path} has format {version}, this version of ragaccel reads"
             f" {SCHEMA_VERSION}: make it anew with `{index_command(path, rebuild=True)}`"
         )
+    return True
 
 
-def _migrate(connection: sqlite3.Connection, version: int) -> int:
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file of an older format to today's, waiting for another that writes to it."""
+    for view, _ in _VIEWS.values():
+        connection.execute(f"DROP VIEW IF EXISTS temp.{view}")
+    with _changing(connection):
+        while (version := _version(connection)) in _MIGRATIONS:  # or another has been first
+            connection.execute(_MIGRATIONS[version])
+            connection.execute(f"PRAGMA user_version = {version + 1}")
+
+
+def _migrates_at_once(connection: sqlite3.Connection) -> bool:
+    """Migrate if nothing is in the way: a search waits for no writer and needs no room."""
+    (wait,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout = 0")
     try:
-        with _changing(connection):
-            if _version(connection) == version:  # another process may have been first
-                connection.execute(_MIGRATIONS[version])
-                connection.execute(f"PRAGMA user_version = {version + 1}")
+        migrate(connection)
     except sqlite3.OperationalError as error:
-        if "readonly" not in str(error):
+        if not any(cause in str(error) for cause in _IN_THE_WAY):
             raise
-        connection.execute(_VIEWS[version])
-        return version + 1
-    return _version(connection)
+        for version in range(_version(connection), SCHEMA_VERSION):
+            connection.execute("CREATE TEMP VIEW {} AS {}".format(*_VIEWS[version]))
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {wait}")
+    return True
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.errors import MissingExtraError
+from ragaccel.retrieve.forking import AcrossForks, is_forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ _TUNING_QUERIES = 256
 _NEIGHBOURS = 10
 
 
-class VectorIndex:
+class VectorIndex(AcrossForks):
     """Inner-product search over vectors with keys; exact up to ``flat_limit`` vectors, IVF beyond.
 
     The number of IVF cells a query visits is not guessed: it is doubled until the neighbours found
@@ -42,6 +43,7 @@ class VectorIndex:
     """
 
     def __init__(self, dimension: int, flat_limit: int = FLAT_LIMIT) -> None:
+        super().__init__()
         self.dimension = dimension
         self.flat_limit = flat_limit
         self._lock = threading.Lock()
@@ -59,7 +61,7 @@ class VectorIndex:
 
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:
         """Start anew with the given (keys [n], vectors [n, D])."""
-        with self._lock:
+        with self._changing():
             flat = self._flat()
             for keys, vectors in parts:
                 flat.add_with_ids(_floats(vectors), keys)
@@ -67,13 +69,13 @@ class VectorIndex:
 
     def add(self, keys: Keys, vectors: Vectors) -> None:
         """Add vectors [n, D] under new keys [n]."""
-        with self._lock:
+        with self._changing():
             self._index.add_with_ids(_floats(vectors), np.asarray(keys, dtype=np.int64))
             self._resettle()
 
     def remove(self, keys: Keys) -> None:
         """Remove the vectors of keys; keys that are not held are passed over."""
-        with self._lock:
+        with self._changing():
             self._index.remove_ids(np.asarray(keys, dtype=np.int64))
             self._resettle()
 
@@ -102,6 +104,18 @@ class VectorIndex:
         scores = vectors @ _floats(query)
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Let nothing wait, in a child, for a thread that is not there."""
+        if in_child:
+            self._lock = threading.Lock()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; in a forked process with one thread, for OpenMP would wait for others."""
+        cores = 1 if is_forked() else self._faiss.omp_get_max_threads()
+        with self._lock, self._threads(cores):
+            yield
 
     @contextmanager
     def _threads(self, number: int) -> Iterator[None]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.fingerprints import require_dimension, require_embedder
+from ragaccel.retrieve.fingerprints import is_filled_by_program, require_dimension, require_embedder
 from ragaccel.retrieve.following import FollowedVectors
+from ragaccel.retrieve.given import require_k
 from ragaccel.retrieve.store import Store
 from ragaccel.retrieve.word_search import search_words
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ragaccel.passage import Passage
     from ragaccel.retrieve.embedder import Embedder
-    from ragaccel.retrieve.index import VectorIndex
     from ragaccel.retrieve.reranker import Reranker
 
     Ranking = list[tuple[int, float]]
@@ -73,31 +76,31 @@ class Retriever:
         """
         if mode not in MODES:
             raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
-        if k < 1:
-            raise ConfigurationError(f"k is {k}: ask for one passage or more")
+        k = require_k(k)
         if not query.strip():
             return []
         num_candidates = max(_CANDIDATES, 2 * k)
-        rankings = self._rankings(query, num_candidates, mode)
-        ranking = rankings[0] if len(rankings) == 1 else fuse(rankings)
-        if self.reranker is None:
-            return self._passages(ranking[:k])
-        return self._reranked(query, self._passages(ranking[: max(_RERANKED, k)]))[:k]
+        self._require_passages()
+        vector = self.embedder.embed_query(query) if mode != "text" else None
+        with self.store.reading():  # whoever indexes meanwhile, what is found is there
+            rankings = self._rankings(query, vector, mode, num_candidates)
+            ranking = rankings[0] if len(rankings) == 1 else fuse(rankings)
+            found = self._passages(ranking[: k if self.reranker is None else max(_RERANKED, k)])
+        return found if self.reranker is None else self._reranked(query, found)[:k]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now, not at the first question."""
-        self._current_index()
-        self.embedder.embed_query("warm-up")
+        self._require_passages()
+        with self._vectors.current():
+            self.embedder.embed_query("warm-up")
 
-    def _rankings(self, query: str, limit: int, mode: str) -> list[Ranking]:
+    def _rankings(
+        self, query: str, vector: NDArray[np.float32] | None, mode: str, limit: int
+    ) -> list[Ranking]:
         rankings = []
-        if mode != "text":
-            index = self._current_index()
-            rankings.append(index.search(self.embedder.embed_query(query), limit))
-        else:
-            self.store.state()  # notices an index that was replaced
-            if not self.store.count_passages():
-                self._current_index()
+        if vector is not None:
+            with self._vectors.current() as index:
+                rankings.append(index.search(vector, limit))
         if mode != "dense":
             rankings.append(search_words(self.store, query, limit))
         return rankings
@@ -112,14 +115,14 @@ class Retriever:
         rescored = [replace(p, score=score) for p, score in zip(passages, scores, strict=True)]
         return sorted(rescored, key=lambda passage: -passage.score)
 
-    def _current_index(self) -> VectorIndex:
-        """The vectors as the store has them now."""
-        index = self._vectors.current()
-        if not len(index):
-            raise NothingIndexedError(
-                f"{self.store.path} holds no passages: index a folder that has documents in it"
-            )
-        return index
+    def _require_passages(self) -> None:
+        self.store.state()  # notices an index that was replaced
+        if self.store.rows("SELECT 1 FROM passage LIMIT 1"):
+            return
+        advice = "index a folder that has documents in it"
+        if is_filled_by_program(self.store):
+            advice = "put passages into it"
+        raise NothingIndexedError(f"{self.store.path} holds no passages: {advice}")
 
     def _fit_dimension(self) -> int:
         """The embedder's dimension, once the index is known to be made with it."""

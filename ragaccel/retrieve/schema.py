@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import sqlite3
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ OWN_FOLDER = ".ragaccel"
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('epoch', hex(randomblob(8)));
 CREATE TABLE file (
     id INTEGER PRIMARY KEY,
     path TEXT NOT NULL UNIQUE,
@@ -103,6 +103,11 @@ def index_command(
     return f"ragaccel index {made_from}{place}{' --rebuild' if rebuild else ''}"
 
 
+def new_token() -> str:
+    """What is like no other, in forked processes too, which SQLite's own chance is not."""
+    return secrets.token_hex(8)
+
+
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours: busy, full, not writable or damaged."""
@@ -125,12 +130,12 @@ def reported(path: Path) -> Iterator[None]:
                 " --index PATH"
             ) from error
         if "no such" in message or "malformed" in message:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         raise
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
         raise
     except sqlite3.DatabaseError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def is_foreign(path: Path) -> bool:
@@ -145,10 +150,16 @@ def is_foreign(path: Path) -> bool:
     return bool(header) and header[68:] != APPLICATION_ID.to_bytes(4, "big")
 
 
-def _damaged(path: Path, error: Exception) -> IndexCorruptError:
+def damaged(path: Path, cause: object) -> IndexCorruptError:
+    """The error that says that a file is damaged, and what to do."""
     if is_foreign(path):
         return IndexCorruptError(f"{path} is no index of ragaccel: give another with --index PATH")
     command = index_command(path, rebuild=True)
+    filled = (
+        ""
+        if is_own_place(path)
+        else "; if a program put its passages in, delete it and put them in again"
+    )
     return IndexCorruptError(
-        f"the index {path} is damaged ({error}): make it anew with `{command}`"
+        f"the index {path} is damaged ({cause}): make it anew with `{command}`{filled}"
     )

@@ -13,7 +13,7 @@ from ragaccel.errors import IndexCorruptError, IndexMismatchError
 from ragaccel.passage import Passage
 from ragaccel.retrieve.database import Database
 from ragaccel.retrieve.records import FileRecord, text_hash
-from ragaccel.retrieve.schema import index_command, is_own_place, reported
+from ragaccel.retrieve.schema import damaged, index_command, is_own_place, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +41,7 @@ class Store:
         self.path = Path(path)
         self._database = Database(self.path)
         self.rows = self._database.rows
+        self.reading = self._database.reading
         self.writing = self._database.writing
         self.transaction = self._database.transaction
         self.replacing = self._database.replacing
@@ -58,17 +59,15 @@ class Store:
 
     def put_file(self, record: FileRecord) -> int:
         """Add or replace what is known of a file, its passages untouched; return its row."""
-        connection = self._database.connection()
         values = (record.path, record.kind, record.size, record.mtime_ns, record.sha256)
-        connection.execute(
+        self.rows(
             "INSERT INTO file (path, kind, size, mtime_ns, sha256, status, title)"
             " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
             " kind = excluded.kind, size = excluded.size, mtime_ns = excluded.mtime_ns,"
             " sha256 = excluded.sha256, status = excluded.status, title = excluded.title",
             (*values, record.status, record.title),
         )
-        found = connection.execute("SELECT id FROM file WHERE path = ?", (record.path,))
-        return int(found.fetchone()[0])
+        return int(self.rows("SELECT id FROM file WHERE path = ?", (record.path,))[0][0])
 
     def put_passages(
         self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
@@ -79,7 +78,7 @@ class Store:
 
     def put_rows(self, rows: Iterable[tuple[int, Passage, bytes, str]]) -> None:
         """Add passages, each as (file, passage, vector as float16 bytes, metadata as JSON)."""
-        self._database.connection().executemany(
+        self._database.run_many(
             "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
             " text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             ((file_id, *_columns(p), vector, metadata) for file_id, p, vector, metadata in rows),
@@ -87,11 +86,11 @@ class Store:
 
     def drop_passages(self, file_id: int) -> None:
         """Remove the passages of a file."""
-        self._database.connection().execute("DELETE FROM passage WHERE file_id = ?", (file_id,))
+        self.rows("DELETE FROM passage WHERE file_id = ?", (file_id,))
 
     def drop_ids(self, passage_ids: Iterable[str]) -> None:
         """Remove passages by their ids."""
-        self._database.connection().executemany(
+        self._database.run_many(
             "DELETE FROM passage WHERE passage_id = ?", ((name,) for name in passage_ids)
         )
 
@@ -123,16 +122,11 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a setting of the index."""
-        with reported(self.path):
-            self._database.connection().execute(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value)
-            )
+        self.rows("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def renew(self) -> None:
         """Let whoever holds the vectors read them anew, as if the index was made anew."""
-        self._database.connection().execute(
-            "INSERT OR REPLACE INTO meta VALUES ('epoch', hex(randomblob(8)))"
-        )
+        self.set_meta("epoch", new_token())
 
     # Reading
 
@@ -270,8 +264,19 @@ class Store:
             if not rows:  # taken out since
                 continue
             found = np.array([row[0] for row in rows], dtype=np.int64)
-            flat = np.frombuffer(b"".join(row[1] for row in rows), dtype="<f2")
-            yield found, flat.reshape(len(rows), -1).astype(np.float32)
+            yield found, self.unpacked([row[1] for row in rows])
+
+    def unpacked(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
+        """Vectors [N, D] from the bytes that are kept of them.
+
+        Raises:
+            IndexCorruptError: One is not of the length that all have.
+        """
+        size = 2 * int(self.meta("dimension", "0"))
+        if any(not isinstance(one, bytes) or len(one) != size for one in packed):
+            raise damaged(self.path, "a vector of the wrong size")
+        flat = np.frombuffer(b"".join(packed), dtype="<f2")
+        return flat.reshape(len(packed), -1).astype(np.float32)
 
     def check(self) -> list[str]:
         """Look for damage, reading everything; return what is wrong, nothing when all is well."""
@@ -282,10 +287,7 @@ class Store:
         if odd:
             problems.append(f"{odd} passages have a vector of the wrong size")
         try:
-            with reported(self.path):
-                self._database.connection().execute(
-                    "INSERT INTO words (words, rank) VALUES ('integrity-check', 1)"
-                )
+            self.rows("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
         except IndexCorruptError:
             problems.append("the full-text search does not match the passages")
         return problems

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.passage import Passage
+from ragaccel.retrieve.schema import damaged
 from ragaccel.retrieve.store import PASSAGE_COLUMNS, PASSAGE_TABLES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def read_ids(store: Store, passage_ids: Sequence[str]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for part in _parts(passage_ids):
         rows = store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
-        found.update((row[1], _stored(row)) for row in rows)
+        found.update((row[1], _stored(store, row)) for row in rows)
     return found
 
 
@@ -51,7 +52,7 @@ def read_rows(store: Store, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]
     for part in _parts(keys):
         rows = store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
         found = {row[0]: row for row in rows}
-        yield from ((key, _stored(found[key])) for key in part if key in found)
+        yield from ((key, _stored(store, found[key])) for key in part if key in found)
 
 
 def read_first(
@@ -68,7 +69,7 @@ def read_first(
 def read_document(store: Store, path: str) -> list[Stored]:
     """The passages of a document, in its order."""
     rows = store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-    return [_stored(row) for row in rows]
+    return [_stored(store, row) for row in rows]
 
 
 def read_vectors(store: Store, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -76,8 +77,10 @@ def read_vectors(store: Store, passage_ids: Sequence[str]) -> dict[str, NDArray[
     found: dict[str, NDArray[np.float32]] = {}
     for part in _parts(passage_ids):
         query = f"SELECT passage_id, vector FROM passage WHERE passage_id IN ({_marks(part)})"
-        for name, packed in store.rows(query, part):
-            found[name] = np.frombuffer(packed, dtype="<f2").astype(np.float32)
+        rows = store.rows(query, part)
+        if rows:
+            names, packed = zip(*rows, strict=True)
+            found.update(zip(names, store.unpacked(packed), strict=True))
     return found
 
 
@@ -101,9 +104,12 @@ def delete_emptied(store: Store, files: Iterable[int]) -> None:
         )
 
 
-def _stored(row: Sequence[Any]) -> Stored:
+def _stored(store: Store, row: Sequence[Any]) -> Stored:
     *fields, metadata = row[1:]
-    return Stored(Passage(*fields), json.loads(metadata) if metadata else {})
+    try:
+        return Stored(Passage(*fields), json.loads(metadata) if metadata else {})
+    except ValueError:
+        raise damaged(store.path, f"the metadata of {fields[0]!r} is no JSON") from None
 
 
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -15,6 +15,7 @@ from ragaccel.errors import (
     IndexCorruptError,
     IndexMismatchError,
     IndexWriteError,
+    NothingIndexedError,
 )
 from ragaccel.passage import Passage
 from ragaccel.retrieve.collection import Collection
@@ -119,6 +120,7 @@ def test_fusing_weighs_words_and_vectors(collection):
     assert ids(collection.search_fused("stripes", [1.0, 0.0], 1, alpha=0)) == ["worded"]
     fused = collection.search_fused("zebra", [1.0, 0.0], 1)[0].passage.score
     assert fused == pytest.approx(1 / 61 + 1 / 62, abs=1e-9)
+    assert ids(collection.search_fused("stripes", [1.0, 0.0], 3, alpha=0)) == ["worded"]
     for alpha in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigurationError, match="alpha"):
             collection.search_fused("zebra", [1.0, 0.0], alpha=alpha)
@@ -245,6 +247,13 @@ def test_vectors_of_any_length_are_compared_by_direction(collection):
     assert ids(collection.search([1e-300, 0], 1)) == ["small"]
 
 
+def deep(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"inner": value}
+    return value
+
+
 PAIR = [Passage("a", "x"), Passage("b", "y")]
 
 
@@ -263,6 +272,11 @@ PAIR = [Passage("a", "x"), Passage("b", "y")]
         ([Passage("", "x")], [[1.0]], (), "passage_id"),
         ([Passage("a", "x\ud800")], [[1.0]], (), "half a character"),
         ([Passage("a", "x")], [[1.0]], [{"k": "\udcff"}], "half a character"),
+        ([Passage("a", "x", start=2**70)], [[1.0]], (), "64 bits"),
+        ([Passage("a", "x", page=2**63)], [[1.0]], (), "64 bits"),
+        ([Passage(5, "x")], [[1.0]], (), "no text"),
+        ([Passage("a", "x")], [[1.0]], [{"k": [{1: 2}]}], "the key 1 is no text"),
+        ([Passage("a", "x")], [[1.0]], [deep(5000)], "recursion"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_and_nothing_is_changed(
@@ -290,6 +304,21 @@ def test_k_is_checked(collection):
     ):
         with pytest.raises(ConfigurationError, match="k is 0"):
             search()
+    for k in (2.5, "3", None, 2**63):
+        with pytest.raises(ConfigurationError, match="k is"):
+            collection.search(vectors_of("x")[0], k)
+        with pytest.raises(ConfigurationError, match="k is"):
+            collection.search_words("lamp", k)
+    assert len(collection.search(vectors_of("x")[0], np.int64(2))) == 2
+
+
+@pytest.mark.parametrize("name", [5, None, "\ud800"])
+def test_ids_that_are_no_texts_are_refused(collection, name):
+    for ask in (collection.get, collection.drop, collection.vectors, collection.drop_documents):
+        with pytest.raises(ConfigurationError, match="id"):
+            ask([name])
+    with pytest.raises(ConfigurationError, match="id"):
+        collection.document(name)
 
 
 def test_vectors_of_another_length_are_refused(collection):
@@ -345,6 +374,57 @@ def test_a_temporary_one_goes_with_its_object():
     assert not path.parent.exists()
 
 
+def test_a_closed_temporary_one_says_so():
+    collection = Collection()
+    collection.close()
+    for use in (lambda: len(collection), lambda: fill(collection), lambda: collection.clear()):
+        with pytest.raises(NothingIndexedError, match="was closed: make a new one"):
+            use()
+
+
+def test_one_that_was_deleted_says_so(tmp_path):
+    with Collection(tmp_path / "c.db") as collection:
+        fill(collection)
+        collection.path.unlink()
+        for use in (lambda: list(collection), lambda: fill(collection)):
+            with pytest.raises(NothingIndexedError, match=r"c\.db was moved or deleted"):
+                use()
+
+
+def test_it_stays_where_it_is_when_the_program_goes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Collection("c.db") as collection:
+        fill(collection)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        collection._store.close()
+        assert len(collection) == 4
+        assert collection.path == tmp_path / "c.db"
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("vector = x'00'", "wrong size"),
+        ("vector = 'text'", "wrong size"),
+        ("metadata = '{'", "JSON"),
+    ],
+)
+def test_a_damaged_passage_is_told_of(collection, damage, problem):
+    fill(collection)
+    with collection._changing() as connection:
+        connection.execute(f"UPDATE passage SET {damage} WHERE passage_id = 'wick'")
+    with pytest.raises(IndexCorruptError, match=rf"{problem}.*put them in again"):
+        collection.search(vectors_of("wick")[0], 4)
+
+
+def test_an_empty_one_is_not_to_be_indexed(tmp_path, embedder):
+    with Collection(tmp_path / "c.db", fingerprint=embedder.fingerprint) as collection:
+        retriever = open_retriever(collection.path, embedder)
+    with pytest.raises(NothingIndexedError, match="put passages into it"):
+        retriever.search("x")
+
+
 def test_a_copy_is_whole_and_apart(tmp_path):
     path = tmp_path / "new" / "copy.db"
     with Collection(fingerprint="model") as collection:
@@ -373,7 +453,7 @@ def test_a_forked_process_does_not_take_it_along():
     with Collection() as collection:
         fill(collection)
         context = multiprocessing.get_context("fork")
-        child = context.Process(target=collection._goes_with_this)
+        child = context.Process(target=collection._temporary.delete)
         child.start()
         child.join()
         assert child.exitcode == 0
@@ -481,7 +561,8 @@ def test_threads_may_do_all_at_once(collection):
         thread.join()
     assert errors == []
     assert len(collection) == 4 + 8 * 2
-    assert len(collection._vectors.current()) == 20
+    with collection._vectors.current() as index:
+        assert len(index) == 20
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what is open")
@@ -495,7 +576,7 @@ def test_threads_that_end_leave_no_connection_open(collection):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 6
 
 
-def test_a_change_while_vectors_are_read_is_caught_up_with(collection, monkeypatch):
+def test_a_search_sees_one_moment_and_the_next_what_changed_meanwhile(collection, monkeypatch):
     fill(collection)
     with Collection(collection.path) as other:
         read = Store.keys
@@ -507,9 +588,52 @@ def test_a_change_while_vectors_are_read_is_caught_up_with(collection, monkeypat
             return keys
 
         monkeypatch.setattr(Store, "keys", changed_meanwhile)
+        assert ids(collection.search(vectors_of("lamp oil")[0], 1)) == ["lamp"]
         assert collection.search(vectors_of("lamp")[0], 1) == []
         fill(other)
         assert ids(collection.search(vectors_of("cotton wick")[0], 1)) == ["wick"]
+
+
+def test_a_search_finds_all_that_it_is_asked_for_while_passages_come_and_go(collection):
+    rng = np.random.default_rng(0)
+    collection.put([Passage(str(i), f"thing {i}") for i in range(50)], rng.normal(size=(50, 8)))
+    stop = threading.Event()
+
+    def churn():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            collection.put(
+                [Passage("always", f"thing {number}"), Passage("x", "x")], np.ones((2, 8))
+            )
+            collection.drop(["x"])
+
+    collection.put([Passage("always", "thing")], np.ones((1, 8)))
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(300):
+            near = collection.search(np.ones(8), 3)
+            assert len(near) == 3
+            assert "always" in ids(near)
+            fused = collection.search_fused("thing", np.ones(8), 51)
+            assert len(fused) == 51
+            assert "always" in ids(fused)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_condition_may_look_at_the_collection_but_not_change_it(collection):
+    fill(collection)
+    query = vectors_of("cotton wick")[0]
+    found = collection.search(query, 1, where=lambda item: len(collection.get(["lamp"])) == 1)
+    assert ids(found) == ["wick"]
+    for search in (collection.search, lambda _, **more: collection.search_words("wick", **more)):
+        with pytest.raises(ConfigurationError, match="may only look"):
+            search(query, where=lambda item: collection.drop(["lamp"]))
+    assert len(collection) == 4
+    collection.drop(["lamp"])
 
 
 # Beside the indexes of `ragaccel index`
@@ -580,4 +704,7 @@ def test_indexing_never_takes_a_collections_place(tmp_path, embedder, folder, re
 def test_vectors_are_followed_not_read_twice(collection, monkeypatch):
     fill(collection)
     followed = FollowedVectors(collection._store, collection._dimension)
-    assert followed.current() is followed.current()
+    with followed.current() as first:
+        pass
+    with followed.current() as second:
+        assert first is second

@@ -9,7 +9,7 @@ import pytest
 from fakes import HashEmbedder
 
 from ragaccel.retrieve.collection import Collection
-from ragaccel.retrieve.formats import _migrate
+from ragaccel.retrieve.formats import migrate
 from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.retriever import Retriever
 from ragaccel.retrieve.store import Store
@@ -112,6 +112,40 @@ def test_two_that_open_an_old_index_at_once_both_read_it(old_index):
         version = second.execute("PRAGMA user_version").fetchone()[0]
         assert first.count_passages() == 3  # and has brought it to format 2 meanwhile
         assert version == 1
-        assert _migrate(second, version) == 2
+        migrate(second)
         second.close()
         assert first.check() == []
+
+
+def test_an_old_index_is_searched_at_once_while_another_writes_to_it(old_index):
+    with (
+        closing(sqlite3.connect(old_index, isolation_level=None)) as other,
+        Store(old_index) as store,
+    ):
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN IMMEDIATE")
+        waited = []
+        store.rows("PRAGMA query_only")  # opens it
+        waited += store.rows("PRAGMA busy_timeout")
+        assert len(Retriever(store, HashEmbedder()).search("the boat called Petrel", 3)) == 3
+        assert store.rows("SELECT DISTINCT metadata FROM passage") == [("",)]
+        other.execute("COMMIT")
+        assert format_of(old_index) == 1
+        assert waited == [(5000,)], "changes wait for others as always"
+        assert store.remove(["boat.txt"]) == 1
+        assert format_of(old_index) == 2
+        assert store.check() == []
+
+
+def test_an_old_index_on_a_full_disk_is_searched(old_index, monkeypatch):
+    connect = sqlite3.connect
+
+    class Full(sqlite3.Connection):
+        def execute(self, statement, *values):
+            if statement.startswith("ALTER"):
+                raise sqlite3.OperationalError("database or disk is full")
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **more: connect(*a, factory=Full, **more))
+    with Store(old_index) as store:
+        assert len(Retriever(store, HashEmbedder()).search("the boat called Petrel", 3)) == 3

@@ -126,4 +126,5 @@ def test_searching_from_threads_while_indexing(retriever, store, embedder, folde
     for thread in threads:
         thread.join()
     assert errors == []
-    assert np.array_equal(retriever._current_index().keys(), store.keys())
+    with retriever._vectors.current() as index:
+        assert np.array_equal(index.keys(), store.keys())

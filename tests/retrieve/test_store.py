@@ -136,7 +136,7 @@ def test_only_one_writes_and_readers_go_on(store, embedder, folder):
 
 
 def test_a_transaction_of_another_program_is_reported(store, embedder, folder, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieve.database._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("ragaccel.retrieve.connections._WAIT_SECONDS", 0.05)
     index_folder(store, embedder, folder)
     busy = pytest.raises(IndexBusyError, match="another process is writing")
     with Store(store.path) as second, second.transaction(), busy:

@@ -1,0 +1,227 @@
+"""Connections: an index file open in SQLite, once a thread, and anew after a fork."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
+from ragaccel.retrieve.forking import AcrossForks
+from ragaccel.retrieve.formats import migrate, settle_format
+from ragaccel.retrieve.schema import index_command, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_WAIT_SECONDS = 5.0
+_FORK_WAIT_SECONDS = 10.0
+
+
+class _Held:
+    """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connection: sqlite3.Connection | None = None
+        self.identity: tuple[int, int] | None = None
+        self.is_current = True
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_abandoned: list[_Held] = []  # for ever: what closes them would let go of the parent's locks
+
+
+class Connections(AcrossForks):
+    """The connections to an index file, one a thread, opened when first used.
+
+    Before a fork all are closed: SQLite takes the locks of a connection that a child inherits for
+    the child's own, even when the child opens another, and changes would be lost. A fork waits for
+    changes that other threads are making.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._locked: list[_Held] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._local = threading.local()
+        self._all_held: WeakSet[_Held] = WeakSet()
+        self._lock = threading.Lock()
+        self._writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
+
+    def close(self) -> None:
+        """Close every connection, once it is not in use; the next use opens a new one."""
+        with self._lock:
+            all_held = list(self._all_held)
+        for held in all_held:
+            with held.lock:
+                held.close()
+
+    @contextmanager
+    def using(self) -> Iterator[sqlite3.Connection]:
+        """The connection of this thread, opened if it is not; a fork waits for the end."""
+        held = self._own()
+        with held.lock:
+            if held.connection is None:
+                self._open_into(held)
+            assert held.connection is not None
+            yield held.connection
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement; the rows it gives."""
+        with self.using() as connection, reported(self.path):
+            return connection.execute(query, values).fetchall()
+
+    def run_many(self, statement: str, values: Iterator[Sequence[Any]]) -> None:
+        """Run one statement with many values."""
+        with self.using() as connection, reported(self.path):
+            connection.executemany(statement, values)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See the file, within, as it is at one moment, whoever writes to it."""
+        self.follow()
+        with self.using() as connection:
+            if connection.in_transaction:
+                yield
+                return
+            with reported(self.path):
+                connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                with suppress(sqlite3.Error):
+                    connection.execute("COMMIT")
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """Make several changes at once: all of them are kept, or none."""
+        with self.using() as connection:
+            if connection.in_transaction:
+                raise ConfigurationError(
+                    f"{self.path} cannot be changed from within a search or another change: a"
+                    " condition (where) may only look at passages"
+                )
+        with self._writers, self.using() as connection, reported(self.path):
+            self._bring_up_to_date(connection)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def follow(self) -> None:
+        """Let go of a file that was replaced or deleted since this thread opened it."""
+        held = self._own()
+        with held.lock:
+            connection = held.connection
+            if connection is None or connection.in_transaction:
+                return
+            if held.identity != self._identity():
+                held.close()
+
+    # Forks
+
+    def before_fork(self) -> None:
+        """Close what no thread is changing something with."""
+        self._lock.acquire()
+        latest = time.monotonic() + _FORK_WAIT_SECONDS
+        for held in list(self._all_held):
+            if held.lock.acquire(timeout=max(0.0, latest - time.monotonic())):
+                self._locked.append(held)
+                if held.connection is not None and not held.connection.in_transaction:
+                    held.close()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Let the threads go on; a child starts anew."""
+        if in_child:
+            _abandoned.extend(held for held in self._all_held if held.connection is not None)
+            self._locked.clear()
+            self._start()
+            return
+        while self._locked:
+            self._locked.pop().lock.release()
+        self._lock.release()
+
+    # Opening
+
+    def _own(self) -> _Held:
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is None:
+            held = self._local.held = _Held()
+            with self._lock:
+                self._all_held.add(held)
+        return held
+
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        held = self._own()
+        if not held.is_current:
+            migrate(connection)
+            held.is_current = True
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _open_into(self, held: _Held) -> None:
+        held.identity = self._identity()
+        if held.identity and any(held.identity == other.identity for other in _abandoned):
+            raise IndexBusyError(
+                f"this process was forked in the middle of a change to {self.path}, and cannot use"
+                " it: fork before or after, or start processes by spawn"
+            )
+        with reported(self.path):
+            held.connection, held.is_current = self._open()
+
+    def _open(self) -> tuple[sqlite3.Connection, bool]:
+        if self.path.is_dir():
+            raise NothingIndexedError(
+                f"{self.path} is a folder, not an index: name a file with --index PATH"
+            )
+        if not self.path.is_file():
+            raise NothingIndexedError(
+                f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
+            )
+        try:
+            return self._opened(str(self.path))
+        except sqlite3.OperationalError as error:
+            if "readonly" not in str(error) and "unable to open" not in str(error):
+                raise
+            # a folder that may only be read: WAL needs to write beside the file, a snapshot not
+            return self._opened(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _opened(self, address: str) -> tuple[sqlite3.Connection, bool]:
+        connection = sqlite3.connect(
+            address,
+            timeout=_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=address.startswith("file:"),
+        )
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            return connection, settle_format(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
