@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from ragaccel.llm import LLM
     from ragaccel.models.load import ModelOutline
+    from ragaccel.models.outline import FileOutline
     from ragaccel.models.tokenizer import Tokenizer
 
 READER_NAME = "ragaccel-reader"
@@ -25,7 +28,8 @@ class SharedModel:
     """A model by its name, and the LLM that it becomes when it is first used.
 
     ``shared_model`` makes them. What it is called, how much it reads and how it is spoken to are
-    known before its weights are loaded. A copy is the same one, and a pickle holds the name.
+    known before its weights are loaded; ``context_length`` and ``is_chat_model`` by a glance at
+    its files. A copy is the same one, and a pickle holds the name.
 
     Attributes:
         name: a folder or a name on the hub; None for the bundled reader, or beside a ready LLM.
@@ -46,6 +50,7 @@ class SharedModel:
         self.identity = _key(name, self.options) if ready is None else _identity_of(ready)
         self._llm = ready
         self._lock = Lock()
+        self._loading: Future[LLM] | None = None
 
     def load(self) -> LLM:
         """Return the LLM, loading it now if nobody has; errors are those of ``LLM.load``."""
@@ -57,6 +62,24 @@ class SharedModel:
                 _LATEST[:] = [self]
                 self._llm = LLM.load(self.name, **self.options)
             return self._llm
+
+    async def aload(self) -> LLM:
+        """Return the LLM without holding up the event loop; errors are those of ``LLM.load``.
+
+        All who wait for one model wait for one thread of its own, so that they take no thread
+        from those who ask another. If one of them is cancelled, it is loaded all the same.
+        """
+        if self._llm is not None:
+            return self._llm
+        return await asyncio.shield(asyncio.wrap_future(self._start_loading()))
+
+    def _start_loading(self) -> Future[LLM]:
+        with _SHARING:
+            if self._loading is None or self._loading.done():
+                thread = ThreadPoolExecutor(1, thread_name_prefix="ragaccel-loading")
+                self._loading = thread.submit(self.load)
+                thread.shutdown(wait=False)
+            return self._loading
 
     @property
     def loaded(self) -> LLM | None:
@@ -77,16 +100,20 @@ class SharedModel:
         if self._llm is not None:
             return self._llm.context_length
         length: int | None = self.options.get("capacity")
-        return self._outline.context_length if length is None else length
+        if length is not None:
+            return length
+        return (self._files or self._outline).context_length
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer; errors are those of ``outline_model``."""
+        """Its tokenizer, read with transformers; errors are those of ``outline_model``."""
         return self._outline.tokenizer if self._llm is None else self._llm.tokenizer
 
     @property
     def is_chat_model(self) -> bool:
-        """Whether it has a chat template."""
+        """Whether it has a chat template; errors are those of ``outline_model``."""
+        if self._llm is None and self._files is not None:
+            return self._files.has_chat_template
         return self.tokenizer.has_chat_template
 
     @cached_property
@@ -95,6 +122,12 @@ class SharedModel:
         from ragaccel.apart import reads_apart
 
         return reads_apart(self.tokenizer)
+
+    @cached_property
+    def _files(self) -> FileOutline | None:
+        from ragaccel.models.outline import read_outline
+
+        return read_outline(self.name, self.options)
 
     @cached_property
     def _outline(self) -> ModelOutline:

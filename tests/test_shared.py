@@ -1,5 +1,6 @@
 """Which LLM a name means: one a process, loaded when it is needed and known before."""
 
+import asyncio
 import copy
 import gc
 import pickle
@@ -83,6 +84,55 @@ def test_a_load_that_fails_is_tried_again(monkeypatch):
     assert model.load() is tiny_llm()
 
 
+def test_those_who_wait_for_one_model_take_no_thread_from_another(monkeypatch):
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def load(name, **options):
+        if name == "slow/model":
+            begun.set()
+            assert go_on.wait(20), "the event loop stood still"
+        made.append(name)
+        return object.__new__(LLM)
+
+    monkeypatch.setattr(LLM, "load", load)
+
+    async def ask():
+        slow = [asyncio.create_task(shared_model("slow/model").aload()) for _ in range(50)]
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        running = [one.name for one in threading.enumerate()]
+        slow[0].cancel()
+        other = await shared_model("other/model").aload()
+        go_on.set()
+        loaded = await asyncio.gather(*slow, return_exceptions=True)
+        assert isinstance(loaded[0], asyncio.CancelledError)
+        assert {id(one) for one in loaded[1:]} == {id(shared_model("slow/model").loaded)}
+        assert await shared_model("slow/model").aload() is loaded[1]
+        return running, other
+
+    held = shared_model("slow/model")
+    running, other = asyncio.run(ask())
+    assert sum(name.startswith("ragaccel-loading") for name in running) == 1
+    assert other is not held.loaded
+    assert made == ["other/model", "slow/model"]
+
+
+def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again(monkeypatch):
+    def fails(name, **options):
+        raise ModelNotFoundError("no such model")
+
+    model = shared_model("comes/too-late")
+    monkeypatch.setattr(LLM, "load", fails)
+
+    async def ask():
+        return await asyncio.gather(model.aload(), model.aload(), return_exceptions=True)
+
+    assert [type(one) for one in asyncio.run(ask())] == [ModelNotFoundError] * 2
+    monkeypatch.setattr(LLM, "load", lambda name, **options: tiny_llm())
+    assert asyncio.run(model.aload()) is tiny_llm()
+    assert asyncio.run(SharedModel(ready=tiny_llm()).aload()) is tiny_llm()
+
+
 def test_it_is_known_before_its_weights(folder, loads):
     model = shared_model(folder)
     assert (model.label, model.context_length, model.is_chat_model) == (str(folder), 777, True)
@@ -90,6 +140,7 @@ def test_it_is_known_before_its_weights(folder, loads):
     assert not model.reads_apart
     assert shared_model(folder, capacity=300).context_length == 300
     reader = shared_model()
+    assert (reader.context_length, reader.is_chat_model) == (2048, True)
     assert (reader.label, reader.reads_apart) == ("ragaccel-reader", True)
     assert not loads
     with pytest.raises(ModelNotFoundError):

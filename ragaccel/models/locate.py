@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
 from ragaccel.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _TIMEOUT_SECONDS = 5.0
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -39,7 +42,7 @@ def locate_model(name_or_path: str | Path, hub: dict[str, Any]) -> tuple[str, di
         raise ModelNotFoundError(f"{name!r} is a file: give the folder that holds config.json")
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
         raise ModelNotFoundError(f"no folder {name!r}, and no model on the hub has such a name")
-    if _is_cached(name, hub):
+    if cached_folder(name, hub) is not None:
         return name, {**hub, "local_files_only": True}
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFoundError(
@@ -48,6 +51,23 @@ def locate_model(name_or_path: str | Path, hub: dict[str, Any]) -> tuple[str, di
         )
     _ask_hub(name, hub)
     return name, dict(hub)
+
+
+def cached_folder(name: str, hub: Mapping[str, Any]) -> Path | None:
+    """Return where the cache holds a name's files, if its weights are among them."""
+    if not _can_be_on_hub(name):
+        return None
+    subfolder = hub.get("subfolder", "")
+    config = try_to_load_from_cache(
+        name,
+        f"{subfolder}/config.json" if subfolder else "config.json",
+        cache_dir=hub.get("cache_dir"),
+        revision=hub.get("revision"),
+    )
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    return folder if any(next(folder.glob(pattern), None) for pattern in _WEIGHTS) else None
 
 
 def _can_be_on_hub(name: str) -> bool:
@@ -59,19 +79,6 @@ def _can_be_on_hub(name: str) -> bool:
     ):
         return False
     return not name.startswith((".", "~", os.sep))
-
-
-def _is_cached(name: str, hub: dict[str, Any]) -> bool:
-    subfolder = hub.get("subfolder", "")
-    config = try_to_load_from_cache(
-        name,
-        f"{subfolder}/config.json" if subfolder else "config.json",
-        cache_dir=hub.get("cache_dir"),
-        revision=hub.get("revision"),
-    )
-    if not isinstance(config, str):
-        return False
-    return any(next(Path(config).parent.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def _ask_hub(name: str, hub: dict[str, Any]) -> None:
