@@ -13,11 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.memory.registry import ReferenceRegistry
 from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
+from ragaccel.references import as_passages
 
 if TYPE_CHECKING:
-    from ragaccel.memory.registry import Match, ReferenceRegistry
+    from ragaccel.decode.request import Reference
+    from ragaccel.memory.registry import Match
     from ragaccel.models.tokenizer import Tokenizer
 
 _EARLIER = "An earlier turn."
@@ -25,6 +28,7 @@ _LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]
 _NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
 _LEAST_PARAGRAPH = 24  # characters: shorter ones are headings
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_RULES = re.compile(r"^[ \t]*[-=_*#]{3,}[ \t]*$", re.M)  # frame what was retrieved
 _BARE = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")  # a rule, or a label of what was cut out
 _END_OF_ANOTHER = re.compile(r"^[\W_]+")  # sentence: part of a text may begin with its mark
 _ENDS = ("?", "？", "؟", ".", "!", "。")
@@ -50,14 +54,18 @@ def take_apart(
     tokenizer: Tokenizer,
     registry: ReferenceRegistry | None,
     *,
+    given: Sequence[str | Passage | Reference] = (),
     namespace: str = "",
     max_tokens: int | None = None,
 ) -> Prompt:
     """Write the prompt of a reader: the passages found in a text or a chat, and its question.
 
+    Passages are those of ``given`` and of the registry that stand in it; what is ``given`` and
+    does not stand there is not read. One that both know is the given one.
+
     The question is what stands behind the last "Question:" or "Query:" of the last user's message,
-    else the paragraph of it that asks, passages cut out. Where no registered passage is found, the
-    other paragraphs of that message, and of what the system and tools say, are the passages.
+    else the paragraph of it that asks, passages cut out. Where no such passage is found, the other
+    paragraphs of that message, and of what the system and tools say, are the passages.
 
     Raises:
         ConfigurationError: nothing in it can be the question.
@@ -65,7 +73,8 @@ def take_apart(
     """
     texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
     asking = _last_of_user(prompt)
-    found = [list(registry.match(text, namespace)) if registry and text else [] for text in texts]
+    known = [one for one in (_registry_of(given, namespace), registry) if one is not None]
+    found = [_matches(text, known, namespace) for text in texts]
     found[asking], question = _question_among(texts[asking], found[asking])
     if not question:
         raise ConfigurationError(
@@ -79,6 +88,26 @@ def take_apart(
     )
     telling = list(standing) or _paragraphs_beside(question, prompt, texts, asking)
     return build_prompt(tokenizer, question, telling, max_tokens=max_tokens)
+
+
+def _registry_of(
+    given: Sequence[str | Passage | Reference], namespace: str
+) -> ReferenceRegistry | None:
+    texts = as_passages(given)
+    if not texts:
+        return None
+    registry = ReferenceRegistry()
+    registry.register(texts, namespace)
+    return registry
+
+
+def _matches(text: str, known: Sequence[ReferenceRegistry], namespace: str) -> list[Match]:
+    """What stands in a text, in order; where two registries find something, the first one's."""
+    kept: list[Match] = []
+    for registry in known:
+        found = registry.match(text, namespace) if text else []
+        kept += [m for m in found if all(m.end <= k.start or k.end <= m.start for k in kept)]
+    return sorted(kept, key=lambda match: match.start)
 
 
 def _as_it_stands(text: str, match: Match) -> Passage:
@@ -146,7 +175,7 @@ def _paragraphs_beside(
         for number, text in enumerate(texts)
         if number == asking or (_role(prompt, number) in ("system", "tool"))
     ]
-    paragraphs = [part for text in telling for part in _paragraphs(text)]
+    paragraphs = [part for text in telling for part in _paragraphs(_RULES.sub("\n", text))]
     kept = [
         part
         for part in paragraphs

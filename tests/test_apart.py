@@ -178,3 +178,26 @@ def test_a_prompt_that_asks_nothing_is_refused(registry, tokenizer):
 )
 def test_what_is_found_as_the_question(text, question):
     assert find_question(text) == question
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_is_given_is_found_where_nothing_is_registered(template, tokenizer):
+    text = template.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    near = Passage("near", "Of what is given, this stands nowhere in the text that asks.")
+    taken = take_apart(text, tokenizer, None, given=[TIDE, near, LAMP.text], namespace="mine")
+    assert [one.text for one in taken.passages] == [LAMP.text, TIDE.text]
+    assert [one.passage_id for one in taken.passages] == ["reference-3", "tide"]
+    assert QUESTION in taken.text
+
+
+def test_what_is_given_comes_before_what_is_registered_of_the_same_text(registry, tokenizer):
+    text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    mine = Passage("mine", LAMP.text)
+    taken = take_apart(text, tokenizer, registry, given=[mine])
+    assert [one.passage_id for one in taken.passages] == ["mine", "tide"]
+
+
+def test_what_stands_between_rules_is_read_though_nothing_is_known_of_it(tokenizer):
+    text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    read = [one.text for one in take_apart(text, tokenizer, None).passages]
+    assert read == ["Context information is below.", LAMP.text, TIDE.text]
