@@ -1,11 +1,14 @@
 """Citations: which words of an engine's answer stand in which of its source nodes."""
 
 import asyncio
+import threading
+from itertools import islice
 
 import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.response.schema import Response
 from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.llms import ChatMessage, CompletionResponse
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -68,6 +71,53 @@ def test_a_streamed_answer_is_read_to_its_end():
     assert citations_of(response) == EXPECTED
     read = engine(streaming=True).query("?")
     assert citations_of(read, "".join(read.response_gen)) == EXPECTED
+
+
+def test_a_stream_that_was_read_wants_its_text():
+    for pieces in (1, 100):
+        response = engine(streaming=True).query("?")
+        read = "".join(islice(response.response_gen, pieces))
+        with pytest.raises(ConfigurationError, match=r"citations_of\(response, text\)"):
+            citations_of(response)
+        assert read
+        response.response_gen.close()
+
+
+def test_a_chats_stream_is_read_first():
+    asked, go_on = threading.Event(), threading.Event()
+
+    def say(text):
+        asked.set()
+        assert go_on.wait(20)
+        return ANSWER
+
+    chat = ContextChatEngine.from_defaults(
+        retriever=Finds(), llm=Ragaccel(llm=RecordingLLM(say=say))
+    )
+    response = chat.stream_chat("?")
+    assert asked.wait(20)
+    with pytest.raises(ConfigurationError, match="read to its end first"):
+        citations_of(response)
+    go_on.set()
+    assert "".join(response.response_gen) == ANSWER
+    assert citations_of(response) == EXPECTED
+
+
+def test_the_models_own_answers_bring_their_citations():
+    llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
+    given = {"references": NODES}
+    for response in (
+        llm.complete("?", **given),
+        llm.chat([ChatMessage(content="?")], **given),
+        [*llm.stream_complete("?", **given)][-1],
+        [*llm.stream_chat([ChatMessage(content="?")], **given)][-1],
+    ):
+        assert citations_of(response) == EXPECTED
+    for without in (CompletionResponse(text="?"), CompletionResponse(text="?", raw={"model": "m"})):
+        with pytest.raises(ConfigurationError, match="brings no citations"):
+            citations_of(without)
+    with pytest.raises(ConfigurationError, match="a str has none"):
+        citations_of(ANSWER)
 
 
 def test_a_stream_for_asyncio_is_read_first():

@@ -1,12 +1,14 @@
 """Which model a name means: loaded once, when it is needed, and known before by its files."""
 
+import asyncio
 import os
 import threading
 import time
 
 import pytest
 import torch
-from ragaccel import LLM, ConfigurationError, ModelNotFoundError, shared_model
+from llama_index.core.llms import ChatMessage
+from ragaccel import LLM, CapacityError, ConfigurationError, ModelNotFoundError, shared_model
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel
@@ -59,6 +61,41 @@ def test_more_context_than_the_model_reads_is_refused(folder):
         _ = Ragaccel(folder, context_window=9000).metadata
 
 
+def long_calls(llm, given):
+    chat = [ChatMessage(content="word " * 60)]
+    return [
+        lambda: llm.complete("word " * 60, formatted=True, **given),
+        lambda: llm.complete("word " * 60, **given),
+        lambda: llm.chat(chat, **given),
+        lambda: asyncio.run(llm.achat(chat, **given)),
+        lambda: llm.stream_chat(chat, **given),
+    ]
+
+
+def test_a_context_window_is_kept_to(folder):
+    llm = Ragaccel(folder, max_new_tokens=40)
+    usage = llm.complete("word " * 60, formatted=True, max_new_tokens=4).raw["usage"]
+    plain = usage["prompt_tokens"]
+    assert Ragaccel(folder, context_window=plain + 4).complete(
+        "word " * 60, formatted=True, max_new_tokens=4
+    ).raw["usage"] == usage  # fmt: skip
+    close = Ragaccel(folder, context_window=plain + 3)
+    for call in long_calls(close, {"max_new_tokens": 4}):
+        with pytest.raises(CapacityError, match=f"exceed context_window={plain + 3}"):
+            call()
+    wide = Ragaccel(folder, context_window=8192).complete("Who?", max_new_tokens=2)
+    assert wide.raw["usage"]["completion_tokens"] == 2
+
+
+def test_a_reader_is_given_as_many_passages_as_its_window_holds():
+    texts = [f"Barrel number {n} was landed from the tender in the summer." for n in range(9)]
+    asked = "\n\n".join([*texts, "Question: How many?"])
+    whole = Ragaccel(max_new_tokens=16).complete(asked).raw["usage"]
+    part = Ragaccel(max_new_tokens=16, context_window=150).complete(asked).raw["usage"]
+    assert whole["prompt_tokens"] > 150
+    assert 50 < part["prompt_tokens"] <= 150 - 16
+
+
 def test_metadata_of_a_ready_model():
     plain = Ragaccel(llm=tiny_llm(None)).metadata
     assert (plain.context_window, plain.is_chat_model) == (8192, False)
@@ -83,6 +120,12 @@ def test_a_model_is_loaded_once_by_all_who_name_it(loads):
     assert other.load() is shared_model("one/model", dtype=torch.float32).load()
 
 
+def test_it_can_be_loaded_when_a_server_starts(loads):
+    llm = Ragaccel("one/server's-model")
+    assert asyncio.run(llm.aload()) is llm.load()
+    assert len(loads) == 1
+
+
 def test_objects_made_for_one_call_each_do_not_load_it_each(loads):
     for _ in range(3):
         Ragaccel("made/for-one-call").complete("?")
@@ -98,8 +141,6 @@ def test_a_name_of_nothing_is_said(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_a_forked_process_asks_with_threads_of_its_own():
-    import asyncio
-
     llm = Ragaccel(llm=RecordingLLM())
     assert asyncio.run(llm.acomplete("?")).text
     child = os.fork()

@@ -80,6 +80,23 @@ def test_a_setting_that_cannot_work_is_refused_before_the_first_piece(method):
         getattr(llm, method)(given, max_new_tokens=9000)
 
 
+@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
+def test_what_is_of_another_type_is_said(method):
+    llm = Ragaccel(llm=RecordingLLM())
+    odd = [{"role": "user", "content": "?"}] if method.endswith("chat") else None
+    kind = "takes ChatMessages, not dict" if method.endswith("chat") else "is a str, not NoneType"
+    with pytest.raises(ConfigurationError, match=kind):
+        getattr(llm, method)(odd)
+    with pytest.raises(ConfigurationError, match="a whole number, not '9'"):
+        getattr(llm, method)(MESSAGES if method.endswith("chat") else "?", max_tokens="9")
+
+
+@pytest.mark.parametrize("name", ["generate_kwargs", "model_kwargs", "llm"])
+def test_what_it_cannot_be_made_of_is_said(name):
+    with pytest.raises(ConfigurationError, match=f"{name} is a .*, not int"):
+        Ragaccel(**{name: 3})
+
+
 def test_what_others_call_otherwise_is_said():
     for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
         with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):

@@ -11,7 +11,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from ragaccel import ConfigurationError, Passage, Reference, ReferenceRegistry, default_registry
-from tiny_llms import RecordingLLM, Say, tiny_llm
+from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
 from llama_index.llms.ragaccel.nodes import as_passage
@@ -86,8 +86,11 @@ def test_references_of_every_kind_may_be_given():
         assert copied_from(llm, "?", references=one) == [one]
     assert copied_from(llm, "?", references=node(OIL, "n1")) == [as_passage(node(OIL, "n1"))]
     assert copied_from(llm, "?", references=None) == []
-    with pytest.raises(ConfigurationError, match=r"a reference is a str, node, .* not int"):
-        copied_from(llm, "?", references=[3])
+    for odd, kind in (([3], "int"), ({"a": "b"}, "dict"), (b"text", "bytes"), ([None], "NoneType")):
+        with pytest.raises(ConfigurationError, match=f"a reference is a str, node, .* not {kind}"):
+            copied_from(llm, "?", references=odd)
+    with pytest.raises(ConfigurationError, match=r"registry is a .*, not int"):
+        copied_from(Ragaccel(llm=RecordingLLM(), registry=3), "?")
 
 
 def test_references_are_copied_from_and_change_nothing():
@@ -217,3 +220,26 @@ def test_other_events_are_passed_over():
     assert any(isinstance(handler, RetrievalCollector) for handler in event)
     assert RetrievalCollector().handle(object()) is None
     assert RetrievalCollector.class_name() == "RetrievalCollector"
+
+
+class ReadsApart(RecordingLLM):
+    """Stands in for a reader of documents and a question, such as the bundled one."""
+
+    def __init__(self, **facts):
+        super().__init__(READER_TEMPLATE, **facts)
+
+    def stream(self, prompt, **given):
+        self.prompt = prompt
+        return super().stream(prompt.text, **given)
+
+
+def test_a_reader_reads_what_is_given_and_stands_in_its_prompt():
+    llm = Ragaccel(llm=ReadsApart(), auto_references=False)
+    text = f"Context:\n{WICK}\n{TIDE}\nQuestion: Who trims it?"
+    llm.complete(text, references=[node(TIDE, "tide"), OIL])
+    assert ids(llm.llm.prompt.passages) == ["tide"]
+    assert llm.llm.asked[-1][1] == [OIL]
+    Finds(node(WICK, "wick")).retrieve("?")
+    llm = Ragaccel(llm=ReadsApart())
+    llm.complete(text, references=[node(TIDE, "tide")])
+    assert ids(llm.llm.prompt.passages) == ["wick", "tide"]

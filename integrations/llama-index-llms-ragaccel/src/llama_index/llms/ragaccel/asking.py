@@ -7,10 +7,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from llama_index.llms.ragaccel.messages import text_of
 from llama_index.llms.ragaccel.responses import Response, finished
+from llama_index.llms.ragaccel.windows import check_window, room_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
     from llama_index.llms.ragaccel.references import AnyReference
     from ragaccel import LLM, AsyncStream, ReferenceRegistry, SharedModel, Stream
 
-Result = TypeVar("Result")
-
 _PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call whose names are checked; ``prepare`` does what needs the model to be loaded."""
+
+    model: SharedModel
+    prepare: Callable[[], Ask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,17 @@ def make_ask(
     *,
     registry: ReferenceRegistry | None,
     neighbours: bool,
+    context_window: int | None,
 ) -> Ask:
-    """Lay out a prompt and find what its answer may be copied from."""
+    """Lay out a prompt and find what its answer may be copied from.
+
+    Raises:
+        CapacityError: prompt and answer are more than ``context_window``.
+    """
     from ragaccel import acceptable_turns, gather_references, take_apart
 
     llm, namespace = model.load(), settings["namespace"]
-    references = gather_references(
+    references: Sequence[Any] = gather_references(
         prompt if isinstance(prompt, str) else text_of(prompt),
         given,
         registry=registry,
@@ -65,29 +77,31 @@ def make_ask(
         neighbours=neighbours,
     )
     if isinstance(prompt, str):
-        return Ask(llm, prompt, references, settings, model.label)
-    if not model.reads_apart:
-        turns = acceptable_turns(prompt, llm.tokenizer.chat_text)
-        return Ask(llm, turns, references, settings, model.label)
-    length = llm.context_length
-    room = None if length is None else length - settings["max_new_tokens"]
-    parts = take_apart(prompt, llm.tokenizer, registry, namespace=namespace, max_tokens=room)
-    beside = [one for one in references if one not in parts.passages]
-    return Ask(llm, parts, beside, settings, model.label)
+        asked: Any = prompt
+    elif not model.reads_apart:
+        asked = acceptable_turns(prompt, llm.tokenizer.chat_text)
+    else:
+        room = room_of(llm, settings, context_window)
+        asked = take_apart(
+            prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
+        )
+        references = [one for one in references if one not in asked.passages]
+    check_window(asked, llm, settings, context_window)
+    return Ask(llm, asked, references, settings, model.label)
 
 
-def whole(ask_now: Callable[[], Ask], respond: Callable[..., Response]) -> Response:
+def whole(call: Call, respond: Callable[..., Response]) -> Response:
     """Answer at once."""
-    ask = ask_now()
+    call.model.load()
+    ask = call.prepare()
     answer = ask.stream().finish()
     return finished(respond(answer.text), answer, ask.model_name)
 
 
-def pieces(
-    ask_now: Callable[[], Ask], respond: Callable[..., Response]
-) -> Generator[Response, None, None]:
+def pieces(call: Call, respond: Callable[..., Response]) -> Generator[Response, None, None]:
     """Answer piece by piece; what is asked is settled now, and not when the first is taken."""
-    ask = ask_now()
+    call.model.load()
+    ask = call.prepare()
     stream = ask.stream()
 
     def generate() -> Generator[Response, None, None]:
@@ -101,18 +115,16 @@ def pieces(
     return generate()
 
 
-async def awhole(ask_now: Callable[[], Ask], respond: Callable[..., Response]) -> Response:
+async def awhole(call: Call, respond: Callable[..., Response]) -> Response:
     """Answer without holding up the event loop; if the caller is cancelled, so is the answer."""
-    ask, stream = await _beside(lambda: _asked(ask_now))
+    ask, stream = await _beside(call)
     answer = await stream.finish()
     return finished(respond(answer.text), answer, ask.model_name)
 
 
-async def apieces(
-    ask_now: Callable[[], Ask], respond: Callable[..., Response]
-) -> AsyncGenerator[Response, None]:
+async def apieces(call: Call, respond: Callable[..., Response]) -> AsyncGenerator[Response, None]:
     """Answer piece by piece without holding up the event loop; leaving ends it."""
-    ask, stream = await _beside(lambda: _asked(ask_now))
+    ask, stream = await _beside(call)
 
     async def generate() -> AsyncGenerator[Response, None]:
         text = ""
@@ -127,14 +139,19 @@ async def apieces(
     return generate()
 
 
-def _asked(ask_now: Callable[[], Ask]) -> tuple[Ask, AsyncStream]:
-    ask = ask_now()
+async def _beside(call: Call) -> tuple[Ask, AsyncStream]:
+    """Do beside the event loop what goes before an answer.
+
+    The model is loaded first, in a thread of its own: calls that wait for it take none of the
+    few that prepare the prompts of others.
+    """
+    await call.model.aload()
+    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), _asked, call)
+
+
+def _asked(call: Call) -> tuple[Ask, AsyncStream]:
+    ask = call.prepare()
     return ask, ask.astream()
-
-
-async def _beside(work: Callable[[], Result]) -> Result:
-    """Do beside the event loop what goes before an answer, loading the model included."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), work)
 
 
 @lru_cache(maxsize=1)

@@ -25,11 +25,15 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 from typing_extensions import Self
 
 from llama_index.llms.ragaccel import responses
-from llama_index.llms.ragaccel.asking import Ask, apieces, awhole, make_ask, pieces, whole
+from llama_index.llms.ragaccel.asking import Ask, Call, apieces, awhole, make_ask, pieces, whole
 from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, as_turns, plain_text
 from llama_index.llms.ragaccel.models import model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
-from llama_index.llms.ragaccel.references import as_references, registry_in_use
+from llama_index.llms.ragaccel.references import (
+    AnyReference,
+    as_references,
+    registry_in_use,
+)
 from ragaccel import ConfigurationError, SharedModel
 
 if TYPE_CHECKING:
@@ -160,6 +164,10 @@ class Ragaccel(CustomLLM):
         """Return the ``ragaccel.LLM`` that answers, loading it now if it is not."""
         return self._model.load()
 
+    async def aload(self) -> LLM:
+        """Load it as ``load`` does, without holding up the event loop: at a server's start."""
+        return await self._model.aload()
+
     def tokenize(self, text: str) -> list[int]:
         """Turn text into the model's tokens: ``Settings.tokenizer = llm.tokenize``.
 
@@ -247,16 +255,15 @@ class Ragaccel(CustomLLM):
     def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name != "token"}
 
-    def _to_complete(
-        self, prompt: str, formatted: bool, given: dict[str, Any]
-    ) -> Callable[[], Ask]:
-        written = (lambda: prompt) if formatted else partial(self._write, prompt)
-        return partial(self._ask, written, given)
+    def _to_complete(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Call:
+        if not isinstance(prompt, str):
+            raise ConfigurationError(
+                f"a prompt to complete is a str, not {type(prompt).__name__}: messages go to chat"
+            )
+        return self._call((lambda: prompt) if formatted else partial(self._write, prompt), given)
 
-    def _to_answer(
-        self, messages: Sequence[ChatMessage], given: dict[str, Any]
-    ) -> Callable[[], Ask]:
-        return partial(self._ask, partial(self._lay_out, messages), given)
+    def _to_answer(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> Call:
+        return self._call(partial(self._lay_out, messages), given)
 
     def _write(self, prompt: str) -> str | list[Turn]:
         """A text to complete, as a user's message to a chat model or as the text it is."""
@@ -275,7 +282,7 @@ class Ragaccel(CustomLLM):
         turns = as_turns(messages)
         return turns if self._model.is_chat_model else plain_text(turns)
 
-    def _ask(self, write: Callable[[], str | list[Turn]], given: dict[str, Any]) -> Ask:
+    def _call(self, write: Callable[[], str | list[Turn]], given: dict[str, Any]) -> Call:
         """Settle what one call asks for; names are checked before anything is loaded."""
         own = dict(given)
         references = as_references(own.pop("references", None))
@@ -288,7 +295,14 @@ class Ragaccel(CustomLLM):
             },
             own,
         )
-        self._model.load()
+        return Call(self._model, partial(self._prepare, write, references, settings))
+
+    def _prepare(
+        self,
+        write: Callable[[], str | list[Turn]],
+        references: list[AnyReference],
+        settings: dict[str, Any],
+    ) -> Ask:
         return make_ask(
             self._model,
             write(),
@@ -296,4 +310,5 @@ class Ragaccel(CustomLLM):
             settings,
             registry=registry_in_use(self.registry, self.auto_references),
             neighbours=self.neighbours,
+            context_window=self.context_window,
         )

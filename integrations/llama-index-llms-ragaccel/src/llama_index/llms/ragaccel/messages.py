@@ -50,10 +50,17 @@ def as_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     """Turn messages into role and text.
 
     Raises:
-        ConfigurationError: there is none, or one holds something else than text.
+        ConfigurationError: there is none, something is no message, or one holds something else
+            than text.
     """
     if not messages:
         raise ConfigurationError("there is no message to answer")
+    for message in messages:
+        if not isinstance(message, ChatMessage):
+            raise ConfigurationError(
+                f"chat takes ChatMessages, not {type(message).__name__}: ChatMessage(role=..., "
+                "content=...); a text goes to complete"
+            )
     return [{"role": _ROLES[message.role.value], "content": _text(message)} for message in messages]
 
 

@@ -32,6 +32,8 @@ def model_of(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -
     if llm is not None:
         if model is not None or tokenizer is not None or options:
             raise ConfigurationError("llm= is ready: neither a model nor options go with it")
+        if not hasattr(llm, "astream"):
+            raise ConfigurationError(f"llm is a ready ragaccel.LLM, not {type(llm).__name__}")
         return SharedModel(ready=llm)
     if is_named and tokenizer is not None:
         raise ConfigurationError(

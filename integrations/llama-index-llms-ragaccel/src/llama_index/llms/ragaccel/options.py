@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import Settings
+from ragaccel import ConfigurationError, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 SETTINGS = frozenset(Settings.__annotations__)
 _OTHER_NAMES = {"max_tokens": "max_new_tokens"}
@@ -40,20 +41,27 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
 
     Raises:
         TypeError: a setting that there is not, or one given under two names.
+        ConfigurationError: no settings at all, or answers of no length.
     """
     settings = dict(defaults)
+    _require_mapping("generate_kwargs", given)
     own = {name: value for name, value in given.items() if value is not None}
     for other, name in _OTHER_NAMES.items():
         if other in own and name in own:
             raise TypeError(f"{other} and {name} are one setting: give one of them")
     settings.update((_OTHER_NAMES.get(name, name), value) for name, value in own.items())
     check_names("a call", settings, SETTINGS)
+    length = settings.get("max_new_tokens", 1)
+    if not hasattr(length, "__index__"):
+        raise ConfigurationError(f"max_new_tokens must be a whole number, not {length!r}")
     return settings
 
 
 def loading_options(**given: Any) -> dict[str, Any]:
     """Options of ``LLM.load``, those that are given, under the names that it has for them."""
-    options: dict[str, Any] = {**(given.pop("model_kwargs") or {})}
+    more = given.pop("model_kwargs") or {}
+    _require_mapping("model_kwargs", more)
+    options: dict[str, Any] = dict(more)
     if "torch_dtype" in options:
         options["dtype"] = options.pop("torch_dtype")
     options.update((name, value) for name, value in given.items() if value is not None)
@@ -69,3 +77,8 @@ def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
         if name in _HINTS:
             raise TypeError(f"{who} takes no {name}: {_HINTS[name]}")
         raise TypeError(f"{who} takes no {name}: there are {', '.join(known)}")
+
+
+def _require_mapping(name: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{name} is a dict, not {type(given).__name__}")

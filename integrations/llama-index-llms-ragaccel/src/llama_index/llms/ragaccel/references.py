@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.schema import BaseNode, NodeWithScore
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ragaccel import ReferenceRegistry
 
 AnyReference = str | Passage | Reference
+_ONE = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
 
 
 def as_references(given: Any) -> list[AnyReference]:
@@ -24,14 +25,22 @@ def as_references(given: Any) -> list[AnyReference]:
     """
     if given is None:
         return []
-    is_one = isinstance(given, str | BaseNode | NodeWithScore) or not isinstance(given, Iterable)
+    is_one = isinstance(given, _ONE) or not isinstance(given, Iterable)
     return [_as_reference(one) for one in ([given] if is_one else given)]
 
 
 def registry_in_use(own: ReferenceRegistry | None, enabled: bool) -> ReferenceRegistry | None:
-    """Where a prompt's references are looked up; None where they are not."""
+    """Where a prompt's references are looked up; None where they are not.
+
+    Raises:
+        ConfigurationError: something that is no registry.
+    """
     from ragaccel import auto_references_enabled, default_registry
 
+    if own is not None and not hasattr(own, "match"):
+        raise ConfigurationError(
+            f"registry is a ragaccel.ReferenceRegistry, not {type(own).__name__}"
+        )
     if not enabled or not auto_references_enabled():
         return None
     return default_registry() if own is None else own
