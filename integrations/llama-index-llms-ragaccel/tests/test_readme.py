@@ -26,3 +26,5 @@ def test_block_runs(number, capsys):
     if number == 0:
         assert said.startswith("Isobel Tarrant designed the tower on Gannet Ledge")
         assert "stands in node" in said
+    if "SentenceSplitter" in BLOCKS[number]:
+        assert said.startswith("The lamp burns rapeseed oil")
