@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.memory.registry import ReferenceRegistry
 from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
 from ragaccel.references import as_passages
 
 if TYPE_CHECKING:
     from ragaccel.decode.request import Reference
-    from ragaccel.memory.registry import Match
+    from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.models.tokenizer import Tokenizer
 
 _EARLIER = "An earlier turn."
@@ -96,6 +95,8 @@ def _registry_of(
     texts = as_passages(given)
     if not texts:
         return None
+    from ragaccel.memory.registry import ReferenceRegistry  # numpy with it: not for an import
+
     registry = ReferenceRegistry()
     registry.register(texts, namespace)
     return registry
