@@ -101,7 +101,9 @@ def test_the_models_own_answers_bring_their_citations():
         [*llm.stream_complete("?", **given)][-1],
         [*llm.stream_chat([ChatMessage(content="?")], **given)][-1],
     ):
-        assert citations_of(response) == EXPECTED
+        found = citations_of(response)
+        assert found == response.raw["ragaccel"]["citations"]
+        assert [{key: cited[key] for key in EXPECTED[0]} for cited in found] == EXPECTED
     for without in (CompletionResponse(text="?"), CompletionResponse(text="?", raw={"model": "m"})):
         with pytest.raises(ConfigurationError, match="brings no citations"):
             citations_of(without)
