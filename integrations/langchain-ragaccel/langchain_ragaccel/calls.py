@@ -84,9 +84,8 @@ def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
     return named
 
 
-def check_names(given: Mapping[str, Any], who: str, more: frozenset[str] = frozenset()) -> None:
+def check_names(given: Mapping[str, Any], who: str, allowed: frozenset[str]) -> None:
     """Raise TypeError for something that no call can set; the message says what one can."""
-    allowed = ANSWERING | QUIET | more | {"stop", "model"}
     unknown = sorted(canonical(given, who).keys() - allowed)
     if unknown:
         raise TypeError(

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import warnings
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
 
 from langchain_ragaccel.caching import cache_key, what_is_read
 from langchain_ragaccel.calls import OTHER_NAMES, check_names
-from langchain_ragaccel.generating import Ask, aanswer, answer, apieces, in_thread, pieces
+from langchain_ragaccel.generating import Ask, aanswer, answer, in_thread
+from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.messages import as_turns, text_of
-from langchain_ragaccel.metadata import PROVIDER, response, usage
 from langchain_ragaccel.options import ModelOptions
 from langchain_ragaccel.profiles import profile_of
 from langchain_ragaccel.prompting import Conversation, count_tokens, write_prompt
 from langchain_ragaccel.references import as_passages, beside, gather, given_in, retrieved_in
+from langchain_ragaccel.replying import aparts, parts, reply
 from langchain_ragaccel.structured import parsed, parser_of
-from langchain_ragaccel.tools import as_calls, as_chunks, as_tools, calling, choose, read
+from langchain_ragaccel.tools import as_tools, calling, choose
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-    from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+    from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
-    from ragaccel import Answer
     from typing_extensions import Self
-
-_OF_CHAT = frozenset({
-    "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
-})  # fmt: skip
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):
@@ -44,6 +40,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Other names that the model's chat template reads, such as ``enable_thinking``."""
+
+    settable: ClassVar[frozenset[str]] = ModelOptions.settable | {
+        "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
+    }  # fmt: skip
 
     _is_made: bool = PrivateAttr(default=False)
 
@@ -63,12 +63,6 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         options = self.chat_template_kwargs
         return {**self.identifying, **({"chat_template_kwargs": options} if options else {})}
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = PROVIDER
-        params["ls_model_name"] = kwargs.get("model") or self.model_name
-        return params
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         known = {**self._identifying_params, **what_is_read(self, kwargs)}
@@ -91,16 +85,6 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             if name == "profile" and found is None and self._is_made:
                 return profile_of(self.shared)
             return found
-
-    def bind(self, **kwargs: Any) -> Any:
-        """Set what every call sets; TypeError for what no call can."""
-        check_names(kwargs, type(self).__name__, _OF_CHAT)
-        return super().bind(**kwargs)
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the model's own tokenizer."""
-        counted = self.custom_get_token_ids
-        return self.count_token_ids(text) if counted is None else counted(text)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
@@ -173,7 +157,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         ask = self._ask(messages, stop, run_manager, kwargs)
-        return self._result(ask, answer(ask))
+        if run_manager is None or not is_heard(self, run_manager):
+            return reply(ask, answer(ask), self.model_name)
+        made: Any = None
+        for chunk, part in parts(ask, self.model_name):
+            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            made = part
+        return reply(ask, made, self.model_name)
 
     async def _agenerate(
         self,
@@ -183,7 +173,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
-        return self._result(ask, await aanswer(ask))
+        made: Any = None
+        if run_manager is None or not is_heard(self, run_manager):
+            made = await aanswer(ask)
+        else:
+            async for chunk, part in aparts(ask, self.model_name):
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                made = part
+        return await in_thread(lambda: reply(ask, made, self.model_name))
 
     def _stream(
         self,
@@ -193,13 +190,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         ask = self._ask(messages, stop, run_manager, kwargs)
-        told = ""
-        for part in pieces(ask):
-            for chunk in self._chunks(ask, part, told):
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
-            told += part if isinstance(part, str) else ""
+        for chunk, _ in parts(ask, self.model_name):
+            if run_manager is not None:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
 
     async def _astream(
         self,
@@ -209,14 +203,11 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
-        told = ""
-        async with aclosing(apieces(ask)) as parts:
-            async for part in parts:
-                for chunk in self._chunks(ask, part, told):
-                    if run_manager is not None:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
-                told += part if isinstance(part, str) else ""
+        async with aclosing(aparts(ask, self.model_name)) as chunks:
+            async for chunk, _ in chunks:
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
     def _ask(
         self,
@@ -226,7 +217,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         given: dict[str, Any],
     ) -> Ask:
         """Check what is asked, lay it out, and find what the answer may be copied from."""
-        check_names(given, type(self).__name__, _OF_CHAT)
+        check_names(given, type(self).__name__, self.settable)
         call, model = self.call(stop, given), self.shared
         llm = model.load()
         tools = as_tools(given.get("tools") or ())
@@ -248,38 +239,3 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         retrieved = retrieved_in(messages)
         found = gather(llm, call, text, given_too, retrieved=retrieved, run_id=run_id)
         return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, calls)
-
-    def _result(self, ask: Ask, made: Answer) -> ChatResult:
-        content, calls = read(ask.calling, made)
-        valid, invalid = as_calls(calls)
-        message = AIMessage(
-            content=content,
-            tool_calls=valid,
-            invalid_tool_calls=invalid,
-            usage_metadata=usage(made),
-            response_metadata=response(made, self.model_name, content, calls_tools=bool(valid)),
-        )
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-    def _chunks(self, ask: Ask, part: str | Answer, told: str) -> Iterator[ChatGenerationChunk]:
-        """A piece; or, after the last one, the calls and all there is to tell of the answer.
-
-        That is in one chunk only: chunks are put together by adding up what they tell.
-        """
-        if isinstance(part, str):
-            yield ChatGenerationChunk(message=AIMessageChunk(content=part))
-            return
-        content, calls = read(ask.calling, part)
-        if content.startswith(told) and content != told:
-            yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(told) :]))
-        for chunk in as_chunks(calls):
-            message = AIMessageChunk(content="", tool_call_chunks=[chunk])
-            yield ChatGenerationChunk(message=message)
-        called = any(call.is_valid for call in calls)
-        message = AIMessageChunk(
-            content="",
-            chunk_position="last",
-            usage_metadata=usage(part),
-            response_metadata=response(part, self.model_name, content, calls_tools=called),
-        )
-        yield ChatGenerationChunk(message=message)

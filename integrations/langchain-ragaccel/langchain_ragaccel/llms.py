@@ -15,7 +15,7 @@ from langchain_ragaccel.caching import what_is_read
 from langchain_ragaccel.calls import as_stops, check_names
 from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
 from langchain_ragaccel.listening import is_heard
-from langchain_ragaccel.metadata import PROVIDER, response, token_usage
+from langchain_ragaccel.metadata import response, token_usage
 from langchain_ragaccel.options import ModelOptions
 from langchain_ragaccel.prompting import write_prompt
 from langchain_ragaccel.references import beside, gather
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-    from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
+    from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import RunnableConfig
     from ragaccel import Answer, SharedModel
     from typing_extensions import Self
@@ -50,22 +50,6 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return {**self.identifying, **self._read}
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = PROVIDER
-        params["ls_model_name"] = kwargs.get("model") or self.model_name
-        return params
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the model's own tokenizer."""
-        counted = self.custom_get_token_ids
-        return self.count_token_ids(text) if counted is None else counted(text)
-
-    def bind(self, **kwargs: Any) -> Runnable[LanguageModelInput, str]:
-        """Set what every call sets; TypeError for what no call can."""
-        check_names(kwargs, type(self).__name__)
-        return super().bind(**kwargs)
 
     def generate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
@@ -195,7 +179,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         self, prompts: list[str], stop: list[str] | None, run_manager: Any, given: dict[str, Any]
     ) -> list[Ask]:
         """Check what is asked, and find for each prompt what it may be copied from."""
-        check_names(given, type(self).__name__)
+        check_names(given, type(self).__name__, self.settable)
         call, model = self.call(stop, given), self.shared
         model.load()
         run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None

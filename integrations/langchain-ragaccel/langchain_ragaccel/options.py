@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from langchain_core.load.serializable import Serializable
+from langchain_core.language_models.base import BaseLanguageModel
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from ragaccel import SharedModel, shared_model
 
-from langchain_ragaccel.calls import OTHER_NAMES, Call, as_stops, canonical, make_call
+from langchain_ragaccel.calls import (
+    ANSWERING,
+    OTHER_NAMES,
+    QUIET,
+    Call,
+    as_stops,
+    canonical,
+    check_names,
+    make_call,
+)
 from langchain_ragaccel.checking import check_options
+from langchain_ragaccel.metadata import PROVIDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from langchain_core.language_models.base import LangSmithParams
     from ragaccel import LLM
     from typing_extensions import Self
 
@@ -31,7 +42,7 @@ SAMPLING = (
 """Options that choose the answer; a call may set them anew."""
 
 
-class ModelOptions(Serializable):
+class ModelOptions(BaseLanguageModel[Any]):
     """What ``ChatRagaccel`` and ``RagaccelLLM`` have in common.
 
     A model is loaded at the first answer, once a process: all objects that name it with the same
@@ -90,6 +101,9 @@ class ModelOptions(Serializable):
     """Does nothing: there is no network to fail."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Does nothing: nobody is asked."""
+
+    settable: ClassVar[frozenset[str]] = ANSWERING | QUIET | {"stop", "model"}
+    """What a call may set, and ``bind``."""
 
     _held: SharedModel | None = PrivateAttr(default=None)
 
@@ -211,9 +225,22 @@ class ModelOptions(Serializable):
             own["cache"] = False  # nothing says what these do
         return self.model_copy(update=own) if own else self
 
-    def count_token_ids(self, text: str) -> list[int]:
+    def get_token_ids(self, text: str) -> list[int]:
         """Token ids of a text by the model's own tokenizer, without special ones."""
-        return list(self.shared.tokenizer.encode(text))
+        counted = self.custom_get_token_ids
+        return list(self.shared.tokenizer.encode(text)) if counted is None else counted(text)
+
+    def bind(self, **kwargs: Any) -> Any:
+        """Set what every call sets; TypeError for what no call can."""
+        check_names(kwargs, type(self).__name__, self.settable)
+        return super().bind(**kwargs)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """What traces call it; both of LangChain's classes have this, and their base has not."""
+        params: LangSmithParams = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
+        return params
 
     def _loading(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in LOADING}

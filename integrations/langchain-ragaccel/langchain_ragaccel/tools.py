@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -18,6 +17,7 @@ from langchain_core.messages.tool import (
     tool_call_chunk,
 )
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
 from ragaccel import ConfigurationError, ToolFormat, tool_format
 
 if TYPE_CHECKING:
@@ -145,19 +145,31 @@ def as_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[Inval
 def as_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
     """Calls as the chunks of a stream hold them.
 
-    What could not be read is wrapped in quotes: LangChain mends JSON that was cut off, and would
-    make a call of it that the model never made.
+    A chunk has no place for an error.
     """
-    write = partial(json.dumps, ensure_ascii=False)
     return [
         tool_call_chunk(
             name=call.name,
-            args=write(call.arguments if call.is_valid else call.text),
+            args=_written(call),
             id=_id(call),
             index=index,
         )
         for index, call in enumerate(calls)
     ]
+
+
+def _written(call: ToolCall) -> str:
+    """A call's arguments; its text if it could not be read, in quotes if LangChain would mend it.
+
+    It mends JSON that was cut off, and would make a call of it that the model never made.
+    """
+    if call.is_valid:
+        return json.dumps(call.arguments, ensure_ascii=False)
+    try:
+        mended = parse_partial_json(call.text)
+    except ValueError:
+        return call.text
+    return json.dumps(call.text, ensure_ascii=False) if isinstance(mended, dict) else call.text
 
 
 def _id(call: ToolCall) -> str:

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import get_usage_metadata_callback
+from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
 from langchain_core.documents import Document
 from langchain_core.load import dumpd, dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -195,6 +195,31 @@ async def test_time_is_up(chat):
         chat.invoke(QUESTIONS[0], max_tokens=3500, timeout=0.05)
     with pytest.raises(TimeoutError):
         await chat.ainvoke(QUESTIONS[0], max_tokens=3500, timeout=0.05)
+
+
+async def test_a_handler_that_takes_tokens_gets_them_from_an_answer_asked_whole(bare, texts):
+    class Hears(BaseCallbackHandler):
+        def __init__(self):
+            self.tokens = []
+
+        def on_llm_new_token(self, token, **kwargs):
+            self.tokens.append(token)
+
+    def hears(handler):
+        return {"callbacks": [handler]}
+
+    chat = ChatRagaccel(llm=bare, max_tokens=NEW)
+    sync, awaited, quiet = Hears(), Hears(), Hears()
+    message = chat.invoke(QUESTIONS[0], hears(sync))
+    later = await chat.ainvoke(QUESTIONS[0], hears(awaited))
+    ChatRagaccel(llm=bare, max_tokens=NEW, streaming=False).invoke(QUESTIONS[0], hears(quiet))
+    assert message.content == later.content == texts[0]
+    assert "".join(sync.tokens) == "".join(awaited.tokens) == texts[0]
+    assert len([token for token in sync.tokens if token]) > 1
+    assert quiet.tokens == []
+    for one in (message, later):
+        assert one.usage_metadata["output_tokens"] == NEW
+        assert one.response_metadata["ragaccel"]["forward_passes"]
 
 
 async def test_a_model_asked_whole_streams_where_events_are_wanted(chat, texts):

@@ -151,6 +151,13 @@ def test_a_call_that_cannot_be_read_is_an_invalid_one_and_never_mended(text):
         (broken,) = message.invalid_tool_calls
         assert broken["name"] == "tide"
         assert "mo" in broken["args"]
+    whole, pieced = [
+        one.invalid_tool_calls[0] for one in (model.invoke("What?"), streamed(model, "What?"))
+    ]
+    assert whole["error"]
+    assert pieced["args"] in (whole["args"], json.dumps(whole["args"]))
+    if "</tool_call>" in text:
+        assert pieced["args"] == whole["args"]  # nothing would be mended
     assert model.invoke("What?").response_metadata["finish_reason"] == "stop"
 
 
