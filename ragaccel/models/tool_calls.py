@@ -29,10 +29,13 @@ _LIKELY = re.compile(rf'[\s\[]{{0,64}}\{{\s*"(?:{_KEYS})"\s*:|\s*\[\s*[A-Za-z_][
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters|args)"\s*:')
 # A name, at times an identifier, and what stands before arguments in JSON; Mistral's.
 MISTRAL_SEPARATOR = r'(?P<name>[^\s\[\]{}()<>"]+)(?:\[CALL_ID\](?P<id>\w+))?\s*\[ARGS\]\s*'
+_MOST_BROKEN = 32  # in one answer: each may be sought to the end of the text
 # What bare calls begin with, as far as they have been written.
 _MAY_BEGIN = re.compile(
     rf'[\s\[]{{0,64}}(?:\{{\s*(?:"(?:\w*|(?:{_KEYS})".*))?|[A-Za-z_][\w.]*(?:\(.*)?)?\Z', re.DOTALL
 )
+# What calls in a fence begin with besides: tags, braces, pairs, and a name before JSON.
+_MAY_BE_TAGGED = re.compile(r"\s*(?:<.*|[^\s<>{}\[\]()]+\s*(?:[<\[{].*)?)?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +98,58 @@ class ToolFormat:
         if (fence := _BEGUN_FENCE.search(text)) is not None:
             end = min(end, fence.start())
         for spot in self._spots(text, self._marker(), _LINE, _FENCE):
-            if spot.lastgroup == "marker" or _MAY_BEGIN.match(text, spot.end()):
+            begins = _MAY_BEGIN.match(text, spot.end())
+            if spot.lastgroup == "fence":
+                begins = begins or _MAY_BE_TAGGED.match(text, spot.end())
+            if spot.lastgroup == "marker" or begins:
                 end = min(end, spot.start())
                 break
         return self._cleaned(text[:end]).rstrip("\ufffd").rstrip()  # half a character waits
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that a marker announces: whatever cannot be read there is a malformed one."""
-        at = 0
+        at, broken = 0, 0
         for spot in self._spots(text, self._marker()):
-            if spot.start() >= at:
-                end, calls = self._calls(text, spot.end(), schemas)
-                yield spot.start(), end, calls
-                at = end
+            if spot.start() < at:
+                continue
+            if broken == _MOST_BROKEN:  # what follows is nothing that was meant
+                error = f"there are more than {broken} malformed calls before it"
+                rest = ToolCall("", error=error, text=text[spot.end() :])
+                yield spot.start(), len(text), [rest]
+                return
+            end, calls = self._calls(text, spot.end(), schemas)
+            broken += not calls[-1].is_valid
+            yield spot.start(), end, calls
+            at = end
 
     def _bare(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that begin a line, if they look like nothing else."""
         if not self.is_bare and not schemas:
             return
-        at = 0
+        at, broken = 0, 0
+        first = _after(_SPACE, text, 0)
         for spot in self._spots(text, _LINE):
             if spot.start() < at or not _LIKELY.match(text, spot.end()):
                 continue
+            if broken == _MOST_BROKEN:
+                return
             end, calls = self._calls(text, spot.end(), schemas)
-            is_first = not text[: spot.start()].strip()
-            if all(_is_plausible(call, schemas, is_first) for call in calls):
+            if all(_is_plausible(call, schemas, spot.start() <= first) for call in calls):
                 yield spot.start(), end, calls
                 at = end
+            else:
+                broken += 1
 
     def _fenced(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that fill a code fence."""
+        broken = 0
         for spot in self._spots(text, _FENCE):
             end, calls = self._calls(text, spot.end(), schemas)
             closing = _FENCE_END.match(text, end)
             if closing is not None and all(_is_plausible(call, schemas) for call in calls):
                 yield spot.start(), closing.end(), calls
+            elif (broken := broken + 1) == _MOST_BROKEN:
+                return
 
     def _calls(self, text: str, at: int, schemas: Schemas) -> tuple[int, list[ToolCall]]:
         """Read one call after another; return where they end, with their closers."""

@@ -28,7 +28,9 @@ _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
 _TAGS = re.compile(r'<(function|invoke)(?:=|\s+name=)"?([^">\s]+)"?\s*>')
 _PARAMETER = re.compile(r'\s*<parameter(?:=|\s+name=)"?([^">]+?)"?\s*>(.*?)</parameter>', re.DOTALL)
 _PAIRED = re.compile(r"([^\s<>{}\[\]()]+)\s*(?=<arg_key>)")
-_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_PAIR = re.compile(
+    r"\s*<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL
+)
 _BRACED = re.compile(r"call:([^\s{}]+)\{")
 _BRACE_TOKEN = re.compile(
     r'<\|"\|>(?P<string>.*?)<\|"\|>|<escape>(?P<escaped>.*?)<escape>|(?P<json>"(?:[^"\\]|\\.)*")'

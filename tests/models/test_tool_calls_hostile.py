@@ -1,0 +1,71 @@
+"""Answers that look like calls without end, or like none until the last character."""
+
+import pytest
+
+from ragaccel.models import tool_calls
+from ragaccel.models.tool_calls import ToolFormat
+
+TIDE = {
+    "type": "function",
+    "function": {
+        "name": "tide",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+FORMAT = ToolFormat(
+    markers=("<tool_call>", "[TOOL_CALLS]"), closers=("</tool_call>",), is_bare=True
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[TOOL_CALLS]a(" * 3000,
+        "<tool_call>{" * 3000,
+        '{"name": "tide", "arguments": \n' * 3000,
+        '{"name": "other", "arguments": {}}\n' * 300,
+        "```json\n{" * 3000,
+    ],
+)
+def test_calls_are_read_a_bounded_number_of_times(monkeypatch, text):
+    tries, read_calls = [], ToolFormat._calls
+    monkeypatch.setattr(ToolFormat, "_calls", lambda *given: tries.append(1) or read_calls(*given))
+    content, calls = FORMAT.parse(text, [TIDE])
+    assert len(tries) <= 2 * tool_calls._MOST_BROKEN + 1
+    assert not any(call.is_valid for call in calls)
+    assert bool(calls) != bool(content)  # nothing is lost, and nothing is told twice
+
+
+def test_what_is_behind_too_many_malformed_calls_is_one_of_them():
+    whole = '<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
+    few = "<tool_call>{" * (tool_calls._MOST_BROKEN - 1)
+    assert FORMAT.parse(few + whole, [TIDE])[1][-1].is_valid
+    content, calls = FORMAT.parse(few + "<tool_call>{" * 2 + whole, [TIDE])
+    assert content == ""
+    assert "more than 32 malformed calls" in calls[-1].error
+    assert calls[-1].text.endswith(whole)
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "<function=tide><parameter=place>\nq\n</parameter></function>",
+        '<invoke name="tide"></invoke>',
+        "tide[ARGS]{}",
+        "call:tide{place:1}",
+        "tide(place='x')",
+        '{"name": "tide", "arguments": {}}',
+    ],
+)
+def test_what_is_told_of_a_fence_stays_told(spelled):
+    text = f"Well.\n```json\n{spelled}\n```"
+    content, calls = FORMAT.parse(text, [TIDE])
+    assert [call.name for call in calls] == ["tide"]
+    for end in range(len(text)):
+        assert content.startswith(FORMAT.settled(text[:end]))
+
+
+def test_a_fence_of_other_things_is_told_as_it_grows():
+    text = '```json\n{"height": 4, "place": "mole"}'
+    assert FORMAT.settled(text) == text
+    assert FORMAT.settled("```json\nthe tide rises") == "```json\nthe tide rises"
