@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ragaccel import ConfigurationError
@@ -67,6 +68,7 @@ class Call:
     max_reference_tokens: int
     timeout: float | None
     follows_runs: bool
+    began: float = field(default_factory=monotonic)
 
 
 def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:

@@ -238,4 +238,6 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         text, given_too = text_of(messages), [*given_in(messages), *documents]
         retrieved = retrieved_in(messages)
         found = gather(llm, call, text, given_too, retrieved=retrieved, run_id=run_id)
-        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, calls)
+        return Ask(
+            llm, prompt, beside(prompt, found), call.settings, call.timeout, call.began, calls
+        )

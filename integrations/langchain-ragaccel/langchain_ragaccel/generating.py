@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event, Timer
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.runnables.config import run_in_executor
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from langchain_ragaccel.tools import Calling
 
+_LONG = 256  # tokens of an answer with calls: fewer are read at once
 _BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
 
 Result = TypeVar("Result")
@@ -32,8 +34,20 @@ class Ask:
     references: Sequence[Any]
     settings: dict[str, Any]
     timeout: float | None
+    began: float = field(default_factory=monotonic)
+    """When it was asked; finding its references and loading the model are part of its time."""
     calling: Calling | None = None
     """What the answer may call, if anything."""
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left of its time; TimeoutError if none are."""
+        if self.timeout is None:
+            return None
+        left = self.began + self.timeout - monotonic()
+        if left <= 0:
+            raise _too_late(self.timeout)
+        return left
 
     def stream(self) -> Stream:
         """Check it; it is answered while this is read."""
@@ -49,6 +63,7 @@ class _Telling:
 
     def __init__(self, calling: Calling | None) -> None:
         self._calling, self._told = calling, ""
+        self.is_plain = calling is None
 
     def next(self, piece: str, stream: Stream | AsyncStream) -> str:
         """What may be told now that a piece more is there."""
@@ -67,7 +82,7 @@ def answer(ask: Ask) -> Answer:
         TimeoutError: its time is over; so with all of these.
     """
     stream = ask.stream()
-    with _within(ask.timeout, stream.close):
+    with _within(ask, stream.close):
         return stream.finish()
 
 
@@ -85,13 +100,13 @@ def answers(asks: Sequence[Ask]) -> list[Answer]:
         for stream in streams:
             stream.close()
 
-    with _within(first.timeout, close), ThreadPoolExecutor(min(len(asks), _BESIDE)) as pool:
+    with _within(first, close), ThreadPoolExecutor(min(len(asks), _BESIDE)) as pool:
         return list(pool.map(lambda stream: stream.finish(), streams))
 
 
 def pieces(ask: Ask) -> Iterator[str | Answer]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
-    with ask.stream() as stream, _within(ask.timeout, stream.close):
+    with ask.stream() as stream, _within(ask, stream.close):
         telling = _Telling(ask.calling)
         for piece in stream:
             if text := telling.next(piece, stream):
@@ -106,8 +121,8 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
 async def aanswer(ask: Ask) -> Answer:
     """Answer one prompt; if the caller is cancelled, so is the answer."""
-    stream = await in_thread(ask.astream)
-    return await _in_time(stream.finish(), ask.timeout, ask.timeout)
+    left, stream = ask.left, await in_thread(ask.astream)
+    return await _in_time(stream.finish(), left, ask.timeout)
 
 
 async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
@@ -116,27 +131,33 @@ async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
     if len(asks) == 1:
         return [await aanswer(first)]
     prompts, references = _of_each(asks)
+    left = first.left
     work = first.llm.agenerate(prompts, references=references, **first.settings)
-    found: list[Answer] = await _in_time(work, first.timeout, first.timeout)
+    found: list[Answer] = await _in_time(work, left, first.timeout)
     return found
 
 
 async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
-    loop, seconds = asyncio.get_running_loop(), ask.timeout
-    end = None if seconds is None else loop.time() + seconds
     stream, telling = await in_thread(ask.astream), _Telling(ask.calling)
     try:
         while True:
-            left = None if end is None else max(0.0, end - loop.time())
-            piece = await _in_time(_next(stream), left, seconds)
+            left = ask.left
+            piece = await _in_time(_next(stream), left, ask.timeout)
             if piece is None:
                 break
-            if text := telling.next(piece, stream):
+            if text := await _told(telling, piece, stream):
                 yield text
         yield stream.answer
     finally:
         await stream.aclose()
+
+
+async def _told(telling: _Telling, piece: str, stream: AsyncStream) -> str:
+    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    if telling.is_plain or len(stream.token_ids) < _LONG:
+        return telling.next(piece, stream)
+    return await in_thread(lambda: telling.next(piece, stream))
 
 
 def _of_each(asks: Sequence[Ask]) -> tuple[list[Any], list[Sequence[Any]]]:
@@ -155,8 +176,9 @@ async def _in_time(work: Awaitable[Result], seconds: float | None, allowed: floa
 
 
 @contextmanager
-def _within(seconds: float | None, close: Callable[[], None]) -> Iterator[None]:
+def _within(ask: Ask, close: Callable[[], None]) -> Iterator[None]:
     """Close a request when its time is over, whatever thread computes it; tell it in this one."""
+    seconds = ask.left
     if seconds is None:
         yield
         return
@@ -173,7 +195,7 @@ def _within(seconds: float | None, close: Callable[[], None]) -> Iterator[None]:
         yield
     except RuntimeError as error:  # which asking a closed stream for its answer raises
         if is_over.is_set():
-            raise _too_late(seconds) from error
+            raise _too_late(ask.timeout) from error
         raise
     finally:
         timer.cancel()

@@ -188,7 +188,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _ask(self, model: SharedModel, call: Call, text: str, run_id: UUID | None) -> Ask:
         llm, prompt = model.load(), write_prompt(model, call, text)
         found = gather(llm, call, text, run_id=run_id)
-        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout)
+        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, call.began)
 
     def _chunk(self, part: str | Answer) -> GenerationChunk:
         """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.

@@ -1,6 +1,8 @@
+import asyncio
 import copy
 import pickle
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -74,6 +76,26 @@ def test_a_model_in_a_folder_is_known_before_it_is_loaded_and_answers(folder):
     assert message.content == bare.generate(turns, max_new_tokens=5).text
     assert message.response_metadata["model_name"] == folder
     assert chat.shared.loaded is chat.ready_llm
+
+
+@pytest.mark.parametrize("ask", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+def test_the_time_of_an_answer_begins_with_its_call_and_includes_loading(monkeypatch, kind, ask):
+    def load(name=None, **options):
+        sleep(0.2)
+        return tiny_llm()
+
+    async def read(model):
+        if ask == "ainvoke":
+            return await model.ainvoke("Who?")
+        return [one async for one in model.astream("Who?")]
+
+    monkeypatch.setattr(LLM, "load", staticmethod(load))
+    model = kind(model=f"slow {kind} {ask}", timeout=0.1, max_tokens=1)
+    with pytest.raises(TimeoutError, match=r"within timeout=0.1 seconds"):
+        asyncio.run(read(model)) if ask.startswith("a") else list(getattr(model, ask)("Who?"))
+    again = kind(model=f"slow {kind} {ask}", timeout=60, max_tokens=1)
+    assert again.invoke("Who?")
 
 
 def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):
