@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CallbackManagerForRetrieverRun,
     )
     from ragaccel import Passage
+    from typing_extensions import Self
 
 
 class RagaccelRetriever(BaseRetriever):
@@ -77,6 +78,28 @@ class RagaccelRetriever(BaseRetriever):
                     f"{type(self._source).__name__} has no modes: leave it out"
                 )
             self._options = {"mode": self.mode}
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the options; what is searched is shared."""
+        memo = {} if memo is None else memo
+        shared = (self._source, self.index, self.embeddings)
+        memo.update({id(one): one for one in shared})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave out an open index: it is opened again from its path."""
+        state = super().__getstate__()
+        if isinstance(self.index, str | Path):
+            private = dict(state["__pydantic_private__"] or {})
+            private.pop("_source", None)
+            state = {**state, "__pydantic_private__": private}
+        return state
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Open the index again; errors are those of making a retriever."""
+        super().__setstate__(state)
+        if isinstance(self.index, str | Path):
+            self._source = _opened(Path(self.index), self.embeddings)
 
     @classmethod
     def from_folder(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.documents import Document
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, auto_references_enabled
 
+from langchain_ragaccel.collecting import current_collector
 from langchain_ragaccel.filtering import Filter, as_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ragaccel import Stored
+    from ragaccel import ReferenceRegistry, Stored
 
 
 def as_document(item: Stored) -> Document:
@@ -22,10 +23,42 @@ def as_document(item: Stored) -> Document:
     return Document(id=passage.passage_id, page_content=passage.text, metadata=item.metadata)
 
 
-def as_where(filter: Filter | None = None) -> Callable[[Stored], bool] | None:  # noqa: A002
-    """Turn a filter on documents into a condition on what is stored."""
+def as_where(
+    filter: Filter | None = None,  # noqa: A002
+    **more: object,
+) -> Callable[[Stored], bool] | None:
+    """Turn a filter on documents into a condition on what is stored.
+
+    Raises:
+        TypeError: Something else was given to a search.
+    """
+    if more:
+        raise TypeError(f"this search takes no {', '.join(sorted(more))}: beside k there is filter")
     holds = as_condition(filter)
     return None if holds is None else lambda item: bool(holds(as_document(item)))
+
+
+def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namespace: str) -> None:
+    """Register what was found: where a store says, or else where its context collects."""
+    if not auto_references_enabled():
+        return
+    context = current_collector()
+    if registry is None:
+        registry, namespace = context.destination, namespace or context.namespace
+    registry.register([item.passage for item in found], namespace)
+
+
+class Gone:
+    """What is left of a temporary collection that was closed: whatever asks it is told so."""
+
+    def close(self) -> None:
+        """Do nothing: it is closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigurationError(
+            "this store was closed, and what it held was temporary: make another, or give it a "
+            "path to keep"
+        )
 
 
 def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) -> list[Document]:

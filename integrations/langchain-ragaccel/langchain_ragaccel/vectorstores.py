@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
-from ragaccel import Collection, ConfigurationError, auto_references_enabled
+from ragaccel import Collection, ConfigurationError
 
-from langchain_ragaccel.collecting import current_collector
 from langchain_ragaccel.documents import as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 from langchain_ragaccel.storing import (
+    Gone,
     as_document,
     as_where,
     list_of_ids,
     refuse_arguments,
+    register,
     text_batches,
     with_ids,
 )
@@ -24,14 +25,11 @@ from langchain_ragaccel.storing import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from ragaccel import ReferenceRegistry, Stored
     from typing_extensions import Self
-
-    from langchain_ragaccel.collecting import ReferenceCollector
 
     Scored = list[tuple[Document, float]]
 
@@ -74,26 +72,24 @@ class RagaccelVectorStore(VectorStore):
         if isinstance(embedding, RagaccelEmbeddings) and not fingerprint:
             fingerprint = embedding.fingerprint
         self.embedding = embedding
+        self._is_temporary = collection is None and path is None
         self.registry = registry
         self.namespace = namespace
-        self.collection = (
+        self.collection: Any = (
             Collection(path, fingerprint=fingerprint) if collection is None else collection
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Let go of the file; a temporary one is deleted."""
         self.collection.close()
+        if self._is_temporary:
+            self.collection = Gone()
 
     @property
     def embeddings(self) -> Embeddings:
@@ -142,7 +138,10 @@ class RagaccelVectorStore(VectorStore):
         return await run_in_executor(None, self._put, named, vectors)
 
     def delete(self, ids: Sequence[str] | None = None, **more: Any) -> bool:
-        """Take documents out by their ids, those that are there; everything without ids."""
+        """Take documents out by their ids, those that are there; everything without ids.
+
+        What was found of them before stays registered; ``registry.clear`` forgets that.
+        """
         refuse_arguments(more)
         if ids is None:
             self.collection.clear()
@@ -152,7 +151,7 @@ class RagaccelVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Documents by their ids, in the order given; those that are not there are left out."""
-        return self._told(self.collection.get(list_of_ids(ids)))
+        return [as_document(item) for item in self.collection.get(list_of_ids(ids))]
 
     # Searching: ``filter`` may be given to each, as to similarity_search_by_vector
 
@@ -287,14 +286,8 @@ class RagaccelVectorStore(VectorStore):
     def _told(self, found: Iterable[Stored]) -> list[Document]:
         """What was found as documents, registered; a search by hand is no event to listen to."""
         found = list(found)
-        if auto_references_enabled():
-            context = current_collector()
-            registry = context.destination if self.registry is None else self.registry
-            registry.register([item.passage for item in found], self._whose(context))
+        register(found, self.registry, self.namespace)
         return [as_document(item) for item in found]
-
-    def _whose(self, context: ReferenceCollector) -> str:
-        return context.namespace if self.registry is None and not self.namespace else self.namespace
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         """A cosine below 0 is as far away as one of 0."""

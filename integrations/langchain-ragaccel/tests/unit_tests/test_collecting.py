@@ -99,6 +99,12 @@ def test_a_store_registers_where_its_context_does():
     assert len(default_registry()) == 0
 
 
+def test_documents_that_are_looked_up_are_not_found():
+    store = RagaccelVectorStore.from_texts([TEXT], DeterministicFakeEmbedding(size=8), ids=["a"])
+    assert [one.id for one in store.get_by_ids(["a"])] == ["a"]
+    assert len(default_registry()) == 0
+
+
 def test_one_odd_document_does_not_lose_the_others():
     class Odd(dict):
         def get(self, name, default=None):

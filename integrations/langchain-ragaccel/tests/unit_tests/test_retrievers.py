@@ -1,3 +1,5 @@
+import copy
+import pickle
 import threading
 
 import pytest
@@ -63,6 +65,15 @@ def test_k_is_a_field_and_an_argument(retriever):
     assert len(retriever.invoke("lamp", k=1)) == 1
     with pytest.raises(ConfigurationError, match="k is 0"):
         retriever.invoke("lamp", k=0)
+
+
+def test_copies_and_pickles_search_the_same_index(retriever):
+    for again in (copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+        assert again.invoke("lamp") == retriever.invoke("lamp")
+        assert (again.k, again.mode) == (retriever.k, retriever.mode)
+    assert copy.deepcopy(retriever)._source is retriever._source
+    with_mode = retriever.model_copy(update={"k": 1})
+    assert len(pickle.loads(pickle.dumps(with_mode)).invoke("lamp")) == 1
 
 
 async def test_awaiting_gives_the_same(retriever):

@@ -374,7 +374,6 @@ LONG = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight
         lambda store: store.similarity_search_with_score("keeper"),
         lambda store: store.similarity_search_by_vector([1.0] * 64),
         lambda store: store.max_marginal_relevance_search("keeper"),
-        lambda store: store.get_by_ids(["p"]),
         lambda store: asyncio.run(store.asimilarity_search("keeper")),
     ],
 )
@@ -399,3 +398,23 @@ def test_a_tenant_registers_in_a_registry_of_its_own(embeddings):
     store.similarity_search("keeper")
     assert len(own.match(LONG, "tenant")) == 1
     assert len(default_registry()) == 0
+
+
+def test_a_temporary_store_that_was_closed_says_so():
+    store = RagaccelVectorStore.from_texts(
+        ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
+    )
+    store.close()
+    store.close()
+    for use in (store.similarity_search, lambda text: store.add_texts([text])):
+        with pytest.raises(ConfigurationError, match="this store was closed"):
+            use("lamp")
+
+
+def test_what_a_search_does_not_take_is_named():
+    store = RagaccelVectorStore.from_texts(
+        ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
+    )
+    for search in (store.similarity_search, store.max_marginal_relevance_search):
+        with pytest.raises(TypeError, match="this search takes no foo: beside k there is filter"):
+            search("lamp", foo=5)
