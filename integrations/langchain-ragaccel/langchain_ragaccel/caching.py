@@ -35,7 +35,7 @@ def cache_key(
 
 
 def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the prompts of a model that reads apart: what a registry holds for it.
+    """What stands in the prompts of a model that reads apart: what it is given and can look up.
 
     Empty for others, whose prompts are what they are given. No weights are loaded for this. Keys
     are of this process, since another one's registry holds other texts.
@@ -47,11 +47,13 @@ def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, A
         return {}
     own = canonical(given, type(options).__name__)
     registry = registry_of(options, own)
+    given_too = {"references": repr(own.get("references") or [])}
     if registry is None:
-        return {"registry": None}
+        return given_too
     name = _NAMES.setdefault(registry, uuid4().hex)
     namespace = own.get("namespace")
     return {
+        **given_too,
         "registry": f"{os.getpid()} {name} {registry.version}",
         "namespace": options.namespace if namespace is None else namespace,
     }

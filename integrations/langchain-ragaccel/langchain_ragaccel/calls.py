@@ -45,7 +45,7 @@ QUIET = frozenset({
 })  # fmt: skip
 """Settings of a call that never change an answer to the same prompt.
 
-A model that reads apart has its prompt from the registry: ``what_is_read`` tells caches of that.
+A model that reads apart has its prompt from some of them: ``what_is_read`` tells caches of that.
 """
 
 _SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}

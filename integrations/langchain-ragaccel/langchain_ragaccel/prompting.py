@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ragaccel import ConfigurationError, Passage, acceptable_turns, build_prompt, take_apart
 
 from langchain_ragaccel.checking import DEFAULT_MAX_TOKENS
+from langchain_ragaccel.references import as_references
 
 if TYPE_CHECKING:
     from ragaccel import LLM, SharedModel
@@ -32,7 +33,7 @@ def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> A
     A text stays as it is, and a conversation goes through the chat template. Documents go where
     that has a place for them, or numbered into the last message, as many as fit. A model that
     reads documents and one question and nothing else, as the bundled reader does, is given the
-    registered passages that stand in the text, and its question.
+    passages, registered or given as references, that stand in the text, and its question.
 
     Raises:
         ConfigurationError: the chat template has no place for something.
@@ -61,6 +62,7 @@ def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
         asked,
         llm.tokenizer,
         call.registry,
+        given=as_references(call.references),
         namespace=call.namespace,
         max_tokens=_room(llm, call),
     )

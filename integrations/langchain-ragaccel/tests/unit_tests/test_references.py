@@ -212,10 +212,20 @@ def test_caches_know_that_a_reader_reads_what_is_registered(kind):
     assert len(cache._cache) == 2
     model.invoke(asked, namespace="b")
     model.invoke(asked, auto_references=False)
+    for _ in range(2):
+        model.invoke(asked, auto_references=False, references=[Document(WICK, id="given")])
     own, other = ReferenceRegistry(), ReferenceRegistry()
     for registry in (own, other, own):
         kind(device="cpu", cache=cache, registry=registry).invoke(asked)
-    assert len(cache._cache) == 6
+    assert len(cache._cache) == 7
+
+
+def test_the_bundled_reader_reads_the_references_that_stand_in_its_prompt():
+    document = Document(WICK, id="given", metadata={"source": "log.md"})
+    asked = f"{TIDE}\n\n{WICK}\n\nQuestion: When does the keeper of Gannet Ledge trim the wick?"
+    chat = ChatRagaccel(device="cpu", auto_references=False)
+    (passage,) = chat.invoke(asked, references=[document]).response_metadata["ragaccel"]["passages"]
+    assert passage["citation"] == "log.md"
 
 
 def test_the_bundled_reader_reads_what_a_chain_found():
