@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.terminal import Terminal
 
+_NAMELESS = "(of no document)"  # what a program put in without a path
+
 
 def ls(
     terminal: "Terminal",
@@ -34,7 +36,9 @@ def ls(
     for record in records:
         if record.status != "indexed":
             continue
-        line = Text(f"{record.num_passages:7,}  ", style="dim").append(_one_line(record.path))
+        line = Text(f"{record.num_passages:7,}  ", style="dim").append(
+            _one_line(record.path or _NAMELESS)
+        )
         if record.title and not is_name(record.title, record.path):
             line.append(f"  {_one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from ragaccel.retrieve.given import (
     unit_vector,
     unit_vectors,
 )
+from ragaccel.retrieve.places import InPlace
 from ragaccel.retrieve.records import FileRecord
 from ragaccel.retrieve.retriever import fuse
 from ragaccel.retrieve.store import Store
@@ -39,11 +39,11 @@ from ragaccel.retrieve.stored import (
     read_rows,
     read_vectors,
 )
-from ragaccel.retrieve.temporary import TemporaryPlace, require_there
 from ragaccel.retrieve.word_search import search_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _CANDIDATES = 50
 
 
-class Collection:
+class Collection(InPlace):
     """Passages under their ids, with vectors that the caller makes and metadata of its own.
 
     What a framework's vector store needs. It lives in one SQLite file, like an index: every change
@@ -64,9 +64,9 @@ class Collection:
 
     Args:
         path: The file, made if there is none; None: a temporary one, gone with this object.
-        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, a model's name); a file
-            that is known to hold another's is refused, and a :class:`Retriever` with that very
-            embedder can search it. Nothing is compared if it is empty.
+        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, a model's name): a file
+            known to hold another's is refused, and a :class:`Retriever` with that very embedder
+            can search it. Nothing is compared if it is empty.
 
     Raises:
         IndexMismatchError: The vectors in the file were made by something else.
@@ -75,12 +75,8 @@ class Collection:
     """
 
     def __init__(self, path: str | Path | None = None, *, fingerprint: str = "") -> None:
+        super().__init__(path, "collection.db")
         self.fingerprint = fingerprint
-        self._temporary = None
-        if path is None:
-            self._temporary = TemporaryPlace(self)
-            path = self._temporary.folder / "collection.db"
-        self.path = Path(path).absolute()  # a program may change its folder
         self._store = Store(self.path)
         self.copy_to = self._store.copy_to
         self._vectors = FollowedVectors(self._store, self._dimension)
@@ -95,8 +91,13 @@ class Collection:
     def close(self) -> None:
         """Let go of the file; a temporary one is deleted."""
         self._store.close()
-        if self._temporary is not None:
-            self._temporary.delete()
+        self._leave()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "fingerprint": self.fingerprint}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     # Changing
 
@@ -167,7 +168,7 @@ class Collection:
             return self._store.count_passages()
 
     def __iter__(self) -> Iterator[Stored]:
-        """Every passage, in the order in which they were put in."""
+        """Every passage, in the order put in."""
         with self._reading():
             keys = self._store.keys().tolist()
         for _, item in read_rows(self._store, keys):
@@ -239,8 +240,7 @@ class Collection:
             words: The question.
             vector: [D], the question's.
             k: How many; fewer come back only when there are no more.
-            alpha: 0 weighs only words, 1 only vectors.
-            where: As in :meth:`search`.
+            alpha: 0 weighs only words, 1 only vectors. ``where``: as in :meth:`search`.
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
@@ -251,8 +251,8 @@ class Collection:
             worded = self.search_words(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
         rankings = [[(i.passage.passage_id, 0.0) for i in items] for items in (near, worded)]
-        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))
-        return [found[name].scored(score) for name, score in ranking[:k]]
+        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))[:k]
+        return [found[name].scored(score) for name, score in ranking]
 
     def search_diverse(
         self,
@@ -287,13 +287,13 @@ class Collection:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        require_there(self.path, self._temporary)
+        self._require_there()
         with self._store.reading():
             yield
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
-        require_there(self.path, self._temporary)
+        self._require_there()
         self._store.state()
         refuse_indexed(self._store)
         with self._store.transaction() as connection:

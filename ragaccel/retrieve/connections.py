@@ -54,6 +54,7 @@ class Connections(AcrossForks):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
+        self._place = path.absolute()  # a program may change its folder
         self._locked: list[_Held] = []
         self._start()
 
@@ -178,7 +179,7 @@ class Connections(AcrossForks):
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            status = self.path.stat()
+            status = self._place.stat()
         except OSError:
             return None
         return status.st_dev, status.st_ino
@@ -194,21 +195,21 @@ class Connections(AcrossForks):
             held.connection, held.is_current = self._open()
 
     def _open(self) -> tuple[sqlite3.Connection, bool]:
-        if self.path.is_dir():
+        if self._place.is_dir():
             raise NothingIndexedError(
                 f"{self.path} is a folder, not an index: name a file with --index PATH"
             )
-        if not self.path.is_file():
+        if not self._place.is_file():
             raise NothingIndexedError(
                 f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
         try:
-            return self._opened(str(self.path))
+            return self._opened(str(self._place))
         except sqlite3.OperationalError as error:
             if "readonly" not in str(error) and "unable to open" not in str(error):
                 raise
             # a folder that may only be read: WAL needs to write beside the file, a snapshot not
-            return self._opened(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
+            return self._opened(f"{self._place.resolve().as_uri()}?mode=ro&immutable=1")
 
     def _opened(self, address: str) -> tuple[sqlite3.Connection, bool]:
         connection = sqlite3.connect(

@@ -11,6 +11,8 @@ from scripted_llm import ScriptedLLM, first_passage
 
 from ragaccel.cli import knowledge, room
 from ragaccel.cli.history import History
+from ragaccel.passage import Passage
+from ragaccel.retrieve.collection import Collection
 
 HUT = "The hut sleeps fourteen people in two rooms."
 KEY = "The key hangs behind the water tank on the north side."
@@ -75,6 +77,13 @@ def test_search_shows_passages_with_scores(cli, docs):
     assert {"text", "score", "citation"} <= set(document["passages"][0])
     assert cli("search", docs, "key", "--mode", "other").code == 2
     assert cli("search", "--index", "none.db", "key").code == 3
+
+
+def test_ls_names_what_a_program_put_in_without_a_document(cli):
+    with Collection("c.db") as collection:
+        collection.put([Passage("a", "x"), Passage("b", "y", path="b.md")], [[1.0], [1.0]])
+    lines = cli("ls", "--index", "c.db").out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["(of no document)", "b.md"]
 
 
 def test_ls_lists_files_and_json(cli, docs):

@@ -1,7 +1,9 @@
 """Collections: passages put in, changed and taken out one by one, and found again."""
 
+import copy
 import gc
 import multiprocessing
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -391,6 +393,20 @@ def test_one_that_was_deleted_says_so(tmp_path):
                 use()
 
 
+def test_copied_it_is_the_same_and_pickled_it_is_opened_again(tmp_path):
+    with Collection(tmp_path / "c.db", fingerprint="model") as collection:
+        fill(collection)
+        assert copy.copy(collection) is copy.deepcopy(collection) is collection
+        with pickle.loads(pickle.dumps(collection)) as again:
+            assert (again.path, again.fingerprint) == (collection.path, "model")
+            assert ids(again.search(vectors_of("cotton wick")[0], 1)) == ["wick"]
+    with Collection() as temporary:
+        assert (temporary.is_temporary, collection.is_temporary) == (True, False)
+        assert copy.deepcopy(temporary) is temporary
+        with pytest.raises(ConfigurationError, match=r"cannot be pickled.*copy_to"):
+            pickle.dumps(temporary)
+
+
 def test_it_stays_where_it_is_when_the_program_goes_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Collection("c.db") as collection:
@@ -453,7 +469,7 @@ def test_a_forked_process_does_not_take_it_along():
     with Collection() as collection:
         fill(collection)
         context = multiprocessing.get_context("fork")
-        child = context.Process(target=collection._temporary.delete)
+        child = context.Process(target=collection._leave)
         child.start()
         child.join()
         assert child.exitcode == 0

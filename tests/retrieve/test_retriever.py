@@ -128,3 +128,14 @@ def test_searching_from_threads_while_indexing(retriever, store, embedder, folde
     assert errors == []
     with retriever._vectors.current() as index:
         assert np.array_equal(index.keys(), store.keys())
+
+
+def test_an_index_stays_where_it_is_when_the_program_goes_elsewhere(
+    store, embedder, folder, monkeypatch
+):
+    index_folder(store, embedder, folder)
+    monkeypatch.chdir(store.path.parent)
+    retriever = open_retriever(store.path.name, embedder)
+    retriever.store.close()
+    monkeypatch.chdir(folder)
+    assert "Petrel" in retriever.search("the boat called Petrel", 1)[0].text
