@@ -6,12 +6,13 @@ import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from langchain_core.callbacks.base import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from uuid import UUID
 
     from langchain_core.documents import Document
@@ -92,12 +93,25 @@ class _ContextCollector(ReferenceCollector):
         """Whether no other collector has taken its place."""
         return _COLLECTOR.get() in (self, _OF_PROCESS)
 
+    def _register(self, document: Document) -> None:
+        if _apart.get(id(document)) is not document:
+            super()._register(document)
 
+
+_apart: WeakValueDictionary[int, Document] = WeakValueDictionary()
 _OF_PROCESS = _ContextCollector()
 _COLLECTOR: ContextVar[BaseCallbackHandler | None] = ContextVar(
     "ragaccel_references",
     default=_OF_PROCESS,
 )
+
+
+def keep_from_collectors(documents: Iterable[Document]) -> None:
+    """Let no context's collector register documents: their store has, where nobody else looks.
+
+    They are known as the objects they are, through chains and retrievers that hand them on.
+    """
+    _apart.update((id(document), document) for document in documents)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ class RagaccelRetriever(BaseRetriever):
     """What the index was made with; for an index file only."""
 
     _source: Any = PrivateAttr()
+    _place: Path | None = PrivateAttr(default=None)
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -64,7 +65,8 @@ class RagaccelRetriever(BaseRetriever):
         """
         super().model_post_init(context)
         if isinstance(self.index, str | Path):
-            self._source = _opened(Path(self.index), self.embeddings)
+            self._place = Path(self.index).absolute()
+            self._source = _opened(self._place, self.embeddings)
         elif callable(getattr(self.index, "search", None)):
             self._source = self.index
         else:
@@ -89,7 +91,7 @@ class RagaccelRetriever(BaseRetriever):
     def __getstate__(self) -> dict[Any, Any]:
         """Leave out an open index: it is opened again from its path."""
         state = super().__getstate__()
-        if isinstance(self.index, str | Path):
+        if self._place is not None:
             private = dict(state["__pydantic_private__"] or {})
             private.pop("_source", None)
             state = {**state, "__pydantic_private__": private}
@@ -98,8 +100,8 @@ class RagaccelRetriever(BaseRetriever):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Open the index again; errors are those of making a retriever."""
         super().__setstate__(state)
-        if isinstance(self.index, str | Path):
-            self._source = _opened(Path(self.index), self.embeddings)
+        if self._place is not None:
+            self._source = _opened(self._place, self.embeddings)
 
     @classmethod
     def from_folder(

@@ -48,38 +48,45 @@ def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namesp
     registry.register([item.passage for item in found], namespace)
 
 
-class Gone:
-    """What is left of a temporary collection that was closed: whatever asks it is told so."""
-
-    def close(self) -> None:
-        """Do nothing: it is closed."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise ConfigurationError(
-            "this store was closed, and what it held was temporary: make another, or give it a "
-            "path to keep"
-        )
+def _id(given: object, document: Document) -> str:
+    """An id as a text: 0 is one, and what is empty is none."""
+    return next(
+        (str(name) for name in (given, document.id) if name not in (None, "")), str(uuid4())
+    )
 
 
 def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) -> list[Document]:
     """Give every document an id: the one given for it, else its own, else a new one.
 
     Raises:
-        ConfigurationError: There are not as many ids as documents.
+        ConfigurationError: There are not as many ids as documents, or a text is no Unicode.
     """
     documents = list(documents)
+    for document in documents:
+        _require_unicode(document.page_content)
     if ids is not None and len(ids) != len(documents):
         raise ConfigurationError(f"{len(ids)} ids for {len(documents)} documents: one each")
     given = ids or [None] * len(documents)
     return [
-        document.model_copy(update={"id": str(name or document.id or uuid4())})
+        document.model_copy(update={"id": _id(name, document)})
         for name, document in zip(given, documents, strict=True)
     ]
 
 
-def list_of_ids(ids: Sequence[str]) -> Sequence[str]:
-    """A list of ids, where one alone is meant as well: not its letters."""
-    return [ids] if isinstance(ids, str) else ids
+def _require_unicode(text: str) -> None:
+    """Refuse what cannot be stored before it is embedded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"a text holds {text[error.start]!r}, half a character, as broken PDFs do: replace it,"
+            " e.g. by text.encode(errors='replace').decode()"
+        ) from None
+
+
+def list_of_ids(ids: Sequence[str]) -> list[str]:
+    """A list of ids, as texts; one alone is meant as well: not its letters."""
+    return [ids] if isinstance(ids, str) else [str(name) for name in ids]
 
 
 def refuse_arguments(more: Mapping[str, object]) -> None:
@@ -93,7 +100,13 @@ def refuse_arguments(more: Mapping[str, object]) -> None:
 
 
 def text_batches(documents: Sequence[Document], size: int | None) -> Iterator[list[str]]:
-    """Yield the texts of documents, so many at a time; all at once without a size."""
+    """Yield the texts of documents, so many at a time; all at once without a size.
+
+    Raises:
+        ConfigurationError: The size is none.
+    """
+    if size is not None and size < 1:
+        raise ConfigurationError(f"batch_size is {size}: give 1 or more, or None for all at once")
     size = size or max(1, len(documents))
     for first in range(0, len(documents), size):
         yield [document.page_content for document in documents[first : first + size]]

@@ -188,3 +188,13 @@ def test_what_is_found_is_registered_with_its_place(retriever):
     (match,) = default_registry().match(f"Context: {BOAT}")
     assert (match.passage.path, match.passage.line) == ("boat.txt", 1)
     default_registry().clear()
+
+
+def test_pickled_it_is_opened_where_it_was(folder, embeddings, retriever, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    relative = RagaccelRetriever(index=folder.name, embeddings=embeddings, mode="text")
+    kept = pickle.dumps(relative)
+    monkeypatch.chdir(folder)
+    again = pickle.loads(kept)
+    assert again._source is not relative._source
+    assert again.invoke("lamp") == relative.invoke("lamp") != []

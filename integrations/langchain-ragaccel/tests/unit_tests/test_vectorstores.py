@@ -1,23 +1,32 @@
 import asyncio
+import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hash_embedder import HashEmbedder
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings, FakeEmbeddings
 from langchain_core.indexing import InMemoryRecordManager, aindex, index
+from langchain_core.retrievers import BaseRetriever
 from ragaccel import (
     Collection,
     ConfigurationError,
     IndexMismatchError,
+    NothingIndexedError,
     Passage,
     ReferenceRegistry,
     default_registry,
     open_retriever,
 )
 
-from langchain_ragaccel import RagaccelEmbeddings, RagaccelVectorStore
+from langchain_ragaccel import (
+    RagaccelEmbeddings,
+    RagaccelVectorStore,
+    ReferenceCollector,
+    collecting_into,
+)
 
 DOCUMENTS = [
     Document(
@@ -47,6 +56,15 @@ def store(embeddings):
     with RagaccelVectorStore(embeddings) as store:
         store.add_documents(DOCUMENTS)
         yield store
+
+
+class HandsOn(BaseRetriever):
+    """Hands on what another finds."""
+
+    retriever: BaseRetriever
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return self.retriever.invoke(query, {"callbacks": run_manager.get_child()})
 
 
 def ids(documents):
@@ -168,13 +186,59 @@ def test_wrong_arguments_are_refused_and_nothing_is_changed(store):
         lambda: store.add_documents([document], idss=["a"]),
         lambda: store.add_documents([Document(page_content="x", metadata={"x": object()})]),
         lambda: store.delete(ids=["lamp"], namespace="x"),
-        lambda: store.similarity_search("x", fliter={}),
+        lambda: store.add_documents([document], batch_size=-1),
+        lambda: store.add_texts(["half \ud800"]),
+        lambda: store.add_texts(["x"], [{1: "x"}]),
+        lambda: store.delete(["\ud800"]),
+        lambda: store.similarity_search("x", k=2.5),
         lambda: store.similarity_search_with_score("x", mode="text"),
         lambda: RagaccelVectorStore(store.embeddings, collection=store.collection, path="x.db"),
     ):
         with pytest.raises((ConfigurationError, TypeError)):
             wrong()
     assert len(store.collection) == 3
+
+
+async def test_texts_may_come_one_by_one(embeddings):
+    with RagaccelVectorStore(embeddings) as store:
+        names = store.add_texts(text for text in ("one", "two"))
+        names += await store.aadd_texts(text for text in ("three", "four"))
+        found = [document.page_content for document in store.get_by_ids(names)]
+        assert found == ["one", "two", "three", "four"]
+
+
+def test_numbers_are_ids_as_their_texts(embeddings):
+    with RagaccelVectorStore(embeddings) as store:
+        assert store.add_documents([Document(page_content="x")] * 2, ids=[0, 5]) == ["0", "5"]
+        assert ids(store.get_by_ids([0, 5])) == ["0", "5"]
+        store.delete([5])
+        assert ids(store.get_by_ids(["0", "5"])) == ["0"]
+
+
+def test_a_copy_shares_the_documents_and_a_temporary_store_is_not_pickled(tmp_path):
+    embeddings = FakeEmbeddings(size=4)
+    with RagaccelVectorStore(embeddings, registry=ReferenceRegistry()) as store:
+        store.add_texts(["x"], ids=["a"])
+        twin = copy.deepcopy(store)
+        assert (twin.collection, twin.registry) == (store.collection, store.registry)
+        retriever = store.as_retriever()
+        assert retriever.model_copy(deep=True).vectorstore.collection is store.collection
+    store = RagaccelVectorStore(embeddings)
+    with pytest.raises(ConfigurationError, match="temporary collection cannot be pickled"):
+        pickle.dumps(store)
+    with RagaccelVectorStore(embeddings, path=tmp_path / "s.db") as store:
+        store.add_texts(["x"], ids=["a"])
+        with pickle.loads(pickle.dumps(store)) as again:
+            assert ids(again.get_by_ids(["a"])) == ["a"]
+
+
+def test_a_closed_temporary_store_says_so(embeddings):
+    store = RagaccelVectorStore(embeddings)
+    store.close()
+    store.close()
+    for use in (lambda: store.similarity_search("x"), lambda: store.add_texts(["x"])):
+        with pytest.raises(NothingIndexedError, match="was closed: make a new one"):
+            use()
 
 
 def test_batches_are_embedded_apart():
@@ -386,6 +450,40 @@ def test_what_a_search_by_hand_finds_is_registered(embeddings, search):
         assert (match.passage.passage_id, match.passage.path) == ("p", "log.pdf")
 
 
+def test_getting_by_id_is_no_search(store):
+    assert ids(store.get_by_ids(["lamp"])) == ["lamp"]
+    assert len(default_registry()) == 0
+
+
+@pytest.mark.parametrize(
+    "apart", [{"registry": ReferenceRegistry()}, {"namespace": "tenant"}], ids=["registry", "name"]
+)
+async def test_what_a_store_apart_finds_is_registered_nowhere_else(embeddings, apart):
+    store = RagaccelVectorStore.from_texts([LONG], embeddings, **apart)
+    retriever = store.as_retriever(search_kwargs={"k": 1})
+    around = HandsOn(retriever=retriever)
+    retriever.invoke("x")
+    await retriever.ainvoke("x")
+    around.invoke("x")
+    store.as_retriever(search_type="mmr").invoke("x")
+    assert default_registry().match(LONG) == []
+    registry = apart.get("registry", default_registry())
+    assert len(registry.match(LONG, apart.get("namespace", ""))) == 1
+    given = ReferenceRegistry()
+    retriever.invoke("x", {"callbacks": [ReferenceCollector(given)]})
+    assert len(given.match(LONG)) == 1, "who asks for it by hand is told"
+
+
+def test_a_search_by_hand_registers_where_its_context_collects(embeddings):
+    own = ReferenceRegistry()
+    store = RagaccelVectorStore.from_texts([LONG], embeddings)
+    with collecting_into(own, "tenant"):
+        store.similarity_search("x")
+        store.as_retriever().invoke("x")
+    assert len(own.match(LONG, "tenant")) == 1
+    assert len(default_registry()) == 0
+
+
 def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatch):
     monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
     RagaccelVectorStore.from_texts([LONG], embeddings).similarity_search("keeper")
@@ -398,17 +496,6 @@ def test_a_tenant_registers_in_a_registry_of_its_own(embeddings):
     store.similarity_search("keeper")
     assert len(own.match(LONG, "tenant")) == 1
     assert len(default_registry()) == 0
-
-
-def test_a_temporary_store_that_was_closed_says_so():
-    store = RagaccelVectorStore.from_texts(
-        ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
-    )
-    store.close()
-    store.close()
-    for use in (store.similarity_search, lambda text: store.add_texts([text])):
-        with pytest.raises(ConfigurationError, match="this store was closed"):
-            use("lamp")
 
 
 def test_what_a_search_does_not_take_is_named():
