@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import datetime
 import pickle
 import subprocess
@@ -324,7 +325,7 @@ def test_filters_are_joined_and_nested(store):
 
 def test_wrong_arguments_are_refused(store, tmp_path):
     for mode in (VectorStoreQueryMode.SVM, VectorStoreQueryMode.SEMANTIC_HYBRID):
-        with pytest.raises(ConfigurationError, match="not " + mode.value):
+        with pytest.raises(ConfigurationError, match=f"'{mode.value}' is a mode of other"):
             store.query(ask("x", mode=mode))
     with pytest.raises(ConfigurationError, match="query_embedding"):
         store.query(VectorStoreQuery(query_str="x", similarity_top_k=1))
@@ -338,8 +339,13 @@ def test_wrong_arguments_are_refused(store, tmp_path):
         lambda: store.delete("a", x=1),
         lambda: store.delete_nodes(["a"], x=1),
     ):
-        with pytest.raises(TypeError, match="unexpected"):
+        with pytest.raises(TypeError, match=r"^unexpected keyword"):
             wrong()
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'mmr'$"):
+        store.query(ask("x", mode="mmr"), mmr=1)
+    with pytest.raises(ConfigurationError, match=r"'sum' is no mode of queries: ask for default"):
+        store.query(ask("x", mode="sum"))
+    assert store.query(ask("The lamp burns oil.", 1, mode="default")).ids == ["lamp"]
     with pytest.raises(ConfigurationError, match="ready collection"):
         RagaccelVectorStore(tmp_path / "x.db", collection=store.client)
 
@@ -370,18 +376,56 @@ def test_it_is_said_in_a_dictionary_and_made_of_it_again(tmp_path):
         assert again.fingerprint == "model"
 
 
+def test_what_is_temporary_is_not_pickled_nor_written_down(store, tmp_path):
+    with Collection() as collection:
+        for temporary in (store, RagaccelVectorStore(collection=collection)):
+            for keep in (pickle.dumps, RagaccelVectorStore.to_dict, RagaccelVectorStore.to_json):
+                with pytest.raises(ConfigurationError, match="temporary store cannot be pickled"):
+                    keep(temporary)
+    kept = pickle.dumps(RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="one"))
+    (tmp_path / "nodes.db").unlink()
+    RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="two").add(nodes())
+    with pytest.raises(IndexMismatchError):
+        pickle.loads(kept)
+
+
+def test_a_deep_copy_shares_the_nodes(store, tmp_path):
+    for one in (store, RagaccelVectorStore(tmp_path / "nodes.db")):
+        twin = copy.deepcopy(one)
+        assert (twin.client, twin.path) == (one.client, one.path)
+
+
+def test_its_place_stays_when_the_program_goes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = RagaccelVectorStore("nodes.db")
+    assert store.path == str(tmp_path / "nodes.db")
+    assert RagaccelVectorStore.from_dict(store.to_dict()).path == store.path
+
+
+def test_a_store_with_a_file_is_copied_where_that_is_asked_for(tmp_path):
+    store = RagaccelVectorStore(tmp_path / "nodes.db")
+    store.add(nodes())
+    store.persist(str(tmp_path / "vector_store.json"))
+    assert len(RagaccelVectorStore(tmp_path / "vector_store.json").get_nodes()) == 4
+
+
+def test_words_alone_find_only_what_shares_them(store):
+    query = ask("Petrel", mode=VectorStoreQueryMode.HYBRID, alpha=0.0)
+    assert store.query(query).ids == ["boat"]
+
+
 def test_a_copy_is_kept_where_it_is_asked_for(store, tmp_path):
     path = str(tmp_path / "new" / "copy.db")
     store.persist(path)
     store.clear()
-    copy = RagaccelVectorStore.from_persist_path(path)
-    assert copy.query(ask("The wick is cotton.", 1)).ids == ["wick"]
+    kept = RagaccelVectorStore.from_persist_path(path)
+    assert kept.query(ask("The wick is cotton.", 1)).ids == ["wick"]
     with pytest.raises(ConfigurationError, match="nothing was kept"):
         RagaccelVectorStore.from_persist_path(str(tmp_path / "none.db"))
     with pytest.raises(ConfigurationError, match="this machine"):
         store.persist(path, fs=fsspec.filesystem("memory"))
     store.persist(path, fs=fsspec.filesystem("file"))
-    assert copy.get_nodes() == []
+    assert kept.get_nodes() == []
 
 
 def test_a_storage_context_keeps_what_has_no_file_of_its_own(store, tmp_path):

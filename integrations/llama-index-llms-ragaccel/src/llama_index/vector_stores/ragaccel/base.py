@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.schema import BaseNode
+from llama_index.core.schema import BaseComponent, BaseNode
 from llama_index.core.vector_stores.simple import DEFAULT_VECTOR_STORE, NAMESPACE_SEP
 from llama_index.core.vector_stores.types import (
     DEFAULT_PERSIST_DIR,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ragaccel import Stored
+
+_OF_STORAGE_CONTEXT = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
 
 
 class RagaccelVectorStore(BasePydanticVectorStore):
@@ -72,17 +74,45 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         if collection is not None:
             if path is not None or fingerprint:
                 raise ConfigurationError("a ready collection has its own path and fingerprint")
-            path, fingerprint = collection.path, collection.fingerprint
-        fields |= {"path": None if path is None else os.fspath(path), "fingerprint": fingerprint}
-        super().__init__(**fields)
-        if collection is None:
+        else:
             collection = Collection(path, fingerprint=fingerprint)
+        fields |= {
+            "path": None if collection.is_temporary else os.fspath(collection.path),
+            "fingerprint": collection.fingerprint,
+        }
+        super().__init__(**fields)
         self._collection = collection
 
     @classmethod
     def class_name(cls) -> str:
         """The name that the framework knows it by."""
         return "RagaccelVectorStore"
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelVectorStore:
+        """Share the nodes."""
+        return self.model_copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The place, to be opened again; what is temporary has none."""
+        self._require_place()
+        state = super(BaseComponent, self).__getstate__()
+        return {**state, "__pydantic_private__": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open it again; a file that cannot be opened is told of, where the framework is silent."""
+        self.__init__(**state["__dict__"])  # type: ignore[misc]
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """The place and the fingerprint, to be opened again; what is temporary has none."""
+        self._require_place()
+        return super().to_dict(**kwargs)
+
+    def _require_place(self) -> None:
+        if self.path is None:
+            raise ConfigurationError(
+                "a temporary store cannot be pickled or written down, for its file goes with it:"
+                " make it with a path, or persist() it to a file and open that"
+            )
 
     @property
     def client(self) -> Collection:
@@ -190,13 +220,13 @@ class RagaccelVectorStore(BasePydanticVectorStore):
     def persist(self, persist_path: str, fs: Any = None) -> None:
         """Keep a copy in another file, to be opened by its path.
 
-        A storage context that persists its parts needs none of a store with a file of its own.
+        Of a store with a file of its own, a storage context that persists its parts needs none.
 
         Raises:
             ConfigurationError: The place is not on this machine.
         """
         require_local(fs)
-        if self.path is None or not persist_path.endswith(DEFAULT_PERSIST_FNAME):
+        if self.path is None or not persist_path.endswith(_OF_STORAGE_CONTEXT):
             self._collection.copy_to(persist_path)
 
     @classmethod

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Where = Callable[[Stored], bool] | None
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
+_MODES = "ask for default, text_search, sparse, hybrid or mmr"
 _LEAST_DIVERSE = 20
 
 
@@ -33,7 +34,7 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
     Raises:
         ConfigurationError: A mode that is not known, or no vector or text for it.
     """
-    mode, k = query.mode, query.similarity_top_k
+    mode, k = _mode(query), query.similarity_top_k
     where = as_where(query.filters, query.node_ids, query.doc_ids)
     if mode == VectorStoreQueryMode.MMR:
         return _diverse(collection, query, where, **kwargs)
@@ -46,9 +47,7 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
         return collection.search_fused(_words(query), _vector(query), k, alpha=alpha, where=where)
     if mode == VectorStoreQueryMode.DEFAULT:
         return collection.search(_vector(query), k, where=where)
-    raise ConfigurationError(
-        f"queries are default, text_search, sparse, hybrid or mmr here, not {mode.value}"
-    )
+    raise ConfigurationError(f"{mode.value!r} is a mode of other stores: {_MODES}")
 
 
 def as_where(
@@ -105,20 +104,25 @@ def require_local(fs: Any) -> None:
         raise ConfigurationError("a store is kept on this machine's own file system only")
 
 
+def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
+    try:
+        return VectorStoreQueryMode(query.mode)
+    except ValueError:
+        raise ConfigurationError(f"{query.mode!r} is no mode of queries: {_MODES}") from None
+
+
 def _diverse(
-    collection: Collection,
-    query: VectorStoreQuery,
-    where: Where,
-    *,
-    mmr_threshold: float | None = None,
-    mmr_prefetch_k: int | None = None,
+    collection: Collection, query: VectorStoreQuery, where: Where, **kwargs: Any
 ) -> list[Stored]:
+    threshold = kwargs.pop("mmr_threshold", None)
+    prefetch_k = kwargs.pop("mmr_prefetch_k", None)
+    refuse_arguments(kwargs)
     k = query.similarity_top_k
-    threshold = query.mmr_threshold if mmr_threshold is None else mmr_threshold
+    threshold = query.mmr_threshold if threshold is None else threshold
     return collection.search_diverse(
         _vector(query),
         k,
-        among=mmr_prefetch_k or max(_LEAST_DIVERSE, 4 * k),
+        among=prefetch_k or max(_LEAST_DIVERSE, 4 * k),
         balance=0.5 if threshold is None else threshold,
         where=where,
     )
@@ -126,11 +130,11 @@ def _diverse(
 
 def _vector(query: VectorStoreQuery) -> list[float]:
     if query.query_embedding is None:
-        raise ConfigurationError(f"a {query.mode.value} query needs a query_embedding")
+        raise ConfigurationError(f"a {_mode(query).value} query needs a query_embedding")
     return query.query_embedding
 
 
 def _words(query: VectorStoreQuery) -> str:
     if query.query_str is None:
-        raise ConfigurationError(f"a {query.mode.value} query needs a query_str")
+        raise ConfigurationError(f"a {_mode(query).value} query needs a query_str")
     return query.query_str
