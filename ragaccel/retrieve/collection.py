@@ -56,11 +56,11 @@ _CANDIDATES = 50
 class Collection(InPlace):
     """Passages under their ids, with vectors that the caller makes and metadata of its own.
 
-    What a framework's vector store needs. It lives in one SQLite file, like an index: every change
-    is one transaction, kept when the call returns; threads and processes may read while one
-    writes. Nearness is the cosine, of vectors kept in 16 bits a number: of any length given, they
-    are kept at length 1. An index that ``ragaccel index`` made can be opened as well, to be read
-    and searched; it cannot be changed by hand, for its next run would undo that.
+    What a framework's vector store needs, in one SQLite file, like an index: every change is one
+    transaction, kept when the call returns; threads and processes may read while one writes.
+    Nearness is the cosine, of vectors kept in 16 bits a number: of any length given, they are kept
+    at length 1. An index that ``ragaccel index`` made can be opened as well, to be read and
+    searched; its next run would undo changes, so that they are refused.
 
     Args:
         path: The file, made if there is none; None: a temporary one, gone with this object.
@@ -95,9 +95,6 @@ class Collection(InPlace):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "fingerprint": self.fingerprint}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
     # Changing
 
@@ -240,7 +237,8 @@ class Collection(InPlace):
             words: The question.
             vector: [D], the question's.
             k: How many; fewer come back only when there are no more.
-            alpha: 0 weighs only words, 1 only vectors. ``where``: as in :meth:`search`.
+            alpha: 0 weighs only words, 1 only vectors.
+            where: As in :meth:`search`.
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 
@@ -68,6 +70,9 @@ class InPlace:
                 " a path, or copy_to() a file and open that"
             )
         return {"path": self.path}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def _delete(folder: str, process: int) -> None:
