@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -33,7 +32,7 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel import LLM, ConfigurationError, build_prompt, reads_apart
+from ragaccel import LLM, build_prompt, reads_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,14 +42,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 BARE = "bare"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a contender answered, and how many tokens that took."""
-
-    text: str
-    tokens: int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,7 +91,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ask_all(
-    contenders: dict[str, Callable[[Example], Reply]], example: Example, number: int, at: int
+    contenders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
 ) -> list[dict[str, Any]]:
     """Ask every contender one question, another one first each time."""
     names = list(contenders)
@@ -108,10 +99,10 @@ def ask_all(
     rows = []
     for name in (*names[first:], *names[:first]):
         began = perf_counter()
-        reply = contenders[name](example)
+        text = contenders[name](example)
         seconds = perf_counter() - began
         row = {"example": example.example_id, "round": number, "contender": name}
-        rows.append({**row, "seconds": seconds, "tokens": reply.tokens, "text": reply.text})
+        rows.append({**row, "seconds": seconds, "text": text})
     return rows
 
 
@@ -123,7 +114,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         texts[row["contender"]][row["example"]] = row["text"]
         if row["round"] > 0:
             key = row["example"], row["round"]
-            speeds[row["contender"]][key] = row["tokens"] / row["seconds"]
+            speeds[row["contender"]][key] = 1 / row["seconds"]
     return {name: _figures(name, speeds, texts) for name in MAKERS}
 
 
@@ -134,7 +125,7 @@ def _figures(
 ) -> dict[str, Any]:
     ratio = paired_ratio(speeds[name], speeds[BARE])
     return {
-        "tokens_per_second": median(speeds[name].values()),
+        "seconds": median(1 / speed for speed in speeds[name].values()),
         "ratio": ratio.value,
         "ratio_interval": [ratio.low, ratio.high],
         "worst_ratio": ratio.worst,
@@ -156,38 +147,33 @@ def bare(
     llm: LLM,
     examples: Sequence[Example],  # noqa: ARG001 - as the others are called
     max_new_tokens: int,
-) -> Callable[[Example], Reply]:
+) -> Callable[[Example], str]:
     """The LLM alone, its prompt and passages in hand."""
-    apart = reads_apart(llm.tokenizer)
+    apart, chats = reads_apart(llm.tokenizer), llm.tokenizer.has_chat_template
+    settings: Any = {"max_new_tokens": max_new_tokens, "remember": False}
 
-    def ask(example: Example) -> Reply:
+    def ask(example: Example) -> str:
         if apart:
             room = (llm.context_length or 1 << 20) - max_new_tokens
-            prompt: Any = build_prompt(
-                llm.tokenizer, example.question, example.passages, max_tokens=room
-            )
-            answer = llm.generate(prompt, max_new_tokens=max_new_tokens, remember=False)
-        else:
-            answer = llm.generate(
-                [{"role": "user", "content": written(example)}],
-                references=example.passages,
-                max_new_tokens=max_new_tokens,
-                remember=False,
-            )
-        return Reply(answer.text, answer.usage.completion_tokens)
+            built = build_prompt(llm.tokenizer, example.question, example.passages, max_tokens=room)
+            return llm.generate(built, **settings).text
+        text = written(example)
+        prompt: Any = [{"role": "user", "content": text}] if chats else text
+        return llm.generate(prompt, references=example.passages, **settings).text
 
     return ask
 
 
 def langchain(
     llm: LLM, examples: Sequence[Example], max_new_tokens: int
-) -> Callable[[Example], Reply]:
+) -> Callable[[Example], str]:
     """A chain of a retriever, a prompt and our chat model."""
     from langchain_core.documents import Document
-    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import PromptTemplate
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import RunnablePassthrough
-    from langchain_ragaccel import ChatRagaccel
+    from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
     found = {
         example.question: [
@@ -204,20 +190,16 @@ def langchain(
     def show(documents: list[Document]) -> str:
         return "\n\n".join(document.page_content for document in documents)
 
-    model = ChatRagaccel(llm=llm, max_tokens=max_new_tokens, remember=False)
+    kind = ChatRagaccel if llm.tokenizer.has_chat_template else RagaccelLLM
+    model = kind(llm=llm, max_tokens=max_new_tokens, remember=False)
     sources: Any = {"context": Known() | show, "question": RunnablePassthrough()}
-    chain = sources | ChatPromptTemplate.from_template(TEMPLATE) | model
-
-    def ask(example: Example) -> Reply:
-        message = chain.invoke(example.question)
-        return Reply(message.content, message.usage_metadata["output_tokens"])
-
-    return ask
+    chain = sources | PromptTemplate.from_template(TEMPLATE) | model | StrOutputParser()
+    return lambda example: chain.invoke(example.question)
 
 
 def llama_index(
     llm: LLM, examples: Sequence[Example], max_new_tokens: int
-) -> Callable[[Example], Reply]:
+) -> Callable[[Example], str]:
     """A query engine of a retriever, a prompt and our LLM."""
     from llama_index.core import PromptTemplate
     from llama_index.core.query_engine import RetrieverQueryEngine
@@ -245,14 +227,7 @@ def llama_index(
         def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
             return found[query_bundle.query_str]
 
-    class Counting(Ragaccel):
-        def chat(self, messages: Any, **settings: Any) -> Any:
-            response = super().chat(messages, **settings)
-            counted.append(response.raw["usage"]["completion_tokens"])
-            return response
-
-    counted: list[int] = []
-    model = Counting(llm=llm, max_new_tokens=max_new_tokens, generate_kwargs={"remember": False})
+    model = Ragaccel(llm=llm, max_new_tokens=max_new_tokens, generate_kwargs={"remember": False})
     template = PromptTemplate(
         TEMPLATE.replace("context}", "context_str}").replace("question}", "query_str}")
     )
@@ -260,16 +235,7 @@ def llama_index(
         Known(), get_response_synthesizer(llm=model, text_qa_template=template)
     )
 
-    def ask(example: Example) -> Reply:
-        counted.clear()
-        text = str(engine.query(example.question))
-        if len(counted) != 1:
-            raise ConfigurationError(
-                f"{len(counted)} calls for one question: lower --limit's passages"
-            )
-        return Reply(text, counted[0])
-
-    return ask
+    return lambda example: str(engine.query(example.question))
 
 
 MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}

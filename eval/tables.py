@@ -117,13 +117,13 @@ def frameworks_table(document: dict[str, Any]) -> str:
     rows = [
         [
             names[name],
-            f"{figures['tokens_per_second']:.1f}",
+            f"{1000 * figures['seconds']:.0f}",
             _ratio(figures, "ratio"),
             f"{figures['same_text']} of {figures['examples']}",
         ]
         for name, figures in document["contenders"].items()
     ]
-    return table(["asked through", "tokens/s, all included", "x `LLM.generate`", "same text"], rows)
+    return table(["asked through", "ms an answer", "speed x `LLM.generate`", "same text"], rows)
 
 
 def indexing_table(document: dict[str, Any]) -> str:
