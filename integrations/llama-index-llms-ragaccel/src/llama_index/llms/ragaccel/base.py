@@ -26,14 +26,10 @@ from typing_extensions import Self
 
 from llama_index.llms.ragaccel import responses
 from llama_index.llms.ragaccel.asking import Ask, Call, apieces, awhole, make_ask, pieces, whole
-from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, as_turns, plain_text
+from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, lay_out
 from llama_index.llms.ragaccel.models import model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
-from llama_index.llms.ragaccel.references import (
-    AnyReference,
-    as_references,
-    registry_in_use,
-)
+from llama_index.llms.ragaccel.references import as_references, registry_in_use
 from ragaccel import ConfigurationError, SharedModel
 
 if TYPE_CHECKING:
@@ -263,7 +259,7 @@ class Ragaccel(CustomLLM):
         return self._call((lambda: prompt) if formatted else partial(self._write, prompt), given)
 
     def _to_answer(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> Call:
-        return self._call(partial(self._lay_out, messages), given)
+        return self._call(partial(lay_out, messages, self.messages_to_prompt, self._model), given)
 
     def _write(self, prompt: str) -> str | list[Turn]:
         """A text to complete, as a user's message to a chat model or as the text it is."""
@@ -274,13 +270,6 @@ class Ragaccel(CustomLLM):
             prompt = self.query_wrapper_prompt.format(query_str=prompt)
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": prompt}]
-
-    def _lay_out(self, messages: Sequence[ChatMessage]) -> str | list[Turn]:
-        to_prompt = self.messages_to_prompt
-        if to_prompt is not None and not isinstance(to_prompt, TemplatePrompt):
-            return to_prompt(messages)
-        turns = as_turns(messages)
-        return turns if self._model.is_chat_model else plain_text(turns)
 
     def _call(self, write: Callable[[], str | list[Turn]], given: dict[str, Any]) -> Call:
         """Settle what one call asks for; names are checked before anything is loaded."""
@@ -295,20 +284,16 @@ class Ragaccel(CustomLLM):
             },
             own,
         )
-        return Call(self._model, partial(self._prepare, write, references, settings))
 
-    def _prepare(
-        self,
-        write: Callable[[], str | list[Turn]],
-        references: list[AnyReference],
-        settings: dict[str, Any],
-    ) -> Ask:
-        return make_ask(
-            self._model,
-            write(),
-            references,
-            settings,
-            registry=registry_in_use(self.registry, self.auto_references),
-            neighbours=self.neighbours,
-            context_window=self.context_window,
-        )
+        def prepare() -> Ask:
+            return make_ask(
+                self._model,
+                write(),
+                references,
+                settings,
+                registry=registry_in_use(self.registry, self.auto_references),
+                neighbours=self.neighbours,
+                context_window=self.context_window,
+            )
+
+        return Call(self._model, prepare)

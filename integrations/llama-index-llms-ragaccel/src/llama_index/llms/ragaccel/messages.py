@@ -69,6 +69,17 @@ def text_of(turns: Sequence[Turn]) -> str:
     return "\n\n".join(turn["content"] for turn in turns)
 
 
+def lay_out(
+    messages: Sequence[ChatMessage], to_prompt: Any, model: SharedModel
+) -> str | list[Turn]:
+    """Write messages as the caller's own function does, or as turns for the model's template."""
+    if to_prompt is not None and not isinstance(to_prompt, TemplatePrompt):
+        written: str = to_prompt(messages)
+        return written
+    turns = as_turns(messages)
+    return turns if model.is_chat_model else plain_text(turns)
+
+
 def plain_text(turns: Sequence[Turn]) -> str:
     """Turns as lines that a model without a chat template may continue."""
     return plain_prompt(
