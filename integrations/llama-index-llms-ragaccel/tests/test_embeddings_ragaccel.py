@@ -1,9 +1,13 @@
+import copy
+import pickle
 import threading
 
 import numpy as np
 import pytest
 from hash_embedder import HashEmbedder
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.ingestion import IngestionCache, IngestionPipeline
+from llama_index.core.schema import TextNode
 from ragaccel import ModelNotFoundError, load_embedder
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
@@ -65,7 +69,36 @@ def test_it_is_said_in_a_dictionary_and_made_of_it_again():
     assert told["model_name"] == "all-MiniLM-L6-v2"
     again = RagaccelEmbedding.from_dict(told)
     assert (again.model_name, again.embed_batch_size) == ("all-MiniLM-L6-v2", 7)
-    assert "embedder" not in RagaccelEmbedding(embedder=HashEmbedder()).to_dict()
+    assert again.embedder is None
+
+
+def test_a_ready_model_is_never_taken_for_the_one_that_is_named():
+    embedder = HashEmbedder()
+    told = RagaccelEmbedding(embedder=embedder).to_dict()
+    with pytest.raises(ValueError, match="give it again"):
+        RagaccelEmbedding.from_dict(told)
+    assert RagaccelEmbedding.from_dict(told, embedder=embedder).ready() is embedder
+    assert (
+        pickle.loads(pickle.dumps(RagaccelEmbedding())).to_dict() == RagaccelEmbedding().to_dict()
+    )
+    assert pickle.loads(pickle.dumps(RagaccelEmbedding(embedder=embedder))).embedder is not None
+    bound = RagaccelEmbedding(embedder=load_embedder())
+    with pytest.raises(TypeError, match="name the model instead"):
+        pickle.dumps(bound)
+    assert bound.get_query_embedding("x")
+    assert copy.deepcopy(bound).ready() is bound.ready()
+
+
+def test_a_cache_of_what_was_embedded_tells_the_models_apart():
+    cache, sizes = IngestionCache(), []
+    for dimension in (8, 16, 8):
+        embedder = HashEmbedder(f"hash {dimension}", dimension)
+        pipeline = IngestionPipeline(
+            transformations=[RagaccelEmbedding(embedder=embedder)], cache=cache
+        )
+        (node,) = pipeline.run(nodes=[TextNode(text="The lamp burns oil.", id_="lamp")])
+        sizes.append((len(node.embedding), len(embedder.embedded)))
+    assert sizes == [(8, 1), (16, 1), (8, 0)]
 
 
 @pytest.mark.parametrize(

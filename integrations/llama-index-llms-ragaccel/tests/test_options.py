@@ -6,8 +6,11 @@ import pickle
 
 import pytest
 import torch
+from llama_index.core.extractors import TitleExtractor
+from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 from ragaccel import ConfigurationError, ReferenceRegistry
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
@@ -186,6 +189,13 @@ def test_a_ready_model_is_not_saved_and_that_is_said():
         pickle.dumps(Ragaccel(llm=tiny_llm()))
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(Ragaccel(registry=ReferenceRegistry()))
+
+
+def test_a_cache_of_answers_tells_ready_models_apart():
+    one, same, other = (Ragaccel(llm=llm) for llm in (tiny_llm(), tiny_llm(), tiny_llm(None)))
+    node = TextNode(text="The lamp burns oil.")
+    keys = [get_transformation_hash([node], TitleExtractor(llm=llm)) for llm in (one, same, other)]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_copies_share_what_is_heavy():

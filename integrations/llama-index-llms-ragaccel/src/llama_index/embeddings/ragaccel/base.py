@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import Field
+from llama_index.core.bridge.pydantic import Field, field_serializer, field_validator
+
+from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
     from ragaccel import Embedder
@@ -29,7 +32,6 @@ class RagaccelEmbedding(BaseEmbedding):
     embed_batch_size: int = Field(default=128, gt=0, description="Texts embedded at once.")
     embedder: Any = Field(
         default=None,
-        exclude=True,
         repr=False,
         description="A ready ragaccel.Embedder, used in place of what model_name names.",
     )
@@ -51,6 +53,38 @@ class RagaccelEmbedding(BaseEmbedding):
             ModelNotFoundError: There is no such model.
         """
         embedder: Embedder = _shared(self.model_name) if self.embedder is None else self.embedder
+        return embedder
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelEmbedding:
+        """Copy the options; a ready model is shared."""
+        memo = {} if memo is None else memo
+        memo[id(self.embedder)] = self.embedder
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to leave behind a ready model: its name, that of another, would stand for it."""
+        try:  # the framework leaves out what cannot be pickled, and from this object as well
+            pickle.dumps(self.embedder)
+        except Exception as error:
+            raise TypeError(
+                "a RagaccelEmbedding made with this embedder cannot be pickled: name the model "
+                "instead, and each process loads its own"
+            ) from error
+        return super().__getstate__()
+
+    @field_serializer("embedder")
+    def _name_ready(self, embedder: Any) -> str | None:
+        """Tells it from every other: caches of what is embedded have this in their keys."""
+        return None if embedder is None else f"a ready embedder, {embedder.fingerprint}"
+
+    @field_validator("embedder")
+    @classmethod
+    def _require_ready(cls, embedder: Any) -> Any:
+        if isinstance(embedder, str):
+            raise ConfigurationError(
+                "this was saved with a ready embedder, which a file cannot hold: give it again, "
+                "RagaccelEmbedding.from_dict(data, embedder=...)"
+            )
         return embedder
 
     def _get_query_embedding(self, query: str) -> list[float]:

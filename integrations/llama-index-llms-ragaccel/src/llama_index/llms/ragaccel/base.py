@@ -245,7 +245,8 @@ class Ragaccel(CustomLLM):
 
     @field_serializer("llm")
     def _name_ready(self, llm: Any) -> str | None:
-        return None if llm is None else "a ready ragaccel.LLM"
+        """Tells it from every other: caches of what is answered have this in their keys."""
+        return None if llm is None else f"a ready ragaccel.LLM, {self._model.identity}"
 
     @field_serializer("model_kwargs")
     def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
