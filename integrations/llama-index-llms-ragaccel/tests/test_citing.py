@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.response.schema import Response
-from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.llms import ChatMessage, CompletionResponse
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -126,6 +126,24 @@ def test_a_chats_answer():
     llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
     chat = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm)
     assert citations_of(chat.chat("?")) == EXPECTED
+
+
+def test_a_chat_that_asks_an_engine():
+    llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
+
+    def chat(**options):
+        return CondenseQuestionChatEngine.from_defaults(engine(**options), llm=llm)
+
+    async def read():
+        response = await chat(streaming=True, use_async=True).astream_chat("?")
+        said = "".join([piece async for piece in response.async_response_gen()])
+        return response, said
+
+    assert citations_of(chat().chat("?")) == EXPECTED
+    response, said = asyncio.run(read())
+    assert said == ANSWER
+    assert citations_of(response) == EXPECTED
+    assert citations_of(response, said) == EXPECTED
 
 
 def test_an_answer_of_its_own_words_cites_nothing():

@@ -13,6 +13,8 @@ from llama_index.llms.ragaccel.nodes import as_passage
 from ragaccel import ConfigurationError, citations
 
 if TYPE_CHECKING:
+    from llama_index.core.schema import NodeWithScore
+
     from ragaccel import Passage
 
 
@@ -39,7 +41,7 @@ def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]
             f"citations are found in an answer and its source nodes: a {type(response).__name__} "
             "has none"
         )
-    passages = [as_passage(node) for node in response.source_nodes]
+    passages = [as_passage(node) for node in _sources(response)]
     text = _text(response) if text is None else text
     return citations(text, passages, place=place_of)
 
@@ -59,6 +61,14 @@ def _own(response: ChatResponse | CompletionResponse) -> list[dict[str, Any]]:
         )
     found: list[dict[str, Any]] = raw["ragaccel"]["citations"]
     return found
+
+
+def _sources(response: Any) -> list[NodeWithScore]:
+    """Its nodes; where a chat asked an engine, and the framework left them there, that engine's."""
+    answers = [source.raw_output for source in getattr(response, "sources", ())]
+    return response.source_nodes or [
+        node for answer in answers for node in getattr(answer, "source_nodes", ())
+    ]
 
 
 def _text(response: Any) -> str:
