@@ -89,6 +89,11 @@ def test_a_ready_model_is_never_taken_for_the_one_that_is_named():
     assert copy.deepcopy(bound).ready() is bound.ready()
 
 
+def test_arguments_of_other_embeddings_are_not_passed_over():
+    with pytest.raises(ValueError, match="Extra inputs"):
+        RagaccelEmbedding(model="BAAI/bge-small-en-v1.5")
+
+
 def test_a_cache_of_what_was_embedded_tells_the_models_apart():
     cache, sizes = IngestionCache(), []
     for dimension in (8, 16, 8):

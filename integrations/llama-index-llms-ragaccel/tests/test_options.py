@@ -169,6 +169,7 @@ def test_what_is_saved_makes_the_same_again():
 def test_what_is_saved_or_traced_holds_no_secret():
     llm = Ragaccel("a/name", model_kwargs={"token": "hf_secret"}, system_prompt="Our secret.")
     assert "hf_secret" not in llm.to_json()
+    assert "hf_secret" not in repr(llm) + str(llm)
     payload = llm.to_payload()
     assert payload["model_name"] == "a/name"
     assert "secret" not in json.dumps(payload)

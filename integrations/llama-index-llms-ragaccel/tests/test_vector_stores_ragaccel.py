@@ -32,9 +32,17 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryMode,
 )
-from ragaccel import Collection, ConfigurationError, IndexMismatchError
+from ragaccel import (
+    Collection,
+    ConfigurationError,
+    IndexMismatchError,
+    Passage,
+    Store,
+    index_folder,
+)
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
+from llama_index.retrievers.ragaccel import RagaccelRetriever
 from llama_index.vector_stores.ragaccel import RagaccelVectorStore
 
 EMBEDDER = HashEmbedder(dimension=1 << 10)
@@ -571,3 +579,28 @@ def test_importing_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_index_of_folders_is_read_as_nodes(tmp_path):
+    (tmp_path / "lamp.md").write_text("# Lamp\n\nThe lamp burns oil.\n")
+    with Store(tmp_path / "index.db") as kept:
+        index_folder(kept, EMBEDDER, tmp_path)
+    store = RagaccelVectorStore(tmp_path / "index.db")
+    (node,) = store.query(VectorStoreQuery(embed("lamp"), similarity_top_k=1)).nodes
+    retriever = RagaccelRetriever(
+        tmp_path / "index.db", embed_model=RagaccelEmbedding(embedder=EMBEDDER)
+    )
+    assert node == store.get_nodes()[0] == retriever.retrieve("lamp")[0].node
+    assert node.ref_doc_id == "lamp.md"
+
+
+def test_metadata_that_another_framework_put_in_is_a_nodes(tmp_path):
+    with Collection(tmp_path / "notes.db") as notes:
+        notes.put([Passage("a", "The lamp burns oil.")], [embed("lamp")], [{"year": 1874}])
+    (node,) = RagaccelVectorStore(tmp_path / "notes.db").get_nodes()
+    assert (node.node_id, node.text, node.metadata["year"]) == ("a", "The lamp burns oil.", 1874)
+
+
+def test_arguments_of_other_stores_are_not_passed_over():
+    with pytest.raises(ValueError, match="collection_name"):
+        RagaccelVectorStore(collection_name="tenant 7")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import Field, field_serializer, field_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, field_serializer, field_validator
 
 from ragaccel import ConfigurationError
 
@@ -24,6 +24,8 @@ class RagaccelEmbedding(BaseEmbedding):
 
     >>> RagaccelEmbedding().get_query_embedding("Who keeps the lamp?")
     """
+
+    model_config = ConfigDict(extra="forbid")  # another's names would be without effect, unseen
 
     model_name: str = Field(
         default="all-MiniLM-L6-v2",

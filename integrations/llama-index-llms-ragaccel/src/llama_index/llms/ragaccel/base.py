@@ -83,7 +83,7 @@ class Ragaccel(CustomLLM):
 
     model: str | None = Field(default=None, frozen=True)
     llm: Any = Field(default=None, frozen=True)
-    model_kwargs: dict[str, Any] = Field(default_factory=dict, frozen=True)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, frozen=True, repr=False)
     context_window: int | None = Field(default=None, ge=1)
     max_new_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=0.0, ge=0.0)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import ConfigDict, PrivateAttr
 from llama_index.core.schema import BaseComponent, BaseNode
 from llama_index.core.vector_stores.simple import DEFAULT_VECTOR_STORE, NAMESPACE_SEP
 from llama_index.core.vector_stores.types import (
@@ -55,6 +55,8 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         fingerprint: Names the embedding model, so that a file with vectors of another is refused.
         collection: A ready ``ragaccel.Collection``, in place of both.
     """
+
+    model_config = ConfigDict(extra="forbid")  # another's names would be without effect, unseen
 
     stores_text: bool = True
     is_embedding_query: bool = True

@@ -11,6 +11,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
+from llama_index.retrievers.ragaccel.base import as_node as node_of
 from llama_index.vector_stores.ragaccel.filtering import as_condition
 from ragaccel import ConfigurationError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
 _MODES = "ask for default, text_search, sparse, hybrid or mmr"
 _LEAST_DIVERSE = 20
+_NODE = "_node_content"
 
 
 def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[Stored]:
@@ -75,7 +77,14 @@ def as_where(
 
 
 def as_node(item: Stored) -> BaseNode:
-    """Turn what is stored back into the node that it was, without its embedding."""
+    """Turn what is stored back into the node that it was, without its embedding.
+
+    What else such a file holds, an index of ``ragaccel index`` for one, is made one.
+    """
+    if _NODE not in item.metadata:
+        node = node_of(item.passage)
+        node.metadata |= item.metadata
+        return node
     return metadata_dict_to_node(item.metadata, text=item.passage.text)
 
 
