@@ -123,6 +123,8 @@ def test_fusing_weighs_words_and_vectors(collection):
     fused = collection.search_fused("zebra", [1.0, 0.0], 1)[0].passage.score
     assert fused == pytest.approx(1 / 61 + 1 / 62, abs=1e-9)
     assert ids(collection.search_fused("stripes", [1.0, 0.0], 3, alpha=0)) == ["worded"]
+    assert ids(collection.search_fused("stripes", [1.0, 0.0], 1, alpha=0.99)) == ["near"]
+    assert ids(collection.search_fused("stripes", [1.0, 0.0], 1, alpha=0.9)) == ["worded"]
     for alpha in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigurationError, match="alpha"):
             collection.search_fused("zebra", [1.0, 0.0], alpha=alpha)
