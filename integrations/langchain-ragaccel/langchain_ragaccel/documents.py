@@ -1,4 +1,4 @@
-"""Documents: LangChain's documents as passages."""
+"""Documents: LangChain's documents as passages, and back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import hashlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.documents import Document
 from ragaccel import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from langchain_core.documents import Document
 
 _DIGITS = 9  # of a page's number: longer ones are none, and of some Python makes no number
 
@@ -37,6 +36,25 @@ def as_passage(document: Document) -> Passage:
         line=_whole(metadata, "line"),
         score=_score(metadata),
     )
+
+
+def as_document(passage: Passage, metadata: dict[str, Any]) -> Document:
+    """Turn a passage into a document with its id."""
+    return Document(id=passage.passage_id, page_content=passage.text, metadata=metadata)
+
+
+def place_of(passage: Passage) -> dict[str, Any]:
+    """What is known of a found passage's place, and its score, as a document's metadata."""
+    metadata: dict[str, Any] = {
+        "score": passage.score,
+        "citation": passage.citation,
+        "source": passage.path,
+        "start_index": passage.start,
+        "title": passage.title,
+        "page": passage.page,
+        "line": passage.line,
+    }
+    return {name: value for name, value in metadata.items() if value not in ("", None)}
 
 
 def content_id(text: str) -> str:

@@ -6,12 +6,12 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr
 from ragaccel import ConfigurationError
 
+from langchain_ragaccel.documents import as_document, place_of
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         AsyncCallbackManagerForRetrieverRun,
         CallbackManagerForRetrieverRun,
     )
-    from ragaccel import Passage
+    from langchain_core.documents import Document
     from typing_extensions import Self
 
 
@@ -138,7 +138,7 @@ class RagaccelRetriever(BaseRetriever):
         k: int | None = None,
     ) -> list[Document]:
         found = self._source.search(query, self.k if k is None else k, **self._options)
-        return [as_document(passage) for passage in found]
+        return [as_document(passage, place_of(passage)) for passage in found]
 
     async def _aget_relevant_documents(
         self,
@@ -158,21 +158,6 @@ class RagaccelRetriever(BaseRetriever):
             params["ls_embedding_provider"] = "ragaccel"
             params["ls_embedding_model"] = self.embeddings.name
         return params
-
-
-def as_document(passage: Passage) -> Document:
-    """Turn a found passage into a document, with its place and its score in the metadata."""
-    metadata: dict[str, Any] = {
-        "score": passage.score,
-        "citation": passage.citation,
-        "source": passage.path,
-        "start_index": passage.start,
-        "title": passage.title,
-        "page": passage.page,
-        "line": passage.line,
-    }
-    told = {name: value for name, value in metadata.items() if value not in ("", None)}
-    return Document(id=passage.passage_id, page_content=passage.text, metadata=told)
 
 
 def _opened(path: Path, embeddings: RagaccelEmbeddings) -> Any:

@@ -10,7 +10,8 @@ from langchain_core.vectorstores import VectorStore
 from ragaccel import ConfigurationError
 
 from langchain_ragaccel.collecting import keep_from_collectors
-from langchain_ragaccel.storing import as_document, as_where, register
+from langchain_ragaccel.documents import as_document
+from langchain_ragaccel.storing import as_where, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ class Searching(VectorStore):
         return self._documents(found)
 
     def _documents(self, found: Iterable[Stored]) -> list[Document]:
-        documents = [as_document(item) for item in found]
+        documents = [as_document(item.passage, item.metadata) for item in found]
         if self._is_apart:
             keep_from_collectors(documents)
         return documents

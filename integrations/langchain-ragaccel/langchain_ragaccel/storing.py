@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from langchain_core.documents import Document
 from ragaccel import ConfigurationError, auto_references_enabled
 
 from langchain_ragaccel.collecting import current_collector
+from langchain_ragaccel.documents import as_document
 from langchain_ragaccel.filtering import Filter, as_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from langchain_core.documents import Document
     from ragaccel import ReferenceRegistry, Stored
-
-
-def as_document(item: Stored) -> Document:
-    """Turn what is stored back into the document that it was, with its id."""
-    passage = item.passage
-    return Document(id=passage.passage_id, page_content=passage.text, metadata=item.metadata)
 
 
 def as_where(
@@ -35,7 +30,11 @@ def as_where(
     if more:
         raise TypeError(f"this search takes no {', '.join(sorted(more))}: beside k there is filter")
     holds = as_condition(filter)
-    return None if holds is None else lambda item: bool(holds(as_document(item)))
+    return (
+        None
+        if holds is None
+        else lambda item: bool(holds(as_document(item.passage, item.metadata)))
+    )
 
 
 def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namespace: str) -> None:
