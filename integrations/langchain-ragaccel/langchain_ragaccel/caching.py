@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+from langchain_core.globals import get_llm_cache
 from ragaccel import RagaccelError
 
 from langchain_ragaccel.calls import QUIET, as_stops, canonical, registry_of
@@ -32,6 +33,13 @@ def cache_key(
     if stop is not None:
         kept["stop"] = as_stops(stop)
     return str(sorted({**identifying, **kept}.items()))
+
+
+def is_cached(options: ModelOptions) -> bool:
+    """Whether answers are looked up in a cache: the object's own, or LangChain's global one."""
+    if options.cache is None or options.cache is True:
+        return get_llm_cache() is not None
+    return options.cache is not False
 
 
 def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.caching import cache_key, what_is_read
-from langchain_ragaccel.calls import OTHER_NAMES, check_names
+from langchain_ragaccel.caching import cache_key, is_cached, what_is_read
+from langchain_ragaccel.calls import OTHER_NAMES
 from langchain_ragaccel.generating import Ask, aanswer, answer, in_thread
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.messages import as_turns, text_of
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
     from typing_extensions import Self
+
+    from langchain_ragaccel.calls import Call
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):
@@ -149,6 +151,21 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         parser = parser_of(schema, from_call=method != "json_mode")
         return parsed(asking, parser, include_raw=include_raw)
 
+    async def agenerate(
+        self,
+        messages: list[list[BaseMessage]],
+        stop: list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """Answer conversations; arguments are those of the base class.
+
+        That asks for the cache's key on the event loop, so what takes long of it is done before.
+        """
+        if is_cached(self):
+            await in_thread(lambda: what_is_read(self, {}))
+        return await super().agenerate(messages, stop, *args, **kwargs)
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -156,7 +173,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ask = self._ask(messages, stop, run_manager, kwargs)
+        ask = self._ask(messages, self.call(stop, kwargs), run_manager, kwargs)
         if run_manager is None or not is_heard(self, run_manager):
             return reply(ask, answer(ask), self.model_name)
         made: Any = None
@@ -172,7 +189,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
+        call = await self.acall(stop, kwargs)
+        ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
         made: Any = None
         if run_manager is None or not is_heard(self, run_manager):
             made = await aanswer(ask)
@@ -189,7 +207,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        ask = self._ask(messages, stop, run_manager, kwargs)
+        ask = self._ask(messages, self.call(stop, kwargs), run_manager, kwargs)
         for chunk, _ in parts(ask, self.model_name):
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -202,7 +220,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        ask = await in_thread(lambda: self._ask(messages, stop, run_manager, kwargs))
+        call = await self.acall(stop, kwargs)
+        ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
         async with aclosing(aparts(ask, self.model_name)) as chunks:
             async for chunk, _ in chunks:
                 if run_manager is not None:
@@ -210,15 +229,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
                 yield chunk
 
     def _ask(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run_manager: Any,
-        given: dict[str, Any],
+        self, messages: list[BaseMessage], call: Call, run_manager: Any, given: dict[str, Any]
     ) -> Ask:
-        """Check what is asked, lay it out, and find what the answer may be copied from."""
-        check_names(given, type(self).__name__, self.settable)
-        call, model = self.call(stop, given), self.shared
+        """Lay out what is asked, and find what the answer may be copied from."""
+        model = self.shared
         llm = model.load()
         tools = as_tools(given.get("tools") or ())
         choice = choose(tools, given.get("tool_choice"))

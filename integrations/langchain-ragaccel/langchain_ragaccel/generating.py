@@ -88,9 +88,9 @@ def answer(ask: Ask) -> Answer:
 
 def answers(asks: Sequence[Ask]) -> list[Answer]:
     """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    if len(asks) <= 1:
+        return [answer(ask) for ask in asks]
     first = asks[0]
-    if len(asks) == 1:
-        return [answer(first)]
     if first.timeout is None:
         prompts, references = _of_each(asks)
         return first.llm.generate(prompts, references=references, **first.settings)
@@ -127,9 +127,9 @@ async def aanswer(ask: Ask) -> Answer:
 
 async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
     """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    if len(asks) <= 1:
+        return [await aanswer(ask) for ask in asks]
     first = asks[0]
-    if len(asks) == 1:
-        return [await aanswer(first)]
     prompts, references = _of_each(asks)
     left = first.left
     work = first.llm.agenerate(prompts, references=references, **first.settings)

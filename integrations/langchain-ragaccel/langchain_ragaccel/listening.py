@@ -21,7 +21,7 @@ def is_heard(model: ModelOptions, run_manager: Any) -> bool:
     """
     if run_manager is None or not run_manager.handlers:
         return False
-    if "streaming" in model.model_fields_set:
+    if model.streaming is not None:
         return model.streaming
     return any(_takes_tokens(handler) for handler in run_manager.handlers)
 

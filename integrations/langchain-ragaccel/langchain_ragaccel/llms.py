@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
 
-from langchain_ragaccel.caching import what_is_read
-from langchain_ragaccel.calls import as_stops, check_names
+from langchain_ragaccel.caching import is_cached, what_is_read
+from langchain_ragaccel.calls import as_stops
 from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.metadata import response, token_usage
@@ -66,7 +65,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Complete prompts as ``generate`` does, for asyncio."""
-        model, stops = self._for_call(kwargs), self._stops(stop)
+        model = await in_thread(lambda: self._for_call(kwargs))
+        stops = self._stops(stop)
         return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
@@ -106,7 +106,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asks = self._asks(prompts, stop, run_manager, kwargs)
+        asks = self._asks(prompts, self.call(stop, kwargs), run_manager)
         if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
             return self._result(answers(asks))
         made = []
@@ -123,7 +123,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asks = await in_thread(lambda: self._asks(prompts, stop, run_manager, kwargs))
+        call = await self.acall(stop, kwargs)
+        asks = await in_thread(lambda: self._asks(prompts, call, run_manager))
         if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
             return self._result(await aanswers(asks))
         made = []
@@ -140,7 +141,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        (ask,) = self._asks([prompt], stop, run_manager, kwargs)
+        (ask,) = self._asks([prompt], self.call(stop, kwargs), run_manager)
         for part in pieces(ask):
             chunk = self._chunk(part)
             if run_manager is not None:
@@ -154,7 +155,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        (ask,) = await in_thread(lambda: self._asks([prompt], stop, run_manager, kwargs))
+        call = await self.acall(stop, kwargs)
+        (ask,) = await in_thread(lambda: self._asks([prompt], call, run_manager))
         async with aclosing(apieces(ask)) as parts:
             async for part in parts:
                 chunk = self._chunk(part)
@@ -165,9 +167,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _for_call(self, given: dict[str, Any]) -> Self:
         """This object as the base class caches its answers: all that counts is its own."""
         model = self.with_settings(given)
-        if model.cache is False or (model.cache in (None, True) and get_llm_cache() is None):
-            return model
-        if read := what_is_read(self, given):
+        if is_cached(model) and (read := what_is_read(self, given)):
             model = model.model_copy()
             model._read = read
         return model
@@ -175,13 +175,9 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _stops(self, stop: list[str] | str | None) -> list[str] | None:
         return as_stops(self.stop if stop is None else stop)
 
-    def _asks(
-        self, prompts: list[str], stop: list[str] | None, run_manager: Any, given: dict[str, Any]
-    ) -> list[Ask]:
-        """Check what is asked, and find for each prompt what it may be copied from."""
-        check_names(given, type(self).__name__, self.settable)
-        call, model = self.call(stop, given), self.shared
-        model.load()
+    def _asks(self, prompts: list[str], call: Call, run_manager: Any) -> list[Ask]:
+        """Find for each prompt what its answer may be copied from."""
+        model = self.shared
         run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
         return [self._ask(model, call, prompt, run_id) for prompt in prompts]
 

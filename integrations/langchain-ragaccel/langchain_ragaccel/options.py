@@ -20,6 +20,7 @@ from langchain_ragaccel.calls import (
     make_call,
 )
 from langchain_ragaccel.checking import check_options
+from langchain_ragaccel.generating import in_thread
 from langchain_ragaccel.metadata import PROVIDER
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class ModelOptions(BaseLanguageModel[Any]):
     track: Literal["run-tree"] | None = None
     """Copy also from what was retrieved for this prompt, though only a summary stands in it."""
 
-    streaming: bool = False
+    streaming: bool | None = None
+    """Tokens to callbacks from answers asked for whole; by itself where any takes them, if None."""
     max_retries: int | None = None
     """Does nothing: there is no network to fail."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
@@ -196,7 +198,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     @property
     def identifying(self) -> dict[str, Any]:
         """What an answer depends on, and nothing else: speculation never changes one."""
-        names = ("dtype", "device", "device_map", "exact", "near_ties", *SAMPLING)
+        names = ("dtype", "device", "device_map", "capacity", "exact", "near_ties", *SAMPLING)
         known = {name: getattr(self, name) for name in names} | {"stop": as_stops(self.stop)}
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
@@ -213,12 +215,28 @@ class ModelOptions(BaseLanguageModel[Any]):
         }
 
     def call(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
-        """What one call asks for: its own settings before this object's."""
+        """What one call asks for: its own settings before this object's.
+
+        Raises:
+            TypeError: something that no call can set.
+            ConfigurationError: something that cannot be.
+        """
+        check_names(given, type(self).__name__, self.settable)
         return make_call(self, stop, given)
+
+    async def acall(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
+        """:meth:`call`, with the model loaded, and the event loop not held up.
+
+        Who waits for a model takes none of the threads that prepare the prompts of others.
+        """
+        call = await in_thread(lambda: self.call(stop, given))
+        await self.shared.aload()
+        return call
 
     def with_settings(self, given: dict[str, Any]) -> Self:
         """This object with what a call sets as its own; what is taken over leaves ``given``."""
-        own = {k: v for k, v in canonical(given, type(self).__name__).items() if k in SAMPLING}
+        set_here = canonical(given, type(self).__name__).items()
+        own = {k: v for k, v in set_here if k in SAMPLING and v is not None}
         for name in [name for name in given if OTHER_NAMES.get(name, name) in SAMPLING]:
             del given[name]
         if given.keys() & {"logits_processors", "stopping_criteria"}:

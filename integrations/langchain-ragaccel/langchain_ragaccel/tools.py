@@ -30,8 +30,18 @@ _FORMATS: WeakKeyDictionary[LLM, ToolFormat] = WeakKeyDictionary()
 
 
 def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools of any kind (functions, classes, LangChain's, dicts) as chat templates read them."""
-    return [convert_to_openai_tool(tool) for tool in tools]
+    """Tools of any kind (functions, classes, LangChain's, dicts) as chat templates read them.
+
+    Raises:
+        ConfigurationError: a tool that is no function, such as a search that a provider runs.
+    """
+    made = [convert_to_openai_tool(tool) for tool in tools]
+    for tool in made:
+        if not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+            raise ConfigurationError(
+                f"a tool is a function with a name, not {tool!r}: nobody runs others here"
+            )
+    return made
 
 
 def choose(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:

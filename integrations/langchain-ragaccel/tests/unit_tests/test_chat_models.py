@@ -10,10 +10,10 @@ from langchain_core.documents import Document
 from langchain_core.load import dumpd, dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from ragaccel import ConfigurationError, ReferenceRegistry
 from serialized import loaded_again
-from tiny_llm import ALTERNATING, tiny_llm
+from tiny_llm import ALTERNATING, tiny_folder_of, tiny_llm
 
 from langchain_ragaccel import ChatRagaccel
 
@@ -28,6 +28,11 @@ def said(question):
 @pytest.fixture
 def bare():
     return tiny_llm()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_folder_of(str(tmp_path / "model"))
 
 
 @pytest.fixture
@@ -166,6 +171,17 @@ def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
     assert len(cache._cache) == 5
 
 
+def test_a_model_that_reads_less_shares_no_cached_answers(folder):
+    documents = [f"word{number} " * 60 for number in range(12)]
+    cache = InMemoryCache()
+    long, short = (
+        ChatRagaccel(model=folder, max_tokens=2, capacity=capacity, cache=cache)
+        for capacity in (4000, 900)
+    )
+    read = [one.invoke("Who?", documents=documents).usage_metadata for one in (long, short)]
+    assert read[0]["input_tokens"] > 900 > read[1]["input_tokens"]
+
+
 def test_rules_of_the_callers_own_are_never_cached(bare):
     chat = ChatRagaccel(llm=bare, max_tokens=4, cache=InMemoryCache())
     said_first = chat.invoke(QUESTIONS[0], logits_processors=[lambda ids, scores: scores])
@@ -228,6 +244,16 @@ async def test_a_model_asked_whole_streams_where_events_are_wanted(chat, texts):
     pieces = [e["data"]["chunk"].content for e in events if e["event"] == "on_chat_model_stream"]
     assert len(pieces) > 2
     assert "".join(pieces) == texts[0]
+
+
+async def test_configurable_fields_leave_it_to_listeners_whether_an_answer_streams(chat, texts):
+    model = chat.configurable_fields(max_tokens=ConfigurableField(id="length"))
+    length = {"configurable": {"length": NEW}}
+    chain = RunnableLambda(lambda question: model.invoke(question, length))
+    events = [event async for event in chain.astream_events(QUESTIONS[0], version="v2")]
+    told = [e["data"]["chunk"] for e in events if e["event"] == "on_chat_model_stream"]
+    assert len(told) > 2
+    assert "".join(chunk.content for chunk in told) == texts[0]
 
 
 def test_documents_go_into_the_prompt_and_come_back_as_citations(bare, chat):

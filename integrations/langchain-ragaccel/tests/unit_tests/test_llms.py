@@ -344,3 +344,14 @@ def test_traces_name_the_provider_and_the_model(llm):
     assert params["ls_max_tokens"] == NEW
     if hasattr(llm, "_add_version"):  # which older versions of langchain-core have not
         assert llm.metadata["lc_versions"]["langchain-ragaccel"]
+
+
+def test_no_prompts_have_no_answers(llm):
+    assert llm.generate([]).generations == []
+    assert asyncio.run(llm.agenerate([])).generations == []
+
+
+def test_a_setting_of_none_leaves_the_objects_own(llm, texts):
+    assert llm.invoke(PROMPTS[0], max_tokens=None) == texts[0]
+    assert asyncio.run(llm.ainvoke(PROMPTS[0], max_new_tokens=None)) == texts[0]
+    assert "".join(llm.stream(PROMPTS[0], max_tokens=None)) == texts[0]

@@ -2,10 +2,13 @@ import asyncio
 import copy
 import pickle
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
+from langchain_core.caches import InMemoryCache
 from ragaccel import LLM, ModelNotFoundError, shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
@@ -96,6 +99,45 @@ def test_the_time_of_an_answer_begins_with_its_call_and_includes_loading(monkeyp
         asyncio.run(read(model)) if ask.startswith("a") else list(getattr(model, ask)("Who?"))
     again = kind(model=f"slow {kind} {ask}", timeout=60, max_tokens=1)
     assert again.invoke("Who?")
+
+
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+async def test_who_waits_for_a_model_takes_no_thread_from_others(monkeypatch, kind):
+    may_load = Event()
+
+    def load(name=None, **options):
+        assert may_load.wait(30)
+        return tiny_llm()
+
+    async def read(model):
+        return [one async for one in model.astream("Who?", max_tokens=1)]
+
+    monkeypatch.setattr(LLM, "load", staticmethod(load))
+    slow, ready = kind(model=f"slow {kind} beside"), kind(llm=tiny_llm())
+    waiting = [asyncio.create_task(slow.ainvoke("Who?", max_tokens=1)) for _ in range(40)]
+    waiting += [asyncio.create_task(read(slow)) for _ in range(40)]
+    await asyncio.sleep(0.05)
+    try:
+        assert await asyncio.wait_for(ready.ainvoke("Who?", max_tokens=1), 20)
+    finally:
+        may_load.set()
+        answers = await asyncio.gather(*waiting)
+    assert len(answers) == 80
+
+
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+async def test_a_caches_key_reads_no_file_on_the_event_loop(monkeypatch, loads, kind):
+    read_in = []
+
+    def outline(name, **options):
+        read_in.append(current_thread())
+        return SimpleNamespace(tokenizer=tiny_llm().tokenizer)
+
+    monkeypatch.setattr("ragaccel.models.load.outline_model", outline)
+    model = kind(model=f"looked up {kind}", max_tokens=2, cache=InMemoryCache())
+    assert await model.ainvoke("Who?")
+    assert read_in
+    assert main_thread() not in read_in
 
 
 def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):

@@ -320,3 +320,10 @@ def test_tools_are_counted(chat):
 
 def test_the_script_calls_nothing_unless_it_is_given_tools():
     assert call_a_tool("<turn>user: Hi<turn>assistant: ") == "Hello."
+
+
+@pytest.mark.parametrize("choice", [None, "any", "search"])
+@pytest.mark.parametrize("tool", [{"type": "web_search_preview"}, {"type": "function"}])
+def test_tools_that_a_provider_runs_are_refused_when_bound(choice, tool):
+    with pytest.raises(ConfigurationError, match="a function with a name"):
+        ChatRagaccel(llm=scripted_llm()).bind_tools([tool], tool_choice=choice)
