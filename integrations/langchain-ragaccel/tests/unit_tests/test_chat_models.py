@@ -15,7 +15,7 @@ from ragaccel import ConfigurationError, ReferenceRegistry
 from serialized import loaded_again
 from tiny_llm import ALTERNATING, tiny_folder_of, tiny_llm
 
-from langchain_ragaccel import ChatRagaccel
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
 QUESTIONS = ["Who trims the wick?", "What rises at the mole?", "What does the lamp burn?"]
 NEW = 24
@@ -124,6 +124,16 @@ def test_one_stop_string_is_a_list_of_one_in_calls_objects_and_keys(bare, texts)
     one = ChatRagaccel(llm=bare, stop=stop)
     assert one.identifying == ChatRagaccel(llm=bare, stop=[stop]).identifying
     assert one.identifying != ChatRagaccel(llm=bare).identifying
+
+
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+def test_an_empty_list_of_stops_in_a_call_lifts_the_objects_own(bare, kind):
+    whole = kind(llm=bare, max_tokens=NEW).invoke(QUESTIONS[0])
+    text = getattr(whole, "content", whole)
+    stopping = kind(llm=bare, max_tokens=NEW, stop=text[4:7])
+    assert stopping.invoke(QUESTIONS[0]) != whole
+    again = stopping.invoke(QUESTIONS[0], stop=[])
+    assert getattr(again, "content", again) == text
 
 
 def test_usage_is_seen_by_the_usage_callback(chat):
