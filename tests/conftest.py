@@ -20,7 +20,11 @@ def home_of_the_suite(tmp_path_factory):
 
 @pytest.fixture
 def no_event_loop_is_left():
-    """Closes what frameworks leave open: an event loop that they made for a call and forgot."""
+    """Closes what frameworks leave open: an event loop that they made for a call and forgot.
+
+    Where none is set beforehand, most make none; one that they made is lost to asyncio.run.
+    """
+    asyncio.set_event_loop(None)
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # there may be none to be had
