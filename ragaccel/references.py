@@ -115,7 +115,7 @@ def refer(
     """One text as references: cut from the prompt if it stands there, else tokenized apart.
 
     Apart, the text is taken with and without a space before it, since either may be how the model
-    writes its first word.
+    writes its first word. Halves of characters, as broken PDFs hold them, stop no answer.
     """
     text = text.strip()
     if not text:
@@ -124,7 +124,7 @@ def refer(
     own = prompt.cut(at, at + len(text)) if prompt is not None and at >= 0 else ()
     if own:
         return [Reference(own, weight, passage_id)]
-    text = tokenizer.shield.hide(text)
+    text = tokenizer.shield.hide(text.encode(errors="replace").decode())
     plain = tuple(tokenizer.encode(text, add_special_tokens=False))
     spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
     variants = [plain, _head_of_variant(spaced, plain)]

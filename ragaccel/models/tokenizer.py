@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import contextmanager
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -13,10 +14,11 @@ from ragaccel.models.chat_template import ChatTemplate
 from ragaccel.models.shielding import PlainEncoder, Shield
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -89,12 +91,16 @@ class Tokenizer:
         """Turn text into token ids. A begin token that the text spells out is not doubled.
 
         What ``shield`` has marked in the text is read as text and never as special tokens.
+
+        Raises:
+            ConfigurationError: the text holds half a character that the tokenizer cannot read.
         """
         if self._is_fast and self.shield.is_marked(text):
             return self.encode_with_offsets(text, add_special_tokens)[0]
-        ids: list[int] = self.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, verbose=False
-        )
+        with _telling_of_halves(text):
+            ids: list[int] = self.tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, verbose=False
+            )
         return ids[1:] if self._starts_twice(ids) else ids
 
     def encode_with_offsets(
@@ -105,17 +111,19 @@ class Tokenizer:
         A token that the tokenizer adds stands for no character: (0, 0).
 
         Raises:
-            ConfigurationError: if the tokenizer is not a fast one and does not keep the text.
+            ConfigurationError: if the tokenizer is not a fast one and does not keep the text, or
+                as in ``encode``.
         """
         if not self._is_fast:
             return self._encode_slowly(text, add_special_tokens)
-        encoding = self.tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-        )
+        with _telling_of_halves(text):
+            encoding = self.tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                verbose=False,
+            )
         ids: list[int] = list(encoding["input_ids"])
         spans = [(start, end) for start, end in encoding["offset_mapping"]]
         if self.shield.is_marked(text):
@@ -214,6 +222,21 @@ class Tokenizer:
                 "(pip install tokenizers sentencepiece)"
             )
         return ids, [(min(start, end), end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@contextmanager
+def _telling_of_halves(text: str) -> Iterator[None]:
+    """Say what is wrong with a text where tokenizers say that it is no text."""
+    try:
+        yield
+    except TypeError as error:
+        half = _LONE_SURROGATE.search(text)
+        if half is None:
+            raise
+        raise ConfigurationError(
+            f"the text holds {half[0]!r}, half a character, as broken PDFs do: replace it, e.g. by "
+            "text.encode(errors='replace').decode()"
+        ) from error
 
 
 def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> tuple[str, ...]:

@@ -113,6 +113,14 @@ def test_long_answers_stay_cheap_and_exact():
     assert text + decoder.finish() == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_character_in_a_text_is_said(kind):
+    tokenizer = Tokenizer(KINDS[kind]())
+    for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
+        with pytest.raises(ConfigurationError, match="half a character, as broken PDFs do"):
+            encode("The lamp \ud83d burns.")
+
+
 def test_special_tokens_are_no_text():
     tokenizer = Tokenizer(byte_level())
     mark = byte_level().convert_tokens_to_ids("<s1>")

@@ -19,6 +19,7 @@ from llama_index.llms.ragaccel.nodes import as_passage
 WICK = "The keeper trims the wick at dusk and again at midnight, whatever the weather may be."
 TIDE = "The tide rises four metres at the mole in spring, and boats are moored on long lines then."
 OIL = "The lamp burns rapeseed oil, of which nine barrels are landed from the tender each summer."
+KEEPERS = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="keepers")}
 
 
 def node(text, name, **more):
@@ -182,6 +183,18 @@ def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
     Finds(node(TIDE, "tide")).retrieve("?")
     monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES")
     assert copied_from(Ragaccel(llm=RecordingLLM()), TIDE) == []
+
+
+def test_half_a_character_in_what_was_retrieved_stops_no_answer():
+    broken = node(f"{OIL} {TIDE} \ud83d", "oil", start_char_idx=90, relationships=KEEPERS)
+    Finds(node(WICK, "wick", relationships=KEEPERS), broken).retrieve("?")
+    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=4, registry=default_registry())
+    bare = Ragaccel(llm=tiny_llm(), max_new_tokens=4, auto_references=False)
+    for prompt in (f"{WICK} Who?", f"{OIL} {TIDE} Who?"):  # beside it, and of it
+        assert llm.complete(prompt).text == bare.complete(prompt).text
+        assert llm.complete(prompt, references=[broken]).text == bare.complete(prompt).text
+    with pytest.raises(ConfigurationError, match="half a character"):
+        llm.complete(broken.text)
 
 
 def test_tenants_do_not_meet():
