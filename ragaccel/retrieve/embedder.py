@@ -114,7 +114,9 @@ class SentenceTransformerEmbedder:
 
     def count_tokens(self, texts: list[str]) -> list[int]:
         """Count the tokens of each text, special tokens left out; loads no weights."""
-        encoded = self._load_tokenizer().encode_batch_fast(texts, add_special_tokens=False)
+        encoded = self._load_tokenizer().encode_batch_fast(
+            _whole_characters(texts), add_special_tokens=False
+        )
         return [len(encoding) for encoding in encoded]
 
     def embed_documents(self, texts: list[str]) -> Vectors:
@@ -141,13 +143,15 @@ class SentenceTransformerEmbedder:
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
         longest = self.settings.max_length
-        encoded = self._load_tokenizer().encode_batch_fast(texts)
+        encoded = self._load_tokenizer().encode_batch_fast(_whole_characters(texts))
         ids = [encoding.ids for encoding in encoded]
         return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
 
     def _through_model(self, method: str, texts: list[str]) -> Vectors:
         embed: Callable[..., Any] = getattr(self._load_model(), method)
-        vectors = embed(texts, normalize_embeddings=True, show_progress_bar=False)
+        vectors = embed(
+            _whole_characters(texts), normalize_embeddings=True, show_progress_bar=False
+        )
         return np.asarray(vectors, dtype=np.float32)
 
     def _load_tokenizer(self) -> Any:
@@ -178,6 +182,11 @@ class SentenceTransformerEmbedder:
                     str(self.folder), device=self.device, local_files_only=True
                 )
             return self._model
+
+
+def _whole_characters(texts: list[str]) -> list[str]:
+    """The texts without halves of characters, which a question cut short in an emoji ends with."""
+    return [text.encode(errors="replace").decode() for text in texts]
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:

@@ -53,6 +53,17 @@ def test_other_models_go_through_sentence_transformers(tmp_path, settings):
     assert ours.embed_documents(TEXTS).shape == (6, 32)
 
 
+@pytest.mark.parametrize("settings", [{}, {"pooling": "max"}])
+def test_half_a_character_is_no_reason_to_find_nothing(tmp_path, settings):
+    embedder = SentenceTransformerEmbedder(
+        tiny_encoders.save_encoder(tmp_path, **settings), device="cpu"
+    )
+    broken, mended = "the lamp \ud83d", "the lamp ?"
+    assert np.array_equal(embedder.embed_query(broken), embedder.embed_query(mended))
+    assert np.array_equal(embedder.embed_documents([broken]), embedder.embed_documents([mended]))
+    assert embedder.count_tokens([broken]) == embedder.count_tokens([mended])
+
+
 def test_texts_side_by_side_and_the_cores_given_back(folder):
     embedder = SentenceTransformerEmbedder(folder, device="cpu")
     threads = torch.get_num_threads()
