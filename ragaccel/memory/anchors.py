@@ -21,10 +21,19 @@ _CROWD = 4  # texts with the same anchor: with more it says little about each
 _PAIRS = 64  # of a place in the searched text and one in another, by the same anchor
 _FEW_PAIRS = 8
 _MOST_PLACES = 30_000  # pairs by anchors that have few
-_MOST_COMMON = 6_000  # pairs by the others
+_FEW_COMMON, _MOST_COMMON = 500, 6_000  # pairs by the others: one for 8 characters, within these
 _MOST_ALIGNMENTS = 4_000
 _MOST_COMMON_ALIGNMENTS = 1_000
+_REGION = 256  # characters
+_MOST_OF_REGION = 48  # common alignments that begin there: enough to know that many do
 _RARE = 0.5  # so rare is an alignment that is not common
+# A place is 8 bytes: the text's number, 6 bits each for what is before and behind, where it is
+_PLACE = 8
+_BEFORE, _BEHIND = 26, 20
+_TAG = 63
+_TAGS = np.array([_TAG << _BEFORE, _TAG << _BEHIND])
+_AROUND, _AT = int(_TAGS.sum()), (1 << _BEHIND) - 1
+_MORE = 14  # characters on one side of a piece, at least, in a part that is long enough
 ANCHOR_BYTES = 150  # with its place in the index, measured
 _KEY_BITS = 60  # so that Python keeps a key in 32 bytes
 _FACTORS = [np.uint64(pow(0x9E3779B97F4A7C15, 2**i, 2**64)) for i in range(4)]
@@ -51,17 +60,20 @@ def anchor_keys(text: str, seed: int) -> Keys:
     return keys
 
 
-class Alignment(NamedTuple):
-    """A way in which a text may stand in the searched one: ``shift`` characters behind its own.
+class Alignments(NamedTuple):
+    """Ways in which texts may stand in the searched one, the rarest first; columns of one length.
 
-    They have the anchors at ``places`` of the searched text in common; the fewer texts share
-    those, and the fewer places, the higher is ``rarity``.
+    Text ``number`` stands ``shift`` characters behind its own places, since it has anchors at
+    ``places[begin:end]`` of the searched text in common. The fewer texts share those, and the fewer
+    places, the higher is ``rarity``.
     """
 
-    number: int
-    shift: int
-    places: list[int]
-    rarity: float
+    number: Places
+    shift: Places
+    begin: Places
+    end: Places
+    rarity: NDArray[np.float64]
+    places: Places
 
 
 class AnchorIndex:
@@ -77,7 +89,7 @@ class AnchorIndex:
         self._counters = bytearray(1 << bits)  # of the anchors whose keys begin alike
         self._counted = np.frombuffer(self._counters, np.uint8)
         self._shift = _KEY_BITS - bits
-        self._places: dict[int, int | tuple[int, ...]] = {}
+        self._places: dict[int, bytes] = {}  # no containers: nothing to collect
         self._displaced: set[int] = set()  # the texts that newer ones took an anchor from
 
     @property
@@ -89,9 +101,10 @@ class AnchorIndex:
         """Choose the anchors of a text that is new here; ``remove`` wants them back."""
         used = self._counted[keys >> np.uint64(self._shift)].tobytes()
         places = list(_least_used(used))
-        chosen = dict(zip(reversed(keys[places].tolist()), reversed(places), strict=True))
-        for key, at in chosen.items():
-            self._put(key, number << 32 | at)
+        written = (_around(keys, np.array(places)) | places | number << 32).tolist()
+        chosen = dict(zip(reversed(keys[places].tolist()), reversed(written), strict=True))
+        for key, place in chosen.items():
+            self._put(key, place.to_bytes(_PLACE, "little"))
         return tuple(chosen)
 
     def is_hidden(self, number: int, anchors: tuple[int, ...]) -> bool:
@@ -104,39 +117,37 @@ class AnchorIndex:
         """Take a text out, by the anchors that ``add`` chose."""
         self._displaced.discard(number)
         for key in anchors:
-            there = _as_tuple(self._places.get(key))
-            kept = tuple(place for place in there if place >> 32 != number)
+            there = self._places.get(key, b"")
+            kept = b"".join(place for place in _split(there) if _number(place) != number)
             if len(kept) == len(there):  # it was taken by a newer text
                 continue
             self._count(key, -1)
             if kept:
-                self._places[key] = kept if len(kept) > 1 else kept[0]
+                self._places[key] = kept
             else:
                 del self._places[key]
 
-    def find(self, keys: Keys) -> list[Alignment]:
+    def find(self, keys: Keys) -> Alignments:
         """Look up every place of a text: how the texts here may stand in it, the rarest first.
 
         Bounded: of an anchor that stands there very often the first places are looked at, and
         where many texts share anchors, the rarer ones.
         """
         near = np.flatnonzero(self._counted[keys >> np.uint64(self._shift)])
-        near = near[np.argsort(keys[near], kind="stable")]
+        near = _in_order(keys, near)
         begins = _begins(keys[near])
         times = np.diff(begins, append=len(near))
-        there = [self._places.get(key) for key in keys[near[begins]].tolist()]
-        known = [i for i, places in enumerate(there) if places is not None]
-        texts = [_as_tuple(there[i]) for i in known]
-        return _aligned(texts, near, begins[known], times[known])
+        texts = [self._places.get(key, b"") for key in keys[near[begins]].tolist()]
+        return _grouped(*_paired(texts, keys, near, begins, times))
 
-    def _put(self, key: int, place: int) -> None:
-        there = _as_tuple(self._places.get(key))
-        if len(there) == _SHARED:  # the newest win: what was just retrieved must be found
-            self._displaced.add(there[0] >> 32)
-            there = there[1:]
+    def _put(self, key: int, place: bytes) -> None:
+        there = self._places.get(key, b"")
+        if len(there) == _SHARED * _PLACE:  # the newest win: what was just retrieved must be found
+            self._displaced.add(_number(there))
+            there = there[_PLACE:]
         else:
             self._count(key, 1)
-        self._places[key] = (*there, place) if there else place
+        self._places[key] = there + place
 
     def _count(self, key: int, change: int) -> None:
         counter = key >> self._shift
@@ -159,10 +170,25 @@ def _least_used(used: bytes) -> Iterator[int]:
         yield at
 
 
-def _as_tuple(places: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    if places is None:
-        return ()
-    return places if isinstance(places, tuple) else (places,)
+def _split(places: bytes) -> Iterator[bytes]:
+    return (places[i : i + _PLACE] for i in range(0, len(places), _PLACE))
+
+
+def _number(place: bytes) -> int:
+    """The text of a place, the first one's of several."""
+    return int.from_bytes(place[4:_PLACE], "little")
+
+
+def _in_order(keys: Keys, places: Places) -> Places:
+    """Places sorted by their keys, those of one key as they are.
+
+    Both are sorted as one number, the key's last bits left out: it is many times faster so.
+    """
+    bits = len(keys).bit_length()
+    both = (keys[places] >> np.uint64(bits)) << np.uint64(bits) | places.astype(np.uint64)
+    both.sort()
+    ordered: Places = (both & np.uint64((1 << bits) - 1)).astype(np.intp)
+    return ordered
 
 
 def _begins(column: NDArray[Any]) -> Places:
@@ -172,45 +198,70 @@ def _begins(column: NDArray[Any]) -> Places:
     return np.flatnonzero(is_new)
 
 
-def _aligned(
-    texts: list[tuple[int, ...]], near: Places, begins: Places, times: Places
-) -> list[Alignment]:
-    """Pair each anchor's places in texts with its places ``near[begin : begin + times]``."""
-    num_texts = np.array([len(there) for there in texts], np.intp)
-    times = np.minimum(times, _PAIRS // num_texts)
+def _around(keys: Keys, at: Places) -> Places:
+    """What stands before and behind pieces, in a place's bits: zero where the text is at its end.
+
+    A part of ``2 * _MORE + ANCHOR`` characters that holds a piece goes on for ``_MORE`` characters
+    on one side of it at least.
+    """
+    tags = np.zeros(len(keys) + 2 * _MORE, np.intp)
+    tags[_MORE:-_MORE] = keys % np.uint64(_TAG) + np.uint64(1)
+    around: Places = tags[at] << _BEFORE | tags[at + 2 * _MORE] << _BEHIND
+    return around
+
+
+def _paired(
+    texts: list[bytes], keys: Keys, near: Places, begins: Places, times: Places
+) -> tuple[Places, Places, NDArray[np.float64]]:
+    """Pair each anchor's places in texts with its places ``near[begin : begin + times]``.
+
+    What cannot be part of a long enough one is left out.
+    """
+    num_texts = np.array(list(map(len, texts)), np.intp) // _PLACE
+    times = np.minimum(times, _PAIRS // np.maximum(num_texts, 1))
     sizes = num_texts * times
-    rarest = np.argsort(sizes, kind="stable")
-    room = min(sizes[sizes <= _FEW_PAIRS].sum(), _MOST_PLACES) + _MOST_COMMON
+    common = min(_FEW_COMMON + len(keys) // 8, _MOST_COMMON)
+    room = min(sizes[sizes <= _FEW_PAIRS].sum(), _MOST_PLACES) + common
+    rarest = np.argsort(sizes.astype(np.uint8), kind="stable")
+    rarest = rarest[np.count_nonzero(sizes == 0) :]
     rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), room, "right")]
-    if not len(rarest):
-        return []
-    places = np.array([place for i in rarest.tolist() for place in texts[i]])
+    places = np.frombuffer(b"".join([texts[i] for i in rarest.tolist()]), "<i8").astype(np.intp)
     anchor = np.repeat(rarest, num_texts[rarest])  # of each of those places
     each = times[anchor]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     at = near[np.repeat(begins[anchor], each) + within]
     place, weight = np.repeat(places, each), np.repeat(1 / sizes[anchor], each)
-    return _grouped(place - at, at, weight)
+    own, here = place & _AROUND, _around(keys, at)
+    alike = ((own ^ here) & _TAGS[:, None] == 0) & (own & _TAGS[:, None] != 0)
+    going_on = np.flatnonzero(alike.any(0) | (own == 0))
+    place, at = place[going_on], at[going_on]
+    return (place >> 32 << 32) + (place & _AT) - at, at, weight[going_on]
 
 
-def _grouped(diagonal: Places, at: Places, weight: NDArray[np.float64]) -> list[Alignment]:
+def _grouped(diagonal: Places, at: Places, weight: NDArray[np.float64]) -> Alignments:
     """Group places by what a text's number, above 32 bits, and the shift of its place make."""
     order = np.argsort(diagonal)
-    diagonal, found_at = diagonal[order], at[order].tolist()
-    begins = _begins(diagonal)
-    ends = np.append(begins[1:], len(order))
-    rarity = np.add.reduceat(weight[order], begins)
-    number = (diagonal[begins] + (1 << 31)) >> 32
-    shift = (number << 32) - diagonal[begins]
-    is_rare = (
-        rarity >= _RARE
-    )  # the others from the text's start on: all that share a place together
-    best = np.lexsort((shift, -rarity * is_rare))
-    best = best[: min(_MOST_ALIGNMENTS, np.count_nonzero(is_rare) + _MOST_COMMON_ALIGNMENTS)]
-    columns = (number, shift, begins, ends, rarity)
-    return [
-        Alignment(text, moved, found_at[begin:end], rare)
-        for text, moved, begin, end, rare in zip(
-            *(column[best].tolist() for column in columns), strict=True
-        )
-    ]
+    diagonal = diagonal[order]
+    begin = _begins(diagonal)
+    end = np.append(begin[1:], len(order))[: len(begin)]
+    rarity = np.add.reduceat(weight[order], begin) if len(begin) else weight
+    number = (diagonal[begin] + (1 << 31)) >> 32
+    shift = (number << 32) - diagonal[begin]
+    rare, common = np.flatnonzero(rarity >= _RARE), np.flatnonzero(rarity < _RARE)
+    rare = rare[np.argsort(-rarity[rare])]
+    common = _some_of_each_region(common, at[order[begin[common]]] // _REGION)
+    best = np.concatenate([rare, common])[:_MOST_ALIGNMENTS]
+    return Alignments(number[best], shift[best], begin[best], end[best], rarity[best], at[order])
+
+
+def _some_of_each_region(alignments: Places, regions: Places) -> Places:
+    """Of common alignments those of the first regions: enough of each to know that they are."""
+    order = np.argsort(regions)
+    begins = _begins(regions[order])
+    sizes = np.diff(begins, append=len(order))
+    within = np.arange(len(order)) - np.repeat(begins, sizes)
+    some = order[within < _MOST_OF_REGION]
+    if len(some) > _MOST_COMMON_ALIGNMENTS:  # a region of which only some are there looks rare
+        some = some[regions[some] < regions[some[_MOST_COMMON_ALIGNMENTS]]]
+    chosen: Places = alignments[some]
+    return chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,28 +12,31 @@ import numpy as np
 from ragaccel.memory.anchors import ANCHOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from numpy.typing import NDArray
 
-    from ragaccel.memory.anchors import Alignment
+    from ragaccel.memory.anchors import Alignments
 
 LEAST_COMMON = 96  # characters, a run of whitespace taken as one
 _LEAST_SQUEEZED = LEAST_COMMON // 2  # if every second character was whitespace
 _BOILERPLATE = 4  # texts that may have a part in common before it tells nothing
 _VERSIONS = 32  # texts that may have most of theirs in common
 _MOST_COMPARED = 1_000  # alignments that are compared character by character
-_MOST_ALIGNMENTS = 8  # of them of one text
-_REGION = 64
-_MOST_OF_REGION = 64  # of them that share so many characters: enough to know what many have
+_MOST_PARTS = 8  # of one text
+_ENOUGH = 40  # texts that have a part: no more are needed to know that many do
 _DISTINCT = 8  # characters that few have: two texts rarely go on alike for so long by chance
-_STEP = 64
+_REACH = 256  # characters round a place that are compared at first
 _WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # there is none beyond
 
 
 def squeeze(text: str) -> str:
     """A text without its whitespace: how it was wrapped and indented does not count."""
     return "".join(text.split())
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 class SearchedText:
@@ -44,17 +46,26 @@ class SearchedText:
         self.text, self.squeezed = text, squeeze(text)
 
     @cached_property
+    def codes(self) -> NDArray[np.uint32]:
+        """The characters of ``squeezed`` as numbers."""
+        return _codes(self.squeezed)
+
+    @cached_property
     def offsets(self) -> NDArray[np.intp]:
         """Where each character of ``squeezed`` stands in ``text``."""
-        codes = np.frombuffer(self.text.encode("utf-32-le", "surrogatepass"), "<u4")
+        codes = _codes(self.text)
         return np.flatnonzero(~_WHITESPACE[np.minimum(codes, len(_WHITESPACE) - 1)])
 
     def size(self, start: int, end: int) -> int:
         """How many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
-        if not _LEAST_SQUEEZED <= end - start < LEAST_COMMON:
-            return end - start  # no need to look: it is enough, or never will be
-        gaps = np.count_nonzero(np.diff(self.offsets[start:end]) > 1)
-        return end - start + int(gaps)
+        if end - start < _LEAST_SQUEEZED:
+            return end - start  # no need to look: it never will be enough
+        return end - start + int(self._gaps[end - 1] - self._gaps[start])
+
+    @cached_property
+    def _gaps(self) -> NDArray[np.intp]:
+        """How often whitespace stood before each character of ``squeezed`` but the first."""
+        return np.append(0, np.cumsum(self.offsets[1:] - self.offsets[:-1] > 1))
 
     def original(self, start: int, end: int) -> tuple[int, int]:
         """Where a part of ``squeezed`` begins and ends in ``text``."""
@@ -84,66 +95,96 @@ class Candidate(Protocol):
 
 
 def find_occurrences(
-    searched: SearchedText, candidates: Mapping[int, Candidate], alignments: Sequence[Alignment]
+    searched: SearchedText, candidates: Mapping[int, Candidate], alignments: Alignments
 ) -> list[Occurrence]:
     """Find the candidates that really stand in a text, in the order in which they do.
 
     Those that do wholly come first. A part must be ``LEAST_COMMON`` characters long, must not lie
     in what others cover, and be had by few texts or, of not so few, be the better half of its own:
-    what documents have in common says nothing about which of them is here.
+    what documents have in common says nothing about which of them is here. Alignments of texts
+    that are no candidates are passed over.
     """
-    text = searched.squeezed
-    covered = bytearray(len(text))
-    wholly: dict[int, Occurrence] = {}
-    others: list[tuple[float, int, Alignment]] = []
-    for one in alignments:
-        own = candidates[one.number].squeezed
-        end = one.shift + len(own)
-        if one.shift >= 0 and text.startswith(own, one.shift):
-            _cover(covered, one.shift, end)
-            wholly.setdefault(one.number, Occurrence(one.number, one.shift, end, True))
-        elif len(one.places) > 1 or _goes_on(text, own, one.places[0], one.places[0] - one.shift):
-            in_common = min(end, len(text)) - max(one.shift, 0)  # at most
-            others.append((-one.rarity, -in_common, one))
-    left = _open([one for *_, one in sorted(others) if one.number not in wholly], covered)
+    covered = bytearray(len(searched.squeezed))
+    wholly = _wholly(searched.squeezed, candidates, alignments, covered)
+    left = _open(alignments, candidates.keys() - wholly.keys(), candidates, covered)
     parts = _common_parts(searched, candidates, left)
     found = [*wholly.values(), *_choose(parts, candidates, covered)]
     return sorted(found, key=lambda one: (one.start, one.end))
 
 
-def _open(alignments: Iterable[Alignment], covered: bytearray) -> list[Alignment]:
-    """Those with an anchor that nothing covers, of each text and each region the first few."""
-    left: list[Alignment] = []
-    of_text: Counter[int] = Counter()
-    of_region: Counter[int] = Counter()
-    for one in alignments:
-        places = [at for at in one.places if not covered[at]]
-        regions = {at // _REGION for at in places}
-        if of_text[one.number] < _MOST_ALIGNMENTS and any(
-            of_region[region] < _MOST_OF_REGION for region in regions
-        ):
-            of_text[one.number] += 1
-            of_region.update(regions)
-            left.append(one._replace(places=places))
-            if len(left) == _MOST_COMPARED:
-                break
-    return left
+def _wholly(
+    text: str, candidates: Mapping[int, Candidate], alignments: Alignments, covered: bytearray
+) -> dict[int, Occurrence]:
+    """By number, the texts that stand in a text wholly, where they do first; all are covered."""
+    wholly: dict[int, Occurrence] = {}
+    texts = {number: one.squeezed for number, one in candidates.items()}
+    for number, at in zip(alignments.number.tolist(), alignments.shift.tolist(), strict=True):
+        own = texts.get(number)
+        if at >= 0 and own and text.startswith(own, at):
+            _cover(covered, at, at + len(own))
+            if number not in wholly or at < wholly[number].start:
+                wholly[number] = Occurrence(number, at, at + len(own), True)
+    return wholly
+
+
+def _open(
+    alignments: Alignments,
+    numbers: Set[int],
+    candidates: Mapping[int, Candidate],
+    covered: bytearray,
+) -> Iterator[tuple[int, int, list[int]]]:
+    """The number, the shift and the places that nothing covers of each alignment that has some.
+
+    The rarest first, of equally rare ones those that may have most in common.
+    """
+    is_open = np.frombuffer(covered, np.uint8)[alignments.places] == 0
+    before = np.append(0, np.cumsum(is_open))
+    begin, end = before[alignments.begin], before[alignments.end]
+    left = np.flatnonzero(end > begin)
+    number, shift = alignments.number[left], alignments.shift[left]
+    size = np.array(
+        [len(candidates[n].squeezed) if n in numbers else 0 for n in number.tolist()], np.intp
+    )
+    in_common = np.minimum(shift + size, len(covered)) - np.maximum(shift, 0)
+    best = np.lexsort((-in_common, -alignments.rarity[left]))
+    best = best[size[best] > 0]
+    places = alignments.places[is_open].tolist()
+    columns = (number[best], shift[best], begin[left[best]], end[left[best]])
+    for one, moved, first, last in zip(*(c.tolist() for c in columns), strict=True):
+        yield one, moved, places[first:last]
 
 
 def _common_parts(
-    searched: SearchedText, candidates: Mapping[int, Candidate], alignments: Sequence[Alignment]
+    searched: SearchedText,
+    candidates: Mapping[int, Candidate],
+    alignments: Iterable[tuple[int, int, list[int]]],
 ) -> dict[int, list[_Part]]:
     """By number, the parts of texts that stand in the searched one and are long enough."""
     parts: dict[int, list[_Part]] = {}
-    for one in alignments:
-        text, known = candidates[one.number].squeezed, parts.get(one.number, [])
-        for at in one.places:
-            if any(part.start <= at < part.end for part in known):
+    sharing = np.zeros(len(searched.squeezed), np.uint16)
+    shared = sharing.data  # quicker to read one by one
+    common: set[tuple[int, int]] = set()  # anchors of texts that enough others have there
+    compared = 0
+    for number, shift, places in alignments:
+        first = min(places)
+        if shared[first] > _ENOUGH and shared[max(places)] > _ENOUGH:
+            common.add((number, first - shift))
+            continue
+        known = parts.get(number, [])
+        if (number, first - shift) in common or len(known) >= _MOST_PARTS:
+            continue
+        compared += 1
+        own, end = candidates[number].squeezed, 0
+        for at in sorted(places):
+            if at < end or any(part.start <= at < part.end for part in known):
                 continue
-            part = _Part(*_extended(searched.squeezed, text, at, at - one.shift), one.shift)
-            if searched.size(part.start, part.end) >= LEAST_COMMON:
-                known = parts.setdefault(one.number, known)
-                known.append(part)
+            start, end = _extended(searched.codes, own, at, shift)
+            if searched.size(start, end) >= LEAST_COMMON:
+                known = parts.setdefault(number, known)
+                known.append(_Part(start, end, shift))
+                sharing[start:end] += 1
+        if compared == _MOST_COMPARED:
+            break
     return parts
 
 
@@ -157,6 +198,8 @@ class _Part(NamedTuple):
 
 def _size(parts: Sequence[_Part]) -> int:
     """How much of a text some parts are, what several have in common counted once."""
+    if len(parts) == 1:
+        return parts[0].end - parts[0].start
     size = reach = 0
     for start, end in sorted((part.start - part.shift, part.end - part.shift) for part in parts):
         size += max(0, end - max(start, reach))
@@ -164,33 +207,17 @@ def _size(parts: Sequence[_Part]) -> int:
     return size
 
 
-def _goes_on(a: str, b: str, i: int, j: int) -> bool:
-    """Whether an anchor that two texts have in common may be in a part that is long enough."""
-    more = (_LEAST_SQUEEZED - ANCHOR) // 2  # on one side of it at least
-    ahead = b[j + ANCHOR : j + ANCHOR + more]
-    if len(ahead) == more and a.startswith(ahead, i + ANCHOR):
-        return True
-    return min(i, j) >= more and a.startswith(b[j - more : j], i - more)
-
-
-def _extended(a: str, b: str, i: int, j: int) -> tuple[int, int]:
-    """Where in ``a`` the part begins and ends that both have in common round a place of each."""
-    return i - _agreeing(a, b, i, j, ahead=False), i + _agreeing(a, b, i, j, ahead=True)
-
-
-def _agreeing(a: str, b: str, i: int, j: int, *, ahead: bool) -> int:
-    """How many characters two texts have in common after a place of each, or before it."""
-    most = min(len(a) - i, len(b) - j) if ahead else min(i, j)
-    same, step, grows = 0, _STEP, True
-    while step:
-        more = same + step
-        first = same if ahead else -more
-        if more <= most and a.startswith(b[j + first : j + first + step], i + first):
-            same = more
-        else:
-            grows = False
-        step = step * 2 if grows else step // 2
-    return same
+def _extended(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[int, int]:
+    """Where the part begins and ends that a text has in common with another round a place."""
+    reach = _REACH
+    while True:
+        begin, end = max(at - reach, shift, 0), min(at + reach, shift + len(own), len(codes))
+        differs = (codes[begin:end] != _codes(own[begin - shift : end - shift])).tobytes()
+        first = differs.rfind(1, 0, at - begin) + 1
+        last = differs.find(1, at - begin) % (len(differs) + 1)  # -1 is all that was compared
+        if (first or at - begin < reach) and (last < len(differs) or end - at < reach):
+            return begin + first, begin + last
+        reach *= 8
 
 
 def _choose(
@@ -202,13 +229,14 @@ def _choose(
         changes[start] += 1
         changes[end] -= 1
     sharing = np.cumsum(changes)
+    boilerplate, versions = ((sharing > most).tobytes() for most in (_BOILERPLATE, _VERSIONS))
     sizes = {number: _size(own) for number, own in parts.items()}
     for number in sorted(parts, key=lambda n: (sizes[n], candidates[n].registered), reverse=True):
         start, end, _ = max(parts[number], key=lambda part: covered.count(0, *part[:2]))
         if covered.count(0, start, end) < ANCHOR:
             continue
         is_most = 2 * sizes[number] >= len(candidates[number].squeezed)
-        common = sharing[start:end] > (_VERSIONS if is_most else _BOILERPLATE)
+        common = (versions if is_most else boilerplate)[start:end]
         if end - start - _longest_run(common) < _DISTINCT:
             continue
         yield Occurrence(number, start, end, False)
@@ -216,9 +244,9 @@ def _choose(
             _cover(covered, part.start, part.end)
 
 
-def _longest_run(flags: NDArray[np.bool_]) -> int:
+def _longest_run(flags: bytes) -> int:
     """How many neighbouring flags are set, at most."""
-    return max(map(len, flags.tobytes().split(b"\0"))) if flags.any() else 0
+    return max(map(len, flags.split(b"\0"))) if 1 in flags else 0
 
 
 def _cover(covered: bytearray, start: int, end: int) -> None:

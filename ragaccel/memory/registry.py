@@ -139,12 +139,11 @@ class ReferenceRegistry:
         searched = SearchedText(text)
         keys = anchor_keys(searched.squeezed, _seed(namespace))
         with self._lock:
-            alignments = [
-                one  # keys of two namespaces may agree by chance
-                for one in self._index.find(keys)
-                if self._kept[one.number].namespace == namespace
-            ]
-            entries = {one.number: self._kept[one.number] for one in alignments}
+            alignments = self._index.find(keys)
+            entries = {number: self._kept[number] for number in set(alignments.number.tolist())}
+        entries = {  # keys of two namespaces may agree by chance
+            number: entry for number, entry in entries.items() if entry.namespace == namespace
+        }
         found = find_occurrences(searched, entries, alignments)
         self._use([one.number for one in found])
         return [
