@@ -145,17 +145,19 @@ def indexing_table(document: dict[str, Any]) -> str:
 def registry_table(document: dict[str, Any]) -> str:
     """Lay out what registering texts took, and finding them in prompts: one row a prompt's size."""
     titles = [
-        *("texts", "register one", "prompt", "passages in it", "match", "slowest"),
-        *("found", "besides"),
+        *("texts", "register one", "prompt", "passages in it", "match", "99 of 100", "slowest"),
+        *("collecting garbage", "found", "besides"),
     ]
     rows = [
         [
-            f"{figures['texts']:,}",
+            f"{figures['texts']:,} {figures['kind']}",
             f"{figures['register_us_median']:.0f} µs",
             f"{prompt['characters']:,} characters",
             f"{found['passages']} {shown}",
             f"{found['match_ms_median']:.2f} ms",
+            f"{found['match_ms_p99']:.2f} ms",
             f"{found['match_ms_worst']:.2f} ms",
+            f"{found['collected_ms_worst']:.2f} ms",
             f"{100 * found['recall']:.1f} %",
             str(found["extra"]),
         ]
