@@ -32,7 +32,7 @@ class ModelRefusedError(RagaccelError):
 
 
 class ParallelError(RagaccelError):
-    """The processes that hold a model between them can no longer compute with it."""
+    """A model that several processes hold, or one that was forked off, can no longer compute."""
 
 
 class DocumentError(RagaccelError):

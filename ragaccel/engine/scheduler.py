@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.sharing import settle_together
 from ragaccel.engine.turns import Turn
+from ragaccel.errors import ParallelError
+from ragaccel.forking import UsesTorch, is_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +38,7 @@ _LONGEST_PATIENCE = 0.02  # seconds
 _ANY = -1  # asked for by thread after thread
 
 
-class Scheduler:
+class Scheduler(UsesTorch):
     """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
 
     A round is at most one chunk of one prompt and one verify pass of each queued session, so that
@@ -46,6 +48,8 @@ class Scheduler:
     callers' threads do the work; what one session's drafter, stop rules or processors raise
     reaches its owner alone. Whoever cancels is gone after the round that is running.
 
+    A process that is forked off while nobody is answered can go on, torch with one thread there.
+
     Args:
         engine: of the sessions' verifiers.
         max_batch: most sequences in one pass.
@@ -53,6 +57,7 @@ class Scheduler:
     """
 
     def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
+        super().__init__()
         self.max_batch, self._max_rows = max(1, max_batch), max_rows
         self.engine = engine
         self._turns: list[Turn] = []
@@ -62,6 +67,12 @@ class Scheduler:
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
         self._ticks = count()
         self._pass_seconds = 0.0
+        self._has_told = self._is_torn = False
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Remember in a child that it has half of what others were answering."""
+        super().after_fork(in_child=in_child)
+        self._is_torn = in_child and bool(self._turns)
 
     def steps(self, session: Session, cancellation: Cancellation | None = None) -> Iterator[Step]:
         """Decode one session to its end, beside whatever else is queued.
@@ -80,10 +91,12 @@ class Scheduler:
         Raises:
             Exception: what the first of them raised that raised anything.
             Cancelled: this was asked for, at the latest before the last round; none has a step.
+            ParallelError: this process was forked off while other threads were answered.
             ValueError: there are none.
         """
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
+        self._check_forked()
         asker = get_ident()
         turns = [Turn(session, asker, cancellation) for session in sessions]
         with self._changed:
@@ -102,6 +115,19 @@ class Scheduler:
         if not made:
             raise Cancelled("what was asked for was cancelled before its end")
         return made
+
+    def _check_forked(self) -> None:
+        if self._is_torn:
+            raise ParallelError(
+                "this process was forked while another thread was answered by this model, and "
+                "cannot use it: load the model after the fork, or start processes by spawn"
+            )
+        if is_alone() and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "this process was forked from one that held a model, so torch answers with one "
+                "thread: load the model after the fork, or start processes by spawn, to use more"
+            )
 
     def _lead(self) -> None:
         """Run a round and hand over; where it is interrupted, the others' go on in the next."""

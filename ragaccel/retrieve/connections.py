@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
-from ragaccel.retrieve.forking import AcrossForks
+from ragaccel.forking import AcrossForks
 from ragaccel.retrieve.formats import migrate, settle_format
 from ragaccel.retrieve.schema import index_command, reported
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
+from ragaccel.forking import UsesTorch
 from ragaccel.retrieve.embedder_settings import EmbedderSettings
 from ragaccel.retrieve.weights import file_sha256, find_model_folder
 
@@ -62,7 +63,7 @@ def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformer
     return SentenceTransformerEmbedder(find_model_folder(name_or_path))
 
 
-class SentenceTransformerEmbedder:
+class SentenceTransformerEmbedder(UsesTorch):
     """A sentence-transformers model in a folder; safe to call from several threads.
 
     BERT encoders with mean or first-token pooling, the default model among them, run through
@@ -75,6 +76,7 @@ class SentenceTransformerEmbedder:
     """
 
     def __init__(self, folder: Path, device: str | None = None) -> None:
+        super().__init__()
         self.folder = folder
         self.device = device
         self.settings = EmbedderSettings(folder)
@@ -83,6 +85,12 @@ class SentenceTransformerEmbedder:
         self._model: Any = None
         self._fingerprint = ""
         self._lock = threading.Lock()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Wait for no thread that is not there any more."""
+        super().after_fork(in_child=in_child)
+        if in_child:
+            self._lock = threading.Lock()
 
     @property
     def max_tokens(self) -> int:

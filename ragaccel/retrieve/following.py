@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.retrieve.forking import AcrossForks
+from ragaccel.forking import AcrossForks
 from ragaccel.retrieve.index import VectorIndex
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.errors import MissingExtraError
-from ragaccel.retrieve.forking import AcrossForks, is_forked
+from ragaccel.forking import AcrossForks, is_forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
+from ragaccel.forking import UsesTorch
 from ragaccel.retrieve.records import embedded_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Reranker(Protocol):
         """How well each passage answers the question; larger is better."""
 
 
-class CrossEncoderReranker:
+class CrossEncoderReranker(UsesTorch):
     """A sentence-transformers cross-encoder, e.g. ``cross-encoder/ms-marco-MiniLM-L6-v2``.
 
     Args:
@@ -31,10 +32,17 @@ class CrossEncoderReranker:
     """
 
     def __init__(self, name_or_path: str | Path, device: str | None = None) -> None:
+        super().__init__()
         self.name = str(name_or_path)
         self.device = device
         self._model: Any = None
         self._lock = threading.Lock()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Wait for no thread that is not there any more."""
+        super().after_fork(in_child=in_child)
+        if in_child:
+            self._lock = threading.Lock()
 
     def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
         """How well each passage answers the question, in the model's own measure."""

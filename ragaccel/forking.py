@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from weakref import WeakSet
 
@@ -12,7 +13,7 @@ class _State:
         self.lock = threading.Lock()
         self.told: WeakSet[AcrossForks] = WeakSet()
         self.in_turn: tuple[AcrossForks, ...] = ()
-        self.is_child = False
+        self.is_child = self.is_alone = False
 
 
 _state = _State()
@@ -34,6 +35,26 @@ class AcrossForks:
 
     def after_fork(self, *, in_child: bool) -> None:
         """Go on, in the process that forked or in the child."""
+
+
+class UsesTorch(AcrossForks):
+    """What computes with torch, by one thread in a child.
+
+    The threads of torch's pool are not copied, and a child that shared its work out among them
+    would wait for ever.
+    """
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Have torch share nothing out in a child."""
+        torch = sys.modules.get("torch")
+        if in_child and torch is not None and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
+            _state.is_alone = True
+
+
+def is_alone() -> bool:
+    """Whether torch computes with one thread because this process was forked."""
+    return _state.is_alone
 
 
 def is_forked() -> bool:
