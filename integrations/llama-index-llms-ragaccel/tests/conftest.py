@@ -1,5 +1,9 @@
+import os
+
 import pytest
 from ragaccel import default_registry
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the hub's library is imported
 
 
 @pytest.fixture(autouse=True)
