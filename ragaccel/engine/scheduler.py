@@ -72,7 +72,7 @@ class Scheduler(UsesTorch):
     def after_fork(self, *, in_child: bool) -> None:
         """Remember in a child that it has half of what others were answering."""
         super().after_fork(in_child=in_child)
-        self._is_torn = in_child and bool(self._turns)
+        self._is_torn |= in_child and bool(self._turns)
 
     def steps(self, session: Session, cancellation: Cancellation | None = None) -> Iterator[Step]:
         """Decode one session to its end, beside whatever else is queued.

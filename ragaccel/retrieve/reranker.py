@@ -40,7 +40,8 @@ class CrossEncoderReranker(UsesTorch):
 
     def after_fork(self, *, in_child: bool) -> None:
         """Wait for no thread that is not there any more."""
-        super().after_fork(in_child=in_child)
+        if self._model is not None:
+            super().after_fork(in_child=in_child)
         if in_child:
             self._lock = threading.Lock()
 
