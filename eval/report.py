@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +27,6 @@ RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- results: python -m eval.report -->", "<!-- end of results -->"
 
-
-def main() -> None:
-    """Write all results into the README between its two marks."""
-    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"eval.report: {README.name} lacks the marks {BEGIN} and {END}")
-    text = all_results(RESULTS)
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
-    print(text)
-
-
-def all_results(folder: Path) -> str:
-    """Lay out every result of a folder, each with its machine and command."""
-    parts = []
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if path.stem == "replay":
-            parts.append(replay_table(document))
-            continue
-        table = TABLES.get(document.get("kind", ""))
-        if table is not None:
-            parts.append(f"{_title(document)}\n\n{table(document)}\n\n{_caption(document)}\n")
-    return "\n".join(parts)
-
-
-REPLAY_TITLES = {
-    "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
-    "reliability": "estimated chances against what was accepted, recorded answers replayed",
-}
 TABLES = {
     "speed": speed_table,
     "batch": batch_table,
@@ -70,34 +41,95 @@ TABLES = {
     "ablation": ablation_table,
     "drafting": drafting_table,
     "reliability": reliability_table,
+    "replay": replay_table,
+}
+# Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
+TITLES = {
+    "speed": "{model}, task {task}, {how}",
+    "batch": "several at a time: {model}, task {task}, {how}",
+    "roofline": "passes against the memory's bandwidth: {model}",
+    "lossless": "identical answers: {model}, task {task}, {how}",
+    "exactness": "identical answers: {model}, task {task}, {how}",
+    "frameworks": "in a framework: {model}, task {task}, {how}",
+    "memory": "a process that goes on answering: {model}",
+    "indexing": "indexing: {folder}",
+    "registry": "the reference registry: texts found again in prompts",
+    "never_slower": "{model}, {drafter}, knowing nothing yet, where nothing is copied",
+    "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
+    "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",
+    "reliability": "estimated chances against what was accepted, recorded answers replayed",
+    "replay": "tokens a verify pass, recorded answers replayed without a model",
 }
 
 
-def _title(document: dict[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A result as it is shown: its file's stem, and a title, tables and a caption in Markdown."""
+
+    stem: str
+    kind: str
+    title: str
+    tables: str
+    caption: str
+
+    def __str__(self) -> str:
+        """Lay it out in Markdown."""
+        return f"### {self.title}\n\n{self.tables}\n\n{self.caption}\n"
+
+
+def main() -> None:
+    """Write all results into the README between its two marks."""
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"eval.report: {README.name} lacks the marks {BEGIN} and {END}")
+    text = all_results(RESULTS)
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    print(text)
+
+
+def all_results(folder: Path) -> str:
+    """Lay out every result of a folder, each with its machine and command."""
+    return "\n".join(str(section_of(*one)) for one in read_results(folder).items())
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the results of a folder that there are tables for, by the stems of their files."""
+    documents = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.json"))
+    }
+    if "replay" in documents:  # counts alone, the same on every machine
+        documents["replay"] = {"kind": "replay", "sets": documents["replay"]}
+    return {stem: one for stem, one in documents.items() if one.get("kind") in TABLES}
+
+
+def section_of(stem: str, document: dict[str, Any]) -> Section:
+    """Lay out one result."""
+    kind = document["kind"]
+    tables = TABLES[kind](document)
+    return Section(stem, kind, title_of(document), tables, caption_of(document))
+
+
+def title_of(document: dict[str, Any]) -> str:
+    """Say what was measured."""
     kind, settings = document["kind"], document.get("settings", {})
-    if kind == "indexing":
-        return f"### indexing: {document['figures']['folder']}"
-    if kind == "never_slower":
-        drafter = NAMES.get(settings["contender"], settings["contender"])
-        return f"### {settings['model']}, {drafter}, knowing nothing yet, where nothing is copied"
-    if kind == "drafting":
-        context = f"{settings['context']:,} tokens of context"
-        return f"### a draft tree's time, from {context} to the cut tree"
-    if kind == "memory":
-        return f"### a process that goes on answering: {settings['model']}"
-    if kind == "registry":
-        return "### the reference registry: texts found again in prompts"
-    if kind == "roofline":
-        return f"### passes against the memory's bandwidth: {settings['model']}"
-    if kind in REPLAY_TITLES:
-        return f"### {REPLAY_TITLES[kind]}"
-    before = {"speed": "", "batch": "several at a time: ", "frameworks": "in a framework: "}
-    same = before.get(kind, "identical answers: ")
-    how = "recorded answers" if settings.get("forced") else "its own answers"
-    return f"### {same}{settings['model']}, task {settings['task']}, {how}"
+    figures = document.get("figures")
+    contender = settings.get("contender", "")
+    names = {
+        "how": "recorded answers" if settings.get("forced") else "its own answers",
+        "drafter": NAMES.get(contender, contender),
+        **(figures if isinstance(figures, dict) else {}),
+        **settings,
+    }
+    return TITLES.get(kind, kind).format_map(names)
 
 
-def _caption(document: dict[str, Any]) -> str:
+def caption_of(document: dict[str, Any]) -> str:
+    """Say where a result was measured, and by which command."""
+    if "run" not in document:
+        command = "python -m eval.replay --json eval/results/replay.json"
+        return f"Llama-2 tokens, the first 150 rows of each file: `{command}`"
     settings, machine, run = document.get("settings", {}), document["machine"], document["run"]
     place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
     kind = f"{settings['dtype']}, " if "dtype" in settings else ""
