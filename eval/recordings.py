@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.examples import MissingDataError, in_data
+from eval.examples import MissingDataError, in_data, read_rows
 from ragaccel.decode.request import Reference
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ SETS = (
     "llma_msmarco_davinci003", "clapnq_dev", "mtrag_un", "pubmedqa_long", "sum_scitldr_dev",
 )  # fmt: skip
 MAX_PASSAGE, MAX_PROMPT, MAX_ANSWER = 768, 6_000, 512  # tokens
+_HEAD = "docs:\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Recorded:
     references: tuple[Reference, ...]
     apart: tuple[Reference, ...]
     answer_ids: tuple[int, ...]
+    row_id: str = ""
 
 
 def add_set_options(parser: argparse.ArgumentParser) -> None:
@@ -66,31 +67,46 @@ def read_recorded(
 
     Prompts that are too long are left out.
     """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        rows = (json.loads(line) for line in file if line.strip())
-        for row in islice(rows, skip, limit):
-            recorded = _laid_out(row, tokenizer)
-            if recorded is not None:
-                yield recorded
+    for row in islice(read_rows(path), skip, limit):
+        recorded = lay_out(row, tokenizer)
+        if recorded is not None:
+            yield recorded
 
 
-def _laid_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
+def lay_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
+    """Lay out one row; None where its prompt is too long.
+
+    A row is of the unified schema, or of that of LLMA's own file, ``{query, docs, result}``. There
+    the answer stays as it was recorded, with the blank it begins with.
+    """
+    if "result" in row:
+        row = {"question": row["query"], "passages": [{"text": text} for text in row["docs"]]} | row
+        written = row["result"]["text"]
+    else:
+        written = row["answer"].strip()
     texts = [_shortened(passage["text"], tokenizer) for passage in row["passages"]]
     turns = "".join(f"{turn['role']}: {turn['text']}\n" for turn in row.get("history", ()))
-    head = "docs:\n" + "\n".join(texts)
-    prompt = f"{head}\n{turns}query: {row['question']}\nanswer:"
-    encoded = tokenizer(prompt, return_offsets_mapping=True)
+    head = "".join([_HEAD, *(f"{text}\n" for text in texts)]) if texts else ""
+    encoded = tokenizer(
+        f"{head}{turns}query: {row['question']}\nanswer:", return_offsets_mapping=True
+    )
     ids = tuple(encoded["input_ids"])
     if len(ids) >= MAX_PROMPT:
         return None
-    answer = tokenizer(row["answer"].strip(), add_special_tokens=False)["input_ids"][:MAX_ANSWER]
-    apart = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    answer = encode_apart(written, tokenizer)[:MAX_ANSWER]
+    apart = [encode_apart(text, tokenizer) for text in texts]
     return Recorded(
         ids,
         tuple(_inside(ids, encoded["offset_mapping"], texts)),
-        tuple(Reference(tuple(part), passage_id=str(i)) for i, part in enumerate(apart)),
+        tuple(Reference(part, passage_id=str(i)) for i, part in enumerate(apart)),
         (*answer, tokenizer.eos_token_id or 0),
+        str(row.get("id", "")),
     )
+
+
+def encode_apart(text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Tokenize a text by itself, as LLMA does its references."""
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _shortened(text: str, tokenizer: Any) -> str:
@@ -103,7 +119,7 @@ def _inside(
     ids: Sequence[int], offsets: Sequence[tuple[int, int]], texts: Sequence[str]
 ) -> Iterator[Reference]:
     """The passages as they stand in the prompt's own ids."""
-    start = len("docs:\n")
+    start = len(_HEAD)
     for number, text in enumerate(texts):
         end = start + len(text)
         own = [i for i, (low, high) in enumerate(offsets) if start < high <= end and low < high]

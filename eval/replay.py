@@ -32,7 +32,7 @@ from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from eval.recordings import Recorded
     from ragaccel.decode.context import Context
@@ -83,8 +83,23 @@ class Tally:
     tokens: int = 0
     passes: int = 0
     drafted: int = 0
+    accepted: int = 0
+    triggered: int = 0
     by_source: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+
+    def counts(self) -> dict[str, Any]:
+        """Count decoding steps, and how many had a draft: a point of a grid."""
+        passes, triggered = max(1, self.passes), max(1, self.triggered)
+        return {
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "tokens_per_pass": round(self.tokens / passes, 4),
+            "drafted_per_pass": round(self.drafted / passes, 4),
+            "accepted_per_pass": round(self.accepted / passes, 4),
+            "triggered": round(self.triggered / passes, 4),
+            "accepted_per_trigger": round(self.accepted / triggered, 4),
+        }
 
     def figures(self) -> dict[str, Any]:
         """Sum up: tokens and guesses a pass, drafting in microseconds a step that drafts."""
@@ -134,13 +149,13 @@ class Contender:
         drafter = Timed(self.drafter, tally.seconds)
         verifier = ReplayVerifier(recorded.answer_ids)
         session = Session(verifier, drafter, request, token_budget=self.budget)
-        for _ in session:
-            pass
+        tally.triggered += sum(step.num_drafts > 0 for step in session)
         result = session.result()
         assert result.token_ids == recorded.answer_ids, "a drafter changed the answer"
         tally.tokens += result.stats.new_tokens
         tally.passes += result.stats.verify_passes
         tally.drafted += result.stats.draft_tokens
+        tally.accepted += result.stats.accepted_tokens
         for source, num in result.stats.accepted_by_source.items():
             tally.by_source[source] = tally.by_source.get(source, 0) + num
         if self.past is not None:
@@ -159,6 +174,14 @@ def contenders() -> dict[str, Contender]:
         "lookup": Contender(LookupDrafter, 10),
         "suffix": Contender(lambda: SuffixDrafter(outputs), 32, past=outputs),
     }
+
+
+def replay_set(recordings: Iterable[Recorded], contender: Contender) -> dict[str, Any]:
+    """Replay all answers of one set through one contender: its counts."""
+    tally = Tally()
+    for recorded in recordings:
+        contender.replay(recorded, tally)
+    return tally.counts()
 
 
 def replay(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, dict[str, Any]]:

@@ -42,13 +42,23 @@ def measured(
     return document
 
 
-def result(kind: str, settings: dict[str, Any], *, device: str = "cpu", **figures: Any) -> Document:
-    """Lay out a result: what was measured, with which settings, where and by which command."""
+def result(
+    kind: str,
+    settings: dict[str, Any],
+    *,
+    device: str = "cpu",
+    module: str | None = None,
+    **figures: Any,
+) -> Document:
+    """Lay out a result: what was measured, with which settings, where and by which command.
+
+    ``module`` is the one below ``eval`` that was run, where it is not called as the kind is.
+    """
     return {
         "kind": kind,
         "settings": settings,
         "machine": describe_machine(device),
-        "run": describe_run(f"eval.{kind}"),
+        "run": describe_run(f"eval.{module or kind}"),
         **figures,
     }
 
