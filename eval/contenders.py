@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,15 +20,17 @@ from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
+from ragaccel.guessing import Guessing
+from ragaccel.memory.namespaces import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from eval.forced import Forcing
     from eval.jobs import Job
     from eval.targets import Target
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decode.interfaces import Drafter, Verifier
 
 PAPER_K = 20
 PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
@@ -113,11 +117,20 @@ class Ours:
         )
         verifier = self._engine.open(request)
         try:
-            return self._timed(
-                Session(verifier, self._drafter, request, token_budget=self._token_budget)
-            )
+            with self._session(verifier, request) as session:
+                run = self._timed(session)
+                ended = perf_counter()
+            return self._ended(run, perf_counter() - ended)
         finally:
             verifier.close()
+
+    @contextmanager
+    def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
+        yield Session(verifier, self._drafter, request, token_budget=self._token_budget)
+
+    def _ended(self, run: Run, seconds: float) -> Run:  # noqa: ARG002
+        """Take into account what a session's end took: nothing where nothing is remembered."""
+        return run
 
     def _timed(self, session: Session) -> Run:
         device = self._device
@@ -126,9 +139,13 @@ class Ours:
         session.prefill()
         synchronize(device)
         prefilled = perf_counter()
+        tokens_of_each: list[int] = []
+        first = prefilled
         with watching(self._networks, self._graphs) as passes:
-            for _ in session:
-                pass
+            for step in session:
+                if not tokens_of_each:
+                    first = perf_counter()
+                tokens_of_each.append(len(step.token_ids))
             synchronize(device)
             end = perf_counter()
         stats = session.stats
@@ -143,30 +160,74 @@ class Ours:
             accepted_tokens=stats.accepted_tokens,
             stages=stages | model_stage(device, passes.seconds),
             rows_of_each=tuple(passes.rows_of_each),
+            tokens_of_each=tuple(tokens_of_each),
+            first_token_seconds=first - start,
+        )
+
+
+class Remembering(Ours):
+    """Our loop as ``LLM`` runs it: trees over all that the requests before said and answered.
+
+    Its memory begins with the answers of ``warming``, which are jobs that are not measured, and
+    with nothing where there are none. To remember an answer counts as decoding.
+    """
+
+    def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
+        self._warming, self._vocab_size = warming, target.ours.vocab_size
+        super().__init__(name, target, TrieDrafter)
+
+    def forget(self) -> None:
+        """Know what the memory began with, and no more."""
+        memory = Memory(vocab_size=self._vocab_size)
+        self._guessing = Guessing(None, memory, None, self._vocab_size)
+        self._guessing.warm_up()
+        for job in self._warming:
+            memory.of("").remember(job.prompt_ids, job.answer_ids)
+
+    @contextmanager
+    def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
+        with self._guessing.session(verifier, request) as session:
+            yield session
+
+    def _ended(self, run: Run, seconds: float) -> Run:
+        return replace(
+            run,
+            decode_seconds=run.decode_seconds + seconds,
+            stages=run.stages | {"remember": seconds},
         )
 
 
 DEFAULT = ("ours", "ours_paper", "ours_plain", "generate", "generate_lookup")
 PLAIN, BASELINE, COPYING, STATIC = "ours_plain", "generate", "ours", "generate_static"
+WARM = "ours_warm"
 
 
-def make_contender(name: str, target: Target) -> Contender:
+def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Contender:
     """Make a contender by name.
 
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
-    texts and learns its calibration from the requests before, ``ours_recycling`` mixes in what the
+    texts and learns its calibration from the requests before, ``ours_full`` is what ``LLM`` does by
+    default, the requests before remembered, ``ours_warm`` the same with the answers of ``warming``
+    known from the start, ``ours_recycling`` mixes in what the
     model ranked highest before, ``ours_paper`` copies with LLMA's
     settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
     ``ours_near_ties`` is ``ours_tree`` with near ties asked again, ``ours_exact`` and
     ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
     is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses,
-    ``generate_static`` its greedy search over a static cache, compiled on a GPU.
+    ``generate_static`` its greedy search over a static cache, compiled.
 
     Raises:
-        ValueError: names the contenders there are.
+        ValueError: names the contenders there are; or nothing to be warm with.
     """
+    if name == WARM:
+        if not any(job.answer_ids for job in warming):
+            raise ValueError(
+                f"{WARM} remembers recorded answers of rows that are not measured: take a task "
+                "that has more of them than --limit"
+            )
+        return Remembering(name, target, [job for job in warming if job.answer_ids])
     if name not in _MAKERS:
-        raise ValueError(f"no contender {name!r}: take some of {', '.join(_MAKERS)}")
+        raise ValueError(f"no contender {name!r}: take some of {', '.join([*_MAKERS, WARM])}")
     return _MAKERS[name](name, target)
 
 
@@ -191,6 +252,7 @@ _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
     "ours_recycling": lambda name, target: Ours(
         name, target, lambda: Mixture(TrieDrafter(), RecyclingDrafter())
     ),
+    "ours_full": Remembering,
     "ours_near_ties": partial(_tree, near_ties=True),
     "ours_exact": partial(_tree, exact=True),
     "ours_exact_plain": partial(_plain, exact=True),

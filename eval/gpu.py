@@ -11,34 +11,16 @@ tables.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from eval.steps import Step, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[1]
 MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
 DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
-_HOURS = 3600.0
-_TAIL = 400  # characters of an error that are told
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One result: the module that makes it, its arguments, its file, the most seconds it takes.
-
-    Where ``fallback`` is given, it is run if this fails.
-    """
-
-    module: str
-    arguments: tuple[str, ...]
-    out: Path
-    seconds: float = 2 * _HOURS
-    fallback: Step | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,9 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out = options.out.resolve()  # steps run in the project's folder
     options.data = options.data and options.data.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = [step.out.name for step in steps(options) if not done(step)]
-    if failed:
-        sys.exit(f"eval.gpu: no {', '.join(failed)}: run the same command again to try these only")
+    run_all(steps(options), "eval.gpu")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -111,37 +91,9 @@ def step(
     return Step(f"eval.{kind}", (*common, *arguments), out, fallback=fallback)
 
 
-def done(step: Step) -> bool:
-    """Whether a result is there, now that it was made if it was not."""
-    if step.out.exists():
-        note(f"{step.out.name} is there already: skipped")
-        return True
-    note(f"{step.out.name}: python -m {step.module} {' '.join(step.arguments)}")
-    try:
-        code = run_module(step.module, step.arguments, step.seconds)
-    except Exception as error:
-        code = repr(error)[-_TAIL:]
-    if code:
-        note(f"{step.out.name}: failed, {code}")
-        if step.fallback is not None and done(step.fallback):
-            note(f"{step.fallback.out.name} stands in for {step.out.name}")
-    return step.out.exists()
-
-
-def run_module(module: str, arguments: Sequence[str], seconds: float) -> int:
-    """Run a module in a fresh process, as an error of the device outlives whoever catches it."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
-
-
 def _own_task(options: argparse.Namespace) -> str:
     """The memory's questions ship, unless the caller brings a file of questions."""
     return options.task if options.task.endswith(".jsonl") else "demo"
-
-
-def note(text: str) -> None:
-    """Say where the run stands."""
-    print(f"eval.gpu: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 class Passes:
     """Counts and seconds of the passes made while watching.
 
-    ``rows_of_each`` has the rows of every pass, in order. ``first_end`` is the moment the first
-    pass was done. ``seconds`` are wall time on a CPU; on a GPU, where only launching is seen, they
-    mean little and are left out of results.
+    ``rows_of_each`` has the rows of every pass, in order, ``starts`` what lay in transformers'
+    cache before each. ``first_end`` is the moment the first pass was done. ``seconds`` are wall
+    time on a CPU; on a GPU, where only launching is seen, they mean little and are left out of
+    results.
     """
 
     count: int = 0
@@ -35,6 +37,7 @@ class Passes:
     first_seconds: float = 0.0
     first_end: float = 0.0
     rows_of_each: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
 
 @contextmanager
@@ -59,6 +62,9 @@ def watching(
         started = perf_counter()
 
     def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        past = kwargs.get("past_key_values")
+        if isinstance(past, Cache):
+            passes.starts.append(int(past.get_seq_length()))
         begin((args[0] if args else kwargs["input_ids"]).shape[1])
 
     def after(*_unused: Any) -> None:

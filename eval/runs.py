@@ -16,7 +16,9 @@ class Run:
     ``decode_seconds`` is all after prefill. Prefill is the prompt's pass: with ``generate`` it
     yields the first token as well, with ours the first verify pass does. ``stages`` splits the
     decoding: ``draft``, ``verify`` and ``model`` (inside the model's passes), as far as seen.
-    ``rows_of_each`` has the rows of every pass after prefill.
+    ``rows_of_each`` has the rows of every pass after prefill; ``tokens_of_each`` has what each pass
+    emitted, the prompt's included where it yields a token; empty where that was not seen.
+    ``first_token_seconds`` is from the start to the first token.
     """
 
     token_ids: tuple[int, ...]
@@ -28,6 +30,8 @@ class Run:
     accepted_tokens: int = 0
     stages: dict[str, float] = field(default_factory=dict)
     rows_of_each: tuple[int, ...] = ()
+    tokens_of_each: tuple[int, ...] = ()
+    first_token_seconds: float = 0.0
 
 
 def model_stage(device: torch.device, seconds: float) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from eval.contenders import DEFAULT, PLAIN, Ours, make_contender
+from eval.contenders import DEFAULT, PLAIN, WARM, Ours, make_contender
 from eval.examples import load_task
 from eval.forced import Forcing
 from eval.jobs import as_recorded, jobs_for
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from eval.targets import Target
 
 WARM_UP_TOKENS = 48
+WARMING = 200  # rows that a warm memory has seen at most
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +89,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
     settings = describe_settings(options, forced, len(jobs))
     ledger = kept_beside(options.out, settings)
-    contenders = [make_contender(name, target) for name in options.contenders.split(",")]
+    names = options.contenders.split(",")
+    warming = warming_jobs(options, target) if WARM in names else []
+    contenders = [make_contender(name, target, warming) for name in names]
     capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, contenders, options.cost_repeats)
     run_rounds(
@@ -101,8 +104,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         device=options.device,
         milliseconds={str(rows): 1e3 * value for rows, value in median_costs(ledger).items()},
         **({"resumed": resumed} if resumed else {}),
+        **({"warmed_by": len(warming)} if warming else {}),
         contenders=summarize(ledger.measurements, median_costs(ledger)),
     )
+
+
+def warming_jobs(options: argparse.Namespace, target: Target) -> list[Job]:
+    """Lay out rows of the task behind those that are measured, at most ``WARMING`` of them."""
+    if options.limit is None:
+        return []
+    examples = load_task(options.task, options.limit + WARMING, options.data)[options.limit :]
+    return jobs_for(target, examples, options.max_new_tokens)
 
 
 def costs_if_asked(
@@ -235,12 +247,14 @@ def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing
         "tokens": len(run.token_ids),
         "answer_hash": digest,
         "prefill_seconds": run.prefill_seconds,
+        "first_token_seconds": run.first_token_seconds,
         "decode_seconds": run.decode_seconds,
         "passes": run.passes,
         "rows": run.rows,
         "draft_tokens": run.draft_tokens,
         "accepted_tokens": run.accepted_tokens,
         "rows_of_each": run.rows_of_each,
+        "tokens_of_each": run.tokens_of_each,
         "stages": run.stages,
         "forcing_seconds": forcing.seconds,
     }

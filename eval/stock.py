@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import StaticCache
+from transformers import CompileConfig, StaticCache
 
 from eval.forced import FORCED_LOGIT, Forcing, following
 from eval.passes import synchronize, watching
@@ -70,6 +73,7 @@ class Generate:
             synchronize(device)
             end = perf_counter()
         new = output[0, len(job.prompt_ids) :].tolist()
+        first_rows = passes.rows_of_each[0] - len(job.prompt_ids) + 1  # prompt lookup guesses there
         return Run(
             token_ids=tuple(new),
             prefill_seconds=passes.first_end - start,
@@ -79,29 +83,42 @@ class Generate:
             draft_tokens=passes.rows - len(job.prompt_ids) + 1 - passes.count,
             accepted_tokens=len(new) - passes.count,
             stages=model_stage(device, passes.seconds - passes.first_seconds),
-            rows_of_each=(1, *passes.rows_of_each[1:]),
+            rows_of_each=(first_rows, *passes.rows_of_each[1:]),
+            tokens_of_each=_emitted(passes.starts, len(job.prompt_ids), len(new)),
+            first_token_seconds=passes.first_end - start,
         )
 
 
-class GenerateStatic:
-    """transformers' greedy ``generate`` over a static cache, which on a GPU compiles its passes.
+def _emitted(starts: Sequence[int], num_prompt: int, num_new: int) -> tuple[int, ...]:
+    """Tell what each pass emitted from what the cache held before it: the last token is not in."""
+    ends = [at - num_prompt + 1 for at in starts[1:]] + [num_new]
+    return tuple(end - begin for begin, end in pairwise([0, *ends]))
 
-    One cache, long enough for all jobs, is used again and again, so that nothing is compiled or
-    captured anew. Timed and forced from a logits processor: a hook would break the compiled pass.
+
+class GenerateStatic:
+    """transformers' greedy ``generate`` over a static cache, its passes compiled.
+
+    On a GPU one cache, long enough for all jobs, is used again and again, so that no graph is
+    captured anew. On a CPU transformers compiles only when told to: for any length at once, each
+    job with a cache as long as it needs, since a pass reads all of it. Timed and forced from a
+    logits processor: a hook would break the compiled pass.
     """
 
-    def __init__(self, name: str, target: Target, *, compile: bool = True) -> None:  # noqa: A002
-        self.name, self._model, self._compile = name, cast("Any", target.model), compile
+    def __init__(self, name: str, target: Target) -> None:
+        self.name, self._model = name, cast("Any", target.model)
+        self._settings = compiling(self._model.device)
         self._cache: Any = None
         self._answer: tuple[int, ...] = ()
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Make the cache; have passes compiled by a run that is not timed."""
-        length = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
-        self._cache = StaticCache(config=self._model.config, max_cache_len=length)
-        short = replace(jobs[0], max_new_tokens=min(_COMPILING_TOKENS, jobs[0].max_new_tokens))
-        for _ in range(2):
-            self.run(short)
+        """Make the cache; have passes compiled by runs that are not timed."""
+        longest = max(jobs, key=_length)
+        self._cache = self._new_cache(longest)
+        for job in (jobs[0], longest, longest):
+            self.run(replace(job, max_new_tokens=min(_COMPILING_TOKENS, job.max_new_tokens)))
+
+    def _new_cache(self, job: Job) -> Any:
+        return StaticCache(config=self._model.config, max_cache_len=_length(job))
 
     @contextmanager
     def following(self, job: Job) -> Iterator[Forcing]:
@@ -125,6 +142,8 @@ class GenerateStatic:
         device = self._model.device
         if self._cache is None:
             self.prepare([job])
+        if device.type == "cpu":
+            self._cache = self._new_cache(job)
         self._cache.reset()
         timer = FollowAll([self._answer], device)
         synchronize(device)
@@ -135,7 +154,7 @@ class GenerateStatic:
             job,
             past_key_values=self._cache,
             logits_processor=[timer],
-            disable_compile=not self._compile,
+            **self._settings,
         )
         synchronize(device)
         end = perf_counter()
@@ -147,7 +166,31 @@ class GenerateStatic:
             passes=len(new),
             rows=len(new),
             rows_of_each=(1,) * len(new),
+            tokens_of_each=(1,) * len(new),
+            first_token_seconds=timer.first_end - start,
         )
+
+
+def compiling(device: torch.device) -> dict[str, Any]:
+    """The settings with which ``generate`` compiles its passes: on a GPU it does so by itself.
+
+    Raises:
+        ValueError: on a CPU, where no C++ compiler is found.
+    """
+    if device.type != "cpu":
+        return {}
+    if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise ValueError(
+            "generate_static compiles its passes, which needs a C++ compiler: install g++, or "
+            "leave it out of --contenders"
+        )
+    asked = CompileConfig(dynamic=True)
+    asked._compile_all_devices = True  # the only way transformers has to ask for it on a CPU
+    return {"compile_config": asked}
+
+
+def _length(job: Job) -> int:
+    return len(job.prompt_ids) + job.max_new_tokens
 
 
 class FollowAll:

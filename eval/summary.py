@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from statistics import fmean, harmonic_mean, median
 from types import MappingProxyType
@@ -28,8 +28,9 @@ def summarize(
     ``ratio_generate``, ``ratio_copying`` and ``ratio_static`` are median paired speed-ups of
     decoding over our plain decoding, over ``model.generate``, over one copied span and over
     ``generate`` with a static cache; ``end_to_end`` holds the same with prefill included.
-    ``acceptance_length`` is all tokens over all passes. Seconds are sums over all rows. Where
-    ``costs`` are given, the seconds of a pass by its rows, ``efficiency`` is the median share that
+    ``acceptance_length`` is all tokens over all passes, ``acceptance_histogram`` how many passes
+    gave how many tokens. Seconds are sums over all rows. Where ``costs`` are given, the seconds of
+    a pass by its rows, ``efficiency`` is the median share that
     our drafting decoders reached of the ``promised_ratio`` of their passes. ``peak_bytes``, on a
     GPU, is the most that lay there in any run, other decoders' own left out.
     """
@@ -104,7 +105,7 @@ def _counts(own: list[Row]) -> dict[str, Any]:
     for row in own:
         for stage, seconds in row["stages"].items():
             stages[stage] += seconds
-    known = (
+    known = stages.get("remember", 0.0) + (
         stages["draft"] + stages["verify"] if "verify" in stages else stages.get("model", decode)
     )
     return {
@@ -118,6 +119,8 @@ def _counts(own: list[Row]) -> dict[str, Any]:
         "accepted_tokens": sum(row["accepted_tokens"] for row in own),
         **_peak(own),
         "prefill_seconds_median": median(row["prefill_seconds"] for row in own),
+        **_first_token(own),
+        **_histogram(own),
         "seconds": {
             "prefill": sum(row["prefill_seconds"] for row in own),
             **stages,
@@ -125,6 +128,17 @@ def _counts(own: list[Row]) -> dict[str, Any]:
             "forcing": sum(row["forcing_seconds"] for row in own),
         },
     }
+
+
+def _first_token(own: list[Row]) -> dict[str, float]:
+    seconds = [row["first_token_seconds"] for row in own if "first_token_seconds" in row]
+    return {"first_token_seconds_median": median(seconds)} if seconds else {}
+
+
+def _histogram(own: list[Row]) -> dict[str, dict[str, int]]:
+    """How many passes emitted how many tokens."""
+    passes = Counter(number for row in own for number in row.get("tokens_of_each", ()))
+    return {"acceptance_histogram": {str(n): passes[n] for n in sorted(passes)}} if passes else {}
 
 
 def _peak(own: list[Row]) -> dict[str, int]:

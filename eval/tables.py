@@ -9,6 +9,8 @@ from eval.markdown import table
 NAMES = {
     "ours": "ours, copying",
     "ours_tree": "ours, trees",
+    "ours_full": "ours, trees and memory",
+    "ours_warm": "ours, memory warm",
     "ours_recycling": "ours, trees and recycling",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",
@@ -17,7 +19,7 @@ NAMES = {
     "ours_exact_plain": "ours, exact and plain",
     "generate": "`model.generate`",
     "generate_lookup": "`model.generate`, prompt lookup",
-    "generate_static": "`model.generate`, static cache",
+    "generate_static": "`model.generate`, static cache, compiled",
 }
 
 
@@ -55,7 +57,10 @@ def speed_table(document: dict[str, Any]) -> str:
 
 def seconds_table(document: dict[str, Any]) -> str:
     """Lay out where the time went, in seconds over all runs."""
-    stages = ("prefill", "draft", "verify", "model", "other", "forcing")
+    remembering = any("remember" in one["seconds"] for one in document["contenders"].values())
+    stages = [
+        *("prefill", "draft", "verify", "model", *["remember"] * remembering, "other", "forcing")
+    ]
     rows = []
     for name, figures in document["contenders"].items():
         seconds = figures["seconds"]

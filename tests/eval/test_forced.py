@@ -17,7 +17,7 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
-MODES = ["ours_near_ties", "ours_exact", "ours_exact_plain"]
+MODES = ["ours_near_ties", "ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]
 
 
 @pytest.mark.parametrize("name", [*DEFAULT, *MODES])
@@ -48,6 +48,14 @@ def test_passes_and_rows_are_those_of_the_decoder():
             runs[name] = make_contender(name, target).run(job)
     for plain in ("ours_plain", "generate"):
         assert (runs[plain].passes, runs[plain].rows) == (len(ANSWER), len(ANSWER))
+        assert runs[plain].tokens_of_each == (1,) * len(ANSWER)
+    for run in runs.values():
+        assert sum(run.tokens_of_each) == len(ANSWER)
+        assert len(run.tokens_of_each) == run.passes
+        assert all(
+            0 < n <= rows for n, rows in zip(run.tokens_of_each, run.rows_of_each, strict=True)
+        )
+        assert 0 < run.first_token_seconds <= run.prefill_seconds + run.decode_seconds
     for copying in ("ours_paper", "generate_lookup"):
         run = runs[copying]
         assert run.passes < len(ANSWER)

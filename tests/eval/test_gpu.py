@@ -1,6 +1,7 @@
 """What is asked of a GPU: tried out on a CPU, with eager twins of what is replayed there."""
 
 import importlib
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from fakes import RandomDrafter
 from plain_kernel import PlainKernel
 from recorded import ANSWER, make_job, make_target, write_inputs
 
-from eval import gpu, report, roofline
+from eval import gpu, report, roofline, steps
 from eval.contenders import Ours, make_contender
 from eval.passes import watching
 from eval.roofline_steps import copied_answer, measure_step
@@ -36,11 +37,12 @@ def in_process(monkeypatch):
         importlib.import_module(module).main([*arguments, "--threads=1"])
         return 0
 
-    monkeypatch.setattr(gpu, "run_module", run_module)
+    monkeypatch.setattr(steps, "run_module", run_module)
     monkeypatch.setattr("eval.memory.in_own_process", lambda function, *given: function(*given))
     return calls
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, capsys):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
     model, data, task = write_inputs(tmp_path)
@@ -76,7 +78,7 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
         (tmp_path / out.partition("=")[2]).write_text("{}")
         return 0
 
-    monkeypatch.setattr(gpu, "run_module", run_module)
+    monkeypatch.setattr(steps, "run_module", run_module)
     with pytest.raises(SystemExit, match=r"no gpu-x-roofline\.json, gpu-x-speed\.json: run"):
         gpu.main(["--models=random:x", f"--out={tmp_path}"])
     assert calls == [
@@ -88,7 +90,7 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
 
 
 def test_a_module_runs_in_a_process_of_its_own():
-    assert gpu.run_module("eval.roofline", ["--no-such-option"], 120.0) == 2
+    assert steps.run_module("eval.roofline", ["--no-such-option"], 120.0) == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])
@@ -105,12 +107,17 @@ def test_replayed_passes_follow_the_recording_too(family):
     assert not hasattr(target.ours.graphs.run, "func")  # nothing is left around it
 
 
-def test_generate_over_a_static_cache_gives_what_generate_gives():
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Compiling takes a compiler and its time: one test below is enough."""
+    monkeypatch.setattr("eval.stock.compiling", lambda _device: {"disable_compile": True})
+
+
+def test_generate_over_a_static_cache_gives_what_generate_gives(uncompiled):
     target = make_target()
     static, plain = (make_contender(name, target) for name in ("generate_static", "generate"))
     jobs = [make_job(), make_job(ANSWER[:9], prompt_ids=(0, 5, 6, 23), eos_ids=frozenset())]
     static.prepare(jobs)
-    held = static.held_bytes(0)
     for job in (*jobs, *jobs):
         assert static.run(job).token_ids == plain.run(job).token_ids
         with static.following(job):
@@ -118,7 +125,27 @@ def test_generate_over_a_static_cache_gives_what_generate_gives():
         assert run.token_ids == job.answer_ids
         assert run.passes == len(job.answer_ids)
         assert run.prefill_seconds > 0 < run.decode_seconds
-    assert static.held_bytes(0) == held > plain.held_bytes(0)
+        assert static.held_bytes(0) > plain.held_bytes(0)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_generate_compiles_its_passes_on_a_processor_and_follows_the_recording():
+    target, jobs = make_target(), [make_job(), make_job(prompt_ids=(0, 5, 6, 23))]
+    torch.compiler.reset()
+    static = make_contender("generate_static", target)
+    static.prepare(jobs)
+    for job in jobs:
+        with static.following(job):
+            assert static.run(job).token_ids == ANSWER
+    frames = torch._dynamo.utils.counters["frames"]
+    assert frames["ok"] == frames["total"] > 0
+
+
+def test_without_a_compiler_the_static_cache_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    with pytest.raises(ValueError, match="install g"):
+        make_contender("generate_static", make_target())
 
 
 def test_peaks_are_told_where_they_were_measured():

@@ -1,0 +1,68 @@
+"""Steps: results that are made one after the other, each a file and a process of its own.
+
+What fails is told at the end and loses no other, and what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ROOT = Path(__file__).parents[1]
+HOURS = 3600.0
+_TAIL = 400  # characters of an error that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One result: the module that makes it, its arguments, its file, the most seconds it takes.
+
+    Where ``fallback`` is given, it is run if this fails.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    out: Path
+    seconds: float = 2 * HOURS
+    fallback: Step | None = None
+
+
+def run_all(steps: Iterable[Step], title: str) -> None:
+    """Make every result that is not there yet; end with an error that names those that failed."""
+    failed = [step.out.name for step in steps if not done(step)]
+    if failed:
+        sys.exit(f"{title}: no {', '.join(failed)}: run the same command again to try these only")
+
+
+def done(step: Step) -> bool:
+    """Whether a result is there, now that it was made if it was not."""
+    if step.out.exists():
+        note(f"{step.out.name} is there already: skipped")
+        return True
+    note(f"{step.out.name}: python -m {step.module} {' '.join(step.arguments)}")
+    try:
+        code = run_module(step.module, step.arguments, step.seconds)
+    except Exception as error:
+        code = repr(error)[-_TAIL:]
+    if code:
+        note(f"{step.out.name}: failed, {code}")
+        if step.fallback is not None and done(step.fallback):
+            note(f"{step.fallback.out.name} stands in for {step.out.name}")
+    return step.out.exists()
+
+
+def run_module(module: str, arguments: Sequence[str], seconds: float) -> int:
+    """Run a module in a fresh process, as an error of the device outlives whoever catches it."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
+
+
+def note(text: str) -> None:
+    """Say where the run stands."""
+    print(f"eval: {text}", file=sys.stderr, flush=True)

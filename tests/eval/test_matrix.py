@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+from recorded import ANSWER, make_job, make_target, write_inputs
+
+from eval import matrix, speed, steps
+from eval.contenders import make_contender
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    calls = []
+
+    def run_module(module, arguments, _seconds):
+        calls.append(arguments)
+        importlib.import_module(module).main([*arguments, "--cost-repeats=1"])
+        return 0
+
+    monkeypatch.setattr(steps, "run_module", run_module)
+    monkeypatch.setattr("eval.stock.compiling", lambda _device: {"disable_compile": True})
+    return calls
+
+
+def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
+    model, data, task = write_inputs(tmp_path, 5)
+    asked = [model.replace("--model", "--models"), data, task.replace("--task", "--tasks")]
+    out = tmp_path / "r"
+    asked += [f"--out={out}", "--limit=2", "--threads=1", "--max-new-tokens=12"]
+    matrix.main(asked)
+    (path,) = out.glob("*.json")
+    document = json.loads(path.read_text())
+    assert path.name == "matrix-tiny-task.json"
+    assert list(document["contenders"]) == list(matrix.CONTENDERS)
+    assert document["settings"]["forced"] is True
+    assert document["warmed_by"] == 3
+    for figures in document["contenders"].values():
+        assert figures["identical_to_generate"] == 1.0
+        assert sum(figures["acceptance_histogram"].values()) == figures["passes"]
+        assert figures["first_token_seconds_median"] > 0
+    assert "remember" in document["contenders"]["ours_full"]["seconds"]
+    matrix.main(asked)
+    assert len(in_process) == 1
+
+
+def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    made = list(matrix.steps(matrix.parse([f"--out={tmp_path}"])))
+    assert {step.module for step in made} == {"eval.speed"}
+    assert len(made) == 2
+    for step in made:
+        assert "--task=demo" in step.arguments
+        assert "--tokenizer=reader" in step.arguments
+        (names,) = [one for one in step.arguments if one.startswith("--contenders=")]
+        assert "generate_static" not in names
+    told = capsys.readouterr().err
+    assert "--data" in told
+    assert "install g++" in told
+
+
+def test_shapes_have_as_many_rows_as_they_are_due(tmp_path):
+    (tmp_path / "rag").mkdir()
+    made = list(matrix.steps(matrix.parse([f"--out={tmp_path}", f"--data={tmp_path}"])))
+    limits = {
+        step.arguments[0]: one
+        for step in made
+        for one in step.arguments
+        if one.startswith("--limit=")
+    }
+    assert limits["--model=random:llama-135m"] == "--limit=20"
+    assert limits["--model=random:qwen2.5-0.5b"] == "--limit=8"
+    assert len(made) == 2 * len(matrix.TASKS.split(","))
+
+
+def test_a_warm_memory_knows_other_rows_and_takes_fewer_passes():
+    target, job = make_target(), make_job(references=(), apart=(), prompt_ids=(0, 5, 6, 23))
+    passes = {}
+    for name in ("ours_tree", "ours_full", "ours_warm"):
+        contender = make_contender(name, target, [job])
+        with contender.following(job):
+            first = contender.run(job)
+        assert first.token_ids == ANSWER
+        passes[name] = first.passes
+    assert passes["ours_warm"] < passes["ours_full"] == passes["ours_tree"]
+
+
+def test_a_memory_lasts_from_request_to_request_until_it_is_to_forget():
+    target, job = make_target(), make_job(references=(), apart=(), prompt_ids=(0, 5, 6, 23))
+    contender = make_contender("ours_full", target)
+    with contender.following(job):
+        first, second = contender.run(job), contender.run(job)
+        contender.forget()
+        again = contender.run(job)
+    assert second.passes < first.passes == again.passes
+    assert second.stages["remember"] > 0
+
+
+def test_nothing_to_be_warm_with_is_an_error(tmp_path):
+    asked = [*write_inputs(tmp_path, 2), "--contenders=ours_warm", "--threads=1"]
+    for few in ([], ["--limit=2"]):
+        with pytest.raises(SystemExit, match="rows that are not measured"):
+            speed.main([*asked, *few])
