@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Draw = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -30,7 +30,8 @@ class Example:
     """One question. ``history`` holds earlier messages, ``answer`` is empty if none is recorded.
 
     Where no passages are asked about, there is no question either but a ``prompt``, to be continued
-    as it stands; or ``draw``, which makes prompt and answer in token ids out of those there are.
+    as it stands; or ``turns``, what the user of a chat says: first this, then, when it is answered,
+    that; or ``draw``, which makes prompt and answer in token ids out of those there are.
     """
 
     example_id: str
@@ -39,13 +40,15 @@ class Example:
     answer: str = ""
     history: tuple[dict[str, str], ...] = ()
     prompt: str = ""
+    turns: tuple[str, ...] = ()
     draw: Draw | None = None
 
 
 def load_task(name: str, limit: int | None = None, data: Path | None = None) -> list[Example]:
     """Load the examples of a task by the name of its file in ``eval/tasks``, or of a JSONL file.
 
-    A file of one's own holds objects ``{id, question, passages: [{title, text}], answer}`` a line.
+    A file of one's own holds an object a line: ``{id, question, passages: [{title, text}],
+    answer}``, ``{id, prompt, answer}`` or ``{id, turns}``.
 
     Raises:
         FileNotFoundError: no such task; names those there are.
@@ -53,15 +56,24 @@ def load_task(name: str, limit: int | None = None, data: Path | None = None) -> 
     """
     if name.endswith(".jsonl"):
         return read_unified(Path(name), limit)
-    if not (TASKS / f"{name}.py").is_file():
-        known = ", ".join(sorted(path.stem for path in TASKS.glob("*.py")))
-        raise FileNotFoundError(f"no task {name!r}: take one of {known}, or a .jsonl file")
-    examples: list[Example] = importlib.import_module(f"eval.tasks.{name}").load(limit, data)
-    return examples
+    if (TASKS / f"{name}.py").is_file():
+        task = importlib.import_module(f"eval.tasks.{name}")
+        examples: list[Example] = task.load(limit, data)
+        return examples
+    if name in task_names():
+        return read_unified(TASKS / f"{name}.jsonl", limit)
+    raise FileNotFoundError(
+        f"no task {name!r}: take one of {', '.join(task_names())}, or a .jsonl file"
+    )
+
+
+def task_names() -> list[str]:
+    """The tasks there are: what loads its examples, and files of examples as they stand."""
+    return sorted({path.stem for path in TASKS.iterdir() if path.suffix in {".py", ".jsonl"}})
 
 
 def read_unified(path: Path, limit: int | None = None) -> list[Example]:
-    """Read ``{id, question, history, passages, answer}`` objects, one a line."""
+    """Read a file of objects as ``load_task`` takes them, one a line."""
     return [_example(row) for row in islice(read_rows(path), limit)]
 
 
@@ -92,14 +104,28 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _example(row: dict[str, Any]) -> Example:
+    if "prompt" in row:
+        return Example(str(row["id"]), prompt=row["prompt"], answer=row.get("answer", ""))
+    if "turns" in row:
+        return Example(str(row["id"]), turns=tuple(row["turns"]))
     passages = tuple(
         Passage(f"{row['id']}/{number}", part["text"], part.get("title", ""), end=len(part["text"]))
         for number, part in enumerate(row["passages"], start=1)
         if part["text"].strip()
     )
-    history = tuple(
-        {"role": "assistant" if turn["role"] != "user" else "user", "content": turn["text"]}
-        for turn in row.get("history", ())
-    )
     answer = row.get("answer", "").strip()
-    return Example(str(row["id"]), row["question"].strip(), passages, answer, history)
+    return Example(
+        str(row["id"]),
+        row["question"].strip(),
+        passages,
+        answer,
+        as_messages(row.get("history", ())),
+    )
+
+
+def as_messages(turns: Iterable[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    """The turns of a unified row as a chat's messages: whoever is not the user is the assistant."""
+    return tuple(
+        {"role": "assistant" if turn["role"] != "user" else "user", "content": turn["text"]}
+        for turn in turns
+    )

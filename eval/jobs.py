@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.request import Reference
 from ragaccel.prompt import build_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from eval.examples import Example
     from eval.targets import Target
     from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.passage import Passage
+    from ragaccel.prompt import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ def make_jobs(
     """Lay out each question as the library itself would, in at most ``max_tokens`` with its answer.
 
     Passages that do not fit are left out, the last ones first. Ready-made prompts stay as they are.
+    Of a chat's turns the first is asked.
 
     Raises:
         ValueError: two examples of the same id, by which their measurements are told apart.
@@ -99,7 +103,12 @@ def _continuation(example: Example, tokenizer: Tokenizer, max_new_tokens: int) -
 
 def _job(example: Example, tokenizer: Tokenizer, max_new_tokens: int, room: int | None) -> Job:
     prompt = build_prompt(
-        tokenizer, example.question, example.passages, history=example.history, max_tokens=room
+        tokenizer,
+        example.turns[0] if example.turns else example.question,
+        example.passages,
+        history=example.history,
+        template=partial(_as_chat, tokenizer) if example.turns else None,
+        max_tokens=room,
     )
     apart = [
         Reference(tuple(tokenizer.encode(passage.text)), passage_id=passage.passage_id)
@@ -115,6 +124,16 @@ def _job(example: Example, tokenizer: Tokenizer, max_new_tokens: int, room: int 
         max_new_tokens=max_new_tokens,
         eos_ids=tokenizer.eos_ids,
     )
+
+
+def _as_chat(
+    tokenizer: Tokenizer, said: str, _passages: Sequence[Passage], history: Sequence[Message]
+) -> str | Sequence[Message]:
+    """A turn of a chat that is about no passages, by the chat template if there is one."""
+    messages = [*history, {"role": "user", "content": said}]
+    if tokenizer.has_chat_template:
+        return messages
+    return "".join(f"{turn['role']}: {turn['content']}\n\n" for turn in messages) + "assistant:"
 
 
 def _answer_ids(

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.examples import Example, read_unified
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ragaccel.retrieve.retriever import Retriever
 
 _DEMOS = Path(__file__).parents[2] / "demos"
@@ -27,20 +30,26 @@ def load(limit: int | None = None, data: Path | None = None) -> list[Example]:  
 
 def write(num_passages: int = 6) -> int:
     """Retrieve for every question of ``demos/questions.jsonl`` and write the file; count them."""
+    lines = (_DEMOS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    with indexed_handbook() as retriever:
+        rows = [_row(n, json.loads(line), retriever, num_passages) for n, line in enumerate(lines)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    _FILE.write_text(text, encoding="utf-8")
+    return len(lines)
+
+
+@contextmanager
+def indexed_handbook() -> Iterator[Retriever]:
+    """Index the handbook under demos/, for as long as the context is open."""
     from ragaccel.retrieve.embedder import load_embedder
     from ragaccel.retrieve.indexing import index_folder
     from ragaccel.retrieve.retriever import Retriever
     from ragaccel.retrieve.store import Store
 
     embedder = load_embedder()
-    lines = (_DEMOS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, _DEMOS / "documents")
-        retriever = Retriever(store, embedder)
-        rows = [_row(n, json.loads(line), retriever, num_passages) for n, line in enumerate(lines)]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    _FILE.write_text(text, encoding="utf-8")
-    return len(lines)
+        yield Retriever(store, embedder)
 
 
 def _row(

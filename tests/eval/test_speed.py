@@ -110,7 +110,7 @@ def test_real_answers_are_compared_too(tmp_path, capsys):
 
 def test_missing_things_are_named(tmp_path, monkeypatch):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
-    with pytest.raises(SystemExit, match="no task 'poems': take one of clapnq, demo"):
+    with pytest.raises(SystemExit, match="no task 'poems': take one of chat, clapnq, code, demo"):
         speed.main(["--task=poems"])
     with pytest.raises(SystemExit, match="RAGACCEL_DATA"):
         speed.main(["--task=llma"])
