@@ -88,6 +88,14 @@ class Tally:
     by_source: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        """Count another's answers too."""
+        for name in ("tokens", "passes", "drafted", "accepted", "triggered"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for source, num in other.by_source.items():
+            self.by_source[source] = self.by_source.get(source, 0) + num
+        self.seconds += other.seconds
+
     def counts(self) -> dict[str, Any]:
         """Count decoding steps, and how many had a draft: a point of a grid."""
         passes, triggered = max(1, self.passes), max(1, self.triggered)

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.draft_tables import ablation_table, drafting_table, reliability_table, replay_table
+from eval.papers.llma_layout import (
+    llma_count_table,
+    llma_dialogue_table,
+    llma_sweep_table,
+    llma_tables_table,
+)
 from eval.tables import (
     NAMES,
     batch_table,
@@ -42,6 +48,10 @@ TABLES = {
     "drafting": drafting_table,
     "reliability": reliability_table,
     "replay": replay_table,
+    "llma_count": llma_count_table,
+    "llma_tables": llma_tables_table,
+    "llma_sweep": llma_sweep_table,
+    "llma_dialogue": llma_dialogue_table,
 }
 # Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
 TITLES = {
@@ -59,6 +69,10 @@ TITLES = {
     "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",
     "reliability": "estimated chances against what was accepted, recorded answers replayed",
     "replay": "tokens a verify pass, recorded answers replayed without a model",
+    "llma_count": "LLMA: its published rules counted, and our drafter of them",
+    "llma_tables": "LLMA, Tables 1 and 2: {timed}",
+    "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
+    "llma_dialogue": "LLMA over several turns: {timed}",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eval.markdown import ratio_cell as _ratio
 from eval.markdown import table
 
 NAMES = {
@@ -292,10 +293,3 @@ def _spread(ratio: dict[str, float]) -> str:
 def _largest_gap(figures: dict[str, Any]) -> str:
     gaps = [difference["gap"] for difference in figures["differences"]]
     return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
-
-
-def _ratio(figures: dict[str, Any], label: str, digits: int = 2) -> str:
-    if label not in figures:
-        return ""
-    low, high = (f"{bound:.{digits}f}" for bound in figures[f"{label}_interval"])
-    return f"{figures[label]:.{digits}f} ({low} to {high})"

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from eval.contenders import PLAIN, Ours
 from eval.jobs import Job
-from eval.replay import Contender
+from eval.ledger import Ledger, kept_beside
+from eval.replay import Contender, replay_set
 from eval.script import note
 from eval.speed import run_rounds
 from eval.summary import summarize
+from eval.warm import capture_passes
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
-    from eval.ledger import Ledger
     from eval.recordings import Recorded
     from eval.targets import Target
     from ragaccel.decode.interfaces import Drafter
+
+    Point = dict[str, Any]
 
 TREE_GUESSES = 64
 
@@ -58,38 +62,60 @@ def llma(n: int = 1, k: int = 20, name: str = "llma") -> Decoder:
 
 NO_DRAFTS = Decoder(PLAIN, NoDrafter, 0)
 TREES = Decoder("ours_trie", TrieDrafter, TREE_GUESSES, chooses=True)
-LABELS = {
-    PLAIN: "plain decoding",
-    "llma": "LLMA as published, n = 1, k = 20",
-    "ours_trie": "ours, trees, nothing remembered",
-}
 
 
-def time_set(
-    target: Target,
-    name: str,
-    recordings: Sequence[Recorded],
-    decoders: Sequence[Decoder],
-    ledger: Ledger,
-    repeats: int = 1,
-) -> dict[str, dict[str, Any]]:
-    """Have a model follow the answers of a set under each decoder, interleaved: their figures."""
-    limit = target.ours.max_positions
-    fitting = [r for r in recordings if limit is None or _size(r) <= limit]
-    if len(fitting) < len(recordings):
-        note(f"{name}: {len(recordings) - len(fitting)} rows are longer than the model reads")
-    jobs = [_job(f"{name}/{number}", recorded) for number, recorded in enumerate(fitting)]
-    if not jobs:
-        return {}
-    contenders = [decoder.timed(target) for decoder in decoders]
-    run_rounds(target, jobs, contenders, ledger, repeats=repeats, forced=True)
-    ours = {job.job_id for job in jobs}
-    rows = [row for row in ledger.measurements if row["example"] in ours]
-    return {label: _timed(figures) for label, figures in summarize(rows).items()}
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What sets are run on: each decoder is replayed, and timed too where there is a model."""
+
+    target: Target | None
+    ledger: Ledger
+    repeats: int = 1
+
+    def points(
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+    ) -> list[Point]:
+        """Run all decoders on a set: one point each, in their order."""
+        counts = {one.name: replay_set(recordings, one.replayed()) for one in decoders}
+        shown = "  ".join(f"{one} {c['tokens_per_pass']:.3f}" for one, c in counts.items())
+        note(f"{name}, {len(recordings)} answers, tokens a pass: {shown}")
+        times = self.times(name, recordings, decoders)
+        return [{"decoder": one, **counts[one], **times.get(one, {})} for one in counts]
+
+    def times(
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+    ) -> dict[str, Point]:
+        """Have the model follow the answers under each decoder, interleaved.
+
+        What is longer than the model reads is left out, and said. Without a model there is nothing.
+        """
+        if self.target is None:
+            return {}
+        fitting = [one for one in recordings if self._fits(one)]
+        if len(fitting) < len(recordings):
+            note(f"{name}: {len(recordings) - len(fitting)} are longer than the model reads")
+        jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
+        if not jobs:
+            return {}
+        contenders = [decoder.timed(self.target) for decoder in decoders]
+        capture_passes(self.target.ours, jobs, compile=False)
+        run_rounds(self.target, jobs, contenders, self.ledger, repeats=self.repeats, forced=True)
+        ids = {job.job_id for job in jobs}
+        rows = [row for row in self.ledger.measurements if row["example"] in ids]
+        return {label: _timed(figures) for label, figures in summarize(rows).items()}
+
+    def _fits(self, recorded: Recorded) -> bool:
+        limit = self.target and self.target.ours.max_positions
+        size = len(recorded.prompt_ids) + len(recorded.answer_ids) + TREE_GUESSES
+        return limit is None or size <= limit
 
 
-def _size(recorded: Recorded) -> int:
-    return len(recorded.prompt_ids) + len(recorded.answer_ids) + TREE_GUESSES
+def open_bench(
+    options: argparse.Namespace, target: Target | None, settings: dict[str, Any]
+) -> Bench:
+    """Set up what sets are run on; times are kept beside ``--out``, and a second run goes on."""
+    ledger = Ledger(None, settings) if target is None else kept_beside(options.out, settings)
+    return Bench(target, ledger, options.repeats)
 
 
 def _job(job_id: str, recorded: Recorded) -> Job:
@@ -104,8 +130,14 @@ def _job(job_id: str, recorded: Recorded) -> Job:
     )
 
 
-def _timed(figures: dict[str, Any]) -> dict[str, Any]:
-    kept = ("tokens_per_second", "ratio", "ratio_interval", "seconds", "runs")
-    return {key: figures[key] for key in kept if key in figures} | {
-        "timed_tokens_per_pass": round(figures["acceptance_length"], 4)
+def _timed(figures: dict[str, Any]) -> Point:
+    """The times of one decoder, and the passes that the model made, to be held against a replay."""
+    return {
+        "tokens_per_second": figures["tokens_per_second"],
+        "ratio": figures["ratio"],
+        "ratio_interval": figures["ratio_interval"],
+        "seconds": sum(figures["seconds"][stage] for stage in ("draft", "verify", "other")),
+        "timed_answers": figures["examples"],
+        "timed_passes": figures["passes"],
+        "timed_tokens_per_pass": round(figures["acceptance_length"], 4),
     }

@@ -16,8 +16,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eval.markdown import table
 from eval.papers.decoders import llma
+from eval.papers.llma_layout import llma_count_table
 from eval.papers.published import published
 from eval.papers.recorded_sets import (
     ORIGINAL,
@@ -119,7 +119,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Replay and count every set with every setting."""
     _, tokenizer = chosen_models(options)
     grid = []
-    for name, path in set_paths(options).items():
+    for name, path in set_paths(options, options.sets).items():
         recordings = laid_out(answered_rows(path, options.limit), tokenizer)
         for n, k in SETTINGS:
             counted = counted_of(recordings, n, k)
@@ -134,23 +134,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         grid=grid,
         published=published("llma"),
     )
-
-
-def llma_count_table(document: dict[str, Any]) -> str:
-    """Lay out tokens a pass by our drafter and by the second count: one row a set and setting."""
-    rows = []
-    for point in document["grid"]:
-        counted = point["counted"]
-        cells = [
-            *(str(point[name]) for name in ("set", "n", "k", "tokens")),
-            f"{point['passes']:,}",
-            f"{counted['passes']:,}",
-            f"{point['tokens_per_pass']:.3f}",
-            f"{counted['tokens_per_pass']:.3f}",
-        ]
-        rows.append(cells)
-    titles = ["set", "n", "k", "tokens", "passes, our drafter", "passes, by its rules"]
-    return table([*titles, "tokens a pass, our drafter", "tokens a pass, by its rules"], rows)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def has_data(options: argparse.Namespace) -> bool:
     return options.data is not None or DATA_VARIABLE in os.environ
 
 
-def set_paths(options: argparse.Namespace) -> dict[str, Path]:
-    """Find the files of ``--sets``, or the larger one of those that ship.
+def set_paths(options: argparse.Namespace, names: str) -> dict[str, Path]:
+    """Find files of ``rag/`` by names with commas between, or the larger one of those that ship.
 
     Raises:
         MissingDataError: a set that the data folder lacks.
     """
     if has_data(options):
-        return {n: in_data(f"rag/{n}.jsonl", options.data) for n in options.sets.split(",")}
+        return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
     name = next(name for name in SHIPPED if (TASKS / f"{name}.jsonl").exists())
     note(f"no data folder (--data, {DATA_VARIABLE}): replaying what ships, eval/tasks/{name}.jsonl")
     return {name: TASKS / f"{name}.jsonl"}
@@ -99,6 +99,7 @@ def describe_paper_run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "sets": options.sets if has_data(options) else "what ships",
         "limit": options.limit,
+        "timed": model.get("model", "decoding steps, replayed"),
         **(model or {"tokenizer": words}),
         "commit": current_commit(),
     }

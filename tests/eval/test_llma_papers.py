@@ -1,0 +1,204 @@
+"""LLMA's experiments: tables, grid and turns, replayed and timed over a tiny model."""
+
+import json
+
+import pytest
+from recorded import ANSWER, PASSAGE, make_target, write_inputs
+from tiny_llm import tiny_tokenizer
+
+from eval.examples import DATA_VARIABLE
+from eval.ledger import Ledger
+from eval.papers import llma_dialogue, llma_sweep, llma_tables
+from eval.papers.decoders import NO_DRAFTS, TREES, Bench, llma
+from eval.papers.recorded_sets import answered_rows
+from eval.recordings import Recorded, lay_out
+from ragaccel.decode.request import Reference
+
+LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
+BELL = "A bell rings in fog, and boats keep to the west of it."
+SAID = "A keeper trims the wick at dusk, and again at midnight."
+
+
+def row(row_id, answer, question="Who trims the wick?", passages=(LAMP,), history=()):
+    return {
+        "id": row_id,
+        "question": question,
+        "passages": [{"title": "", "text": text} for text in passages],
+        "answer": answer,
+        "history": list(history),
+    }
+
+
+ASKED = ({"role": "user", "text": "Who?"}, {"role": "agent", "text": SAID})
+ROWS = (
+    row("c<::>1/a", SAID, passages=(LAMP, BELL)),
+    row("c<::>1/b", SAID),
+    row("c<::>2/a", SAID, "And then?", history=ASKED),
+    row("d<::>1/a", BELL, "What rings?", passages=(BELL,)),
+    row("e<::>1/a", "", "Nobody knows?"),
+)
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """A data folder with ROWS under every name, and the arguments that name it and its words."""
+    model, data, _ = write_inputs(tmp_path)
+    rag = tmp_path / "data" / "rag"
+    rag.mkdir()
+    lines = "".join(json.dumps(one) + "\n" for one in ROWS)
+    for name in ("turns", llma_tables.CACHED):
+        (rag / f"{name}.jsonl").write_text(lines)
+    return [data, "--sets=turns"], model
+
+
+def run(module, arguments, capsys, out):
+    module.main([*arguments, f"--out={out}"])
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text())
+    assert {"kind", "settings", "machine", "run", "published"} <= document.keys()
+    assert f"-m {module.__name__}" in document["run"]["command"]
+    assert "arXiv 2304.04487" in printed
+    json.loads(printed.splitlines()[-1])
+    return document
+
+
+def test_tables_leave_the_answer_itself_out_and_replay_every_decoder(arguments, tmp_path, capsys):
+    some, _ = arguments
+    document = run(llma_tables, [*some, "--tokenizer=words"], capsys, tmp_path / "t.json")
+    assert document["same_answers"] == {llma_tables.CACHED: 2}
+    found = {(p["table"], p["references"], p["decoder"]): p for p in document["grid"]}
+    assert len(found) == len(document["grid"]) == 3 + 3 * 3
+    assert {p["answers"] for p in document["grid"] if p["table"] == 1} == {4}
+    assert {p["answers"] for p in document["grid"] if p["table"] == 2} == {2}
+    plain = found[1, "passages", "ours_plain"]
+    assert plain["passes"] == plain["tokens"]
+    assert plain["triggered"] == 0
+    # Of two answers that are the same, each is copied whole from the other after its first token.
+    known, unknown = found[2, "answers", "llma"], found[2, "passages", "llma"]
+    assert known["passes"] < unknown["passes"] < known["tokens"]
+    assert "ratio" not in plain
+
+
+def test_cached_answers_stand_before_passages_and_the_prompt_holds_what_is_a_reference():
+    words = tiny_tokenizer()
+    (first, others), *_ = llma_tables.with_others(ROWS[:4], words)
+    assert (first["id"], others) == ("c<::>1/a", [SAID])
+    own = lay_out(first, words)
+    alone = llma_tables.cached(first, others, words, "answers")
+    assert [reference.passage_id for reference in alone.apart] == ["cached/0"]
+    assert len(alone.prompt_ids) < len(own.prompt_ids)
+    assert llma_tables.cached(first, others, words, "passages") == own
+    both = llma_tables.cached(first, others, words, "both")
+    assert both.prompt_ids == own.prompt_ids
+    assert [reference.passage_id for reference in both.apart] == ["cached/0", "0", "1"]
+    assert both.references[1:] == own.references
+
+
+def test_a_grid_has_a_point_for_every_n_and_k(arguments, tmp_path, capsys):
+    some, _ = arguments
+    some = [*some, "--tokenizer=words", "--n=1,3", "--k=2,20"]
+    document = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    points = {(p["n"], p["k"]): p for p in document["grid"]}
+    assert list(points) == [(1, 2), (1, 20), (3, 2), (3, 20)]
+    assert points[1, 20]["triggered"] > points[3, 20]["triggered"] > 0
+    assert points[1, 20]["passes"] < points[1, 2]["passes"] < points[1, 2]["tokens"]
+    assert points[3, 20]["accepted_per_trigger"] > points[3, 2]["accepted_per_trigger"]
+    assert document["plain"]["turns"]["passes"] == points[1, 2]["tokens"]
+    assert document["follows"] is None
+
+
+def test_a_timed_grid_makes_the_passes_of_the_replay_and_goes_on(arguments, tmp_path, capsys):
+    some, model = arguments
+    some = [*some, model, "--threads=1", "--limit=2", "--n=1,2", "--k=2,20"]
+    document = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    for point in [*document["grid"], *document["plain"].values()]:
+        assert point["timed_passes"] == point["passes"]
+        assert point["timed_answers"] == point["answers"] == 2
+        assert point["tokens_per_second"] > 0
+        assert point["seconds"] > 0
+    assert document["plain"]["turns"]["ratio"] == 1.0
+    assert document["follows"]["points"] == 4
+    before = (tmp_path / "s.rows.jsonl").read_text()
+    again = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    assert again["grid"] == document["grid"]
+    assert (tmp_path / "s.rows.jsonl").read_text() == before
+
+
+def test_speed_that_follows_steps_is_told_by_correlation_and_slope():
+    def points(*pairs):
+        return [{"timed_tokens_per_pass": x, "ratio": y} for x, y in pairs]
+
+    fit = llma_sweep.follows(points((1.0, 1.0), (2.0, 1.5), (3.0, 2.0)))
+    assert fit == {"points": 3, "correlation": 1.0, "slope": 0.5, "intercept": 0.5}
+    assert llma_sweep.follows(points((1, 3), (2, 2), (3, 1)))["correlation"] == -1.0
+    assert llma_sweep.follows(points((2.0, 1.0), (2.0, 1.5))) is None
+    assert llma_sweep.follows(points((2.0, 1.0))) is None
+
+
+def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(capsys):
+    target, passage = make_target(), (Reference(PASSAGE),)  # it reads 256 tokens
+    short = Recorded((0, *PASSAGE, 5), passage, passage, ANSWER)
+    long = Recorded((0, *PASSAGE * 4), passage, passage, ANSWER)
+    points = Bench(target, Ledger(None, {})).points("x", [short, long], [NO_DRAFTS, llma(), TREES])
+    assert [point["timed_answers"] for point in points] == [1, 1, 1]
+    assert points[0]["tokens"] == 2 * len(ANSWER) == 2 * points[0]["timed_passes"]
+    assert 2 * points[1]["timed_passes"] == points[1]["passes"] < points[0]["passes"]
+    assert "x: 1 are longer than the model reads" in capsys.readouterr().err
+
+
+def test_turns_are_told_apart_and_earlier_ones_are_copied_from(arguments, tmp_path, capsys):
+    some, model = arguments
+    some = [*some, model, "--threads=1"]
+    document = run(llma_dialogue, some, capsys, tmp_path / "d.json")
+    found = {(p["references"], p["decoder"], p["turn"]): p for p in document["grid"]}
+    assert len(found) == len(document["grid"]) == 3 * 2 * 3
+    assert [found["passages", "llma", turn]["answers"] for turn in ("1", "2", "all")] == [3, 1, 4]
+    # The second turn says what the first one said: LLMA copies that only where it is told.
+    without, told = (found[kind, "llma", "2"]["passes"] for kind in ("passages", "answers"))
+    assert told < without
+    assert (
+        found["passages", "llma", "1"] | {"references": "answers"} == found["answers", "llma", "1"]
+    )
+    whole = found["answers", "llma", "all"]
+    assert whole["passes"] == sum(found["answers", "llma", t]["passes"] for t in "12")
+    assert whole["timed_passes"] == whole["passes"]
+    assert "ratio" not in found["answers", "llma", "1"]
+
+
+def test_earlier_passages_are_those_of_the_same_conversation_that_are_not_shown_again():
+    assert llma_dialogue.earlier_passages(ROWS[2], ROWS) == [BELL]
+    assert llma_dialogue.earlier_passages(ROWS[0], ROWS) == []
+    words = tiny_tokenizer()
+    turns = list(llma_dialogue.laid_out_turns(ROWS[:4], words, "earlier passages"))
+    assert [turn.number for turn in turns] == [1, 1, 2, 1]
+    assert [llma_dialogue.Turn(n, turns[0].recorded).label for n in (6, 7, 11)] == [
+        "6",
+        "7 and later",
+        "7 and later",
+    ]
+    ids = [reference.passage_id for reference in turns[2].recorded.apart]
+    assert ids == ["0", "earlier/0", "earlier/1"]
+
+
+def test_without_data_what_ships_is_replayed_and_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    out = tmp_path / "t.json"
+    llma_tables.main(["--limit=2", f"--out={out}"])
+    said = capsys.readouterr().err
+    assert "replaying what ships, eval/tasks/" in said
+    document = json.loads(out.read_text())
+    assert document["settings"]["sets"] == "what ships"
+    assert {point["answers"] for point in document["grid"] if point["table"] == 1} == {2}
+    assert document["settings"]["tokenizer"] == "reader"
+
+
+def test_a_set_that_is_missing_is_named(arguments):
+    some, _ = arguments
+    with pytest.raises(SystemExit, match=r"papers.llma_sweep: .* holds no rag/poems.jsonl"):
+        llma_sweep.main([*some, "--sets=poems", "--tokenizer=words"])
+
+
+def test_rows_without_an_answer_are_not_replayed(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in reversed(ROWS)))
+    assert [one["id"] for one in answered_rows(file, 2)] == ["d<::>1/a", "c<::>2/a"]
