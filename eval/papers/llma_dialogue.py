@@ -79,9 +79,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     grid: list[dict[str, Any]] = []
     for name, path in set_paths(options, options.sets).items():
         rows = answered_rows(path, options.limit)
-        if not any(row.get("history") for row in rows):
-            note(f"{name} holds no conversations: it is left out")
-            continue
         for kind in KINDS:
             turns = list(laid_out_turns(rows, tokenizer, kind))
             grid += _points(bench, f"{name}/{kind}", turns)

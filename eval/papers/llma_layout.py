@@ -19,9 +19,9 @@ DECODERS = {
     "ours_trie": "ours, trees",
 }
 REFERENCES = {
-    "answers": "other models' answers",
+    "answers": "other answers",
     "passages": "passages",
-    "both": "other models' answers and passages",
+    "both": "other answers and passages",
 }
 EARLIER = {
     "passages": "this turn's passages",
@@ -30,8 +30,9 @@ EARLIER = {
 }
 CACHED = (
     "The outputs that the paper replays for cache-assisted generation are unpublished: here other "
-    "models' answers to the same task are the references, the answer itself left out. With them "
-    "alone the prompt holds no passages."
+    "answers to the same task are the references, those of other models where the set is "
+    "mtrag_human_answers, and the answer itself is left out. With them alone the prompt holds no "
+    "passages."
 )
 
 

@@ -5,7 +5,7 @@
 
 Table 1 is the paper's own set, as recorded and as unified: ten passages are the references. Table 2
 stands for cache-assisted generation: the paper's outputs are unpublished, so that the references
-are what other models answered to the same task, the answer itself left out. There the answers
+are what others answered to the same task, the answer itself left out. There the answers
 alone are tried (no passages in the prompt either), the passages alone, and both. Decoding steps are
 replayed; with ``--model`` a model follows the answers and is timed. Without a data folder both
 tables are of what ships.
@@ -24,6 +24,7 @@ from eval.papers.llma_layout import llma_tables_table
 from eval.papers.published import published
 from eval.papers.recorded_sets import (
     ORIGINAL,
+    SHIPPED_ANSWERS,
     UNIFIED,
     add_paper_options,
     answered_rows,
@@ -33,12 +34,13 @@ from eval.papers.recorded_sets import (
     set_paths,
 )
 from eval.recordings import encode_apart, lay_out
-from eval.script import measured, new_parser, note, result
+from eval.script import measured, new_parser, result
 from ragaccel.decode.request import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from eval.papers.decoders import Bench
     from eval.papers.recorded_sets import Row
     from eval.recordings import Recorded
 
@@ -63,25 +65,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run both tables."""
     target, tokenizer = chosen_models(options)
-    settings = describe_paper_run(options)
+    settings = describe_paper_run(options) | {"cached": options.cached}
     bench = open_bench(options, target, settings)
     grid = []
     for name, path in set_paths(options, options.sets).items():
         recordings = laid_out(answered_rows(path, options.limit), tokenizer)
-        where = {"table": 1, "set": name, "references": "passages", "answers": len(recordings)}
-        grid += [where | point for point in bench.points(f"1/{name}", recordings, DECODERS)]
+        grid += _points(bench, recordings, table=1, set=name, references="passages")
     same = {}
-    for name, path in set_paths(options, options.cached).items():
+    for name, path in set_paths(options, options.cached, SHIPPED_ANSWERS).items():
         asked = with_others(answered_rows(path, None), tokenizer)[: options.limit]
-        same[name] = sum(row["answer"].strip() in others for row, others in asked)
         if not asked:
-            note(f"{name} holds no two answers to one question: there is no Table 2")
-            continue
+            raise ValueError(f"{name} holds no two answers to a question: choose another --cached")
+        same[name] = sum(row["answer"].strip() in others for row, others in asked)
         for kind in KINDS:
             recordings = [cached(row, others, tokenizer, kind) for row, others in asked]
-            where = {"table": 2, "set": name, "references": kind, "answers": len(asked)}
-            points = bench.points(f"2/{name}/{kind}", recordings, DECODERS)
-            grid += [where | point for point in points]
+            grid += _points(bench, recordings, table=2, set=name, references=kind)
     return result(
         "llma_tables",
         settings,
@@ -91,6 +89,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         grid=grid,
         published=published("llma"),
     )
+
+
+def _points(bench: Bench, recordings: Sequence[Recorded], **where: Any) -> list[dict[str, Any]]:
+    points = bench.points("/".join(map(str, where.values())), recordings, DECODERS)
+    return [where | {"answers": len(recordings)} | point for point in points]
 
 
 def with_others(rows: Sequence[Row], tokenizer: Any) -> list[tuple[Row, list[str]]]:

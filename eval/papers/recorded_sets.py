@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 ORIGINAL, UNIFIED = "llma_rag_original", "llma_msmarco_davinci003"
-SHIPPED = ("handbook", "demo")
-"""What ships under ``eval/tasks``, the larger one first."""
+SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
+"""What ships under ``eval/tasks``: one answer to each task, and three answers to some."""
 
 
 def add_replayed_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
@@ -57,17 +57,17 @@ def has_data(options: argparse.Namespace) -> bool:
     return options.data is not None or DATA_VARIABLE in os.environ
 
 
-def set_paths(options: argparse.Namespace, names: str) -> dict[str, Path]:
-    """Find files of ``rag/`` by names with commas between, or the larger one of those that ship.
+def set_paths(options: argparse.Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
+    """Find files of ``rag/`` by names with commas between, or else what ships in their place.
 
     Raises:
         MissingDataError: a set that the data folder lacks.
     """
     if has_data(options):
         return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
-    name = next(name for name in SHIPPED if (TASKS / f"{name}.jsonl").exists())
-    note(f"no data folder (--data, {DATA_VARIABLE}): replaying what ships, eval/tasks/{name}.jsonl")
-    return {name: TASKS / f"{name}.jsonl"}
+    where = f"eval/tasks/{shipped}.jsonl"
+    note(f"no data folder (--data, {DATA_VARIABLE}): {where}, which ships, in place of {names}")
+    return {shipped: TASKS / f"{shipped}.jsonl"}
 
 
 def answered_rows(path: Path, limit: int | None) -> list[Row]:

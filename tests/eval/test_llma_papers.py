@@ -182,14 +182,22 @@ def test_earlier_passages_are_those_of_the_same_conversation_that_are_not_shown_
 
 def test_without_data_what_ships_is_replayed_and_said(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
-    out = tmp_path / "t.json"
-    llma_tables.main(["--limit=2", f"--out={out}"])
-    said = capsys.readouterr().err
-    assert "replaying what ships, eval/tasks/" in said
-    document = json.loads(out.read_text())
+    document = run(llma_tables, ["--limit=2"], capsys, tmp_path / "t.json")
+    sets = {point["table"]: (point["set"], point["answers"]) for point in document["grid"]}
+    assert sets == {1: ("handbook", 2), 2: ("handbook_answers", 2)}
     assert document["settings"]["sets"] == "what ships"
-    assert {point["answers"] for point in document["grid"] if point["table"] == 1} == {2}
     assert document["settings"]["tokenizer"] == "reader"
+    llma_dialogue.main(["--limit=18"])
+    printed = capsys.readouterr()
+    assert "eval/tasks/handbook.jsonl, which ships, in place of mtrag_un" in printed.err
+    assert {point["turn"] for point in json.loads(printed.out.splitlines()[-1])} >= {"1", "3"}
+
+
+def test_answers_that_nobody_else_gave_make_no_second_table(arguments, tmp_path):
+    some, _ = arguments
+    (tmp_path / "data" / "rag" / "alone.jsonl").write_text(json.dumps(ROWS[3]) + "\n")
+    with pytest.raises(SystemExit, match="alone holds no two answers to a question"):
+        llma_tables.main([*some, "--tokenizer=words", "--cached=alone"])
 
 
 def test_a_set_that_is_missing_is_named(arguments):
