@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.strip():
                 yield json.loads(line)
+
+
+def alternate(
+    rows: Iterable[dict[str, Any]], kind: Callable[[dict[str, Any]], str], limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Take the rows of each kind in turn, so that a few of them are of every kind."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(kind(row), []).append(row)
+    turns = chain.from_iterable(zip_longest(*kinds.values()))
+    return list(islice((row for row in turns if row is not None), limit))
 
 
 def _example(row: dict[str, Any]) -> Example:

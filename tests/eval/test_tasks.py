@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import sys
 import types
@@ -120,3 +121,34 @@ def test_a_chat_without_template_is_written_as_turns(tmp_path):
     assert job.prompt_ids == tuple(
         words.encode("user: Who trims the wick?\n\nassistant:", add_special_tokens=True)
     )
+
+
+def test_prompts_of_the_data_folder_come_by_category(tmp_path):
+    def write(name, rows):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def chats(*categories):
+        return [
+            {"question_id": number, "category": category, "turns": [f"ask {number}", "and then?"]}
+            for number, category in enumerate(categories)
+        ]
+
+    write("prompts/mt_bench.jsonl", chats("writing", "writing", "writing", "math"))
+    write("rag/spec_bench.jsonl", chats("writing", "math", "qa", "qa", "translation"))
+    code = {"prompt": "def one():\n", "canonical_solution": "    return 1\n"}
+    write("prompts/humaneval_x_python.jsonl", [{"task_id": f"Python/{n}", **code} for n in (0, 1)])
+    chat = load_task("mt_bench", None, tmp_path)
+    assert [one.example_id for one in chat] == ["writing-0", "math-3", "writing-1", "writing-2"]
+    assert chat[1].turns == ("ask 3", "and then?")
+    mixed = [one.example_id for one in load_task("spec_bench", 4, tmp_path)]
+    assert mixed == ["mt_bench-0", "qa-2", "translation-4", "mt_bench-1"]
+    (function,) = load_task("humaneval_x", 1, tmp_path)
+    assert (function.prompt, function.answer) == ("def one():\n", "    return 1\n")
+
+
+def test_summaries_are_asked_of_whole_documents():
+    examples = load_task("summaries")
+    assert len({example.example_id for example in examples}) == 8
+    assert all(len(example.passages[0].text) > 1500 for example in examples)
+    assert load_task("summaries", 2) == examples[:2]
