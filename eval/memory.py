@@ -31,8 +31,8 @@ import torch
 from eval.examples import load_task
 from eval.ledger import kept_beside
 from eval.machine import current_commit
+from eval.memory_tables import memory_table
 from eval.script import measured, new_parser, note, result
-from eval.tables import memory_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.draft_tables import ablation_table, drafting_table, reliability_table, replay_table
+from eval.memory_tables import memory_table, peak_memory_table
 from eval.papers.llma_layout import (
     llma_count_table,
     llma_dialogue_table,
@@ -22,7 +23,6 @@ from eval.tables import (
     frameworks_table,
     indexing_table,
     lossless_table,
-    memory_table,
     never_slower_table,
     registry_table,
     roofline_table,
@@ -41,6 +41,7 @@ TABLES = {
     "exactness": exactness_table,
     "frameworks": frameworks_table,
     "memory": memory_table,
+    "peak_memory": peak_memory_table,
     "indexing": indexing_table,
     "registry": registry_table,
     "never_slower": never_slower_table,
@@ -62,6 +63,7 @@ TITLES = {
     "exactness": "identical answers: {model}, task {task}, {how}",
     "frameworks": "in a framework: {model}, task {task}, {how}",
     "memory": "a process that goes on answering: {model}",
+    "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
     "indexing": "indexing: {folder}",
     "registry": "the reference registry: texts found again in prompts",
     "never_slower": "{model}, {drafter}, knowing nothing yet, where nothing is copied",

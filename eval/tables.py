@@ -202,30 +202,6 @@ def never_slower_table(document: dict[str, Any]) -> str:
     return f"{table(titles, rows)}\n\n{wanted}"
 
 
-def memory_table(document: dict[str, Any]) -> str:
-    """Lay out how a process grows between two of its requests: one row a setting."""
-    first, last = (
-        f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
-        for at in (0, -1)
-    )
-    titles = [
-        *("setting", f"resident after {first}", f"after {last}", "growth"),
-        *("of it remembered", "of it kept prefixes"),
-    ]
-    rows = []
-    for name, figures in document["processes"].items():
-        readings = figures["readings"]
-        sizes = [
-            readings[0]["resident_bytes"],
-            readings[-1]["resident_bytes"],
-            figures["growth_bytes"],
-            figures["remembered_growth_bytes"],
-            figures["kept_growth_bytes"],
-        ]
-        rows.append([name, *(f"{size / 1e6:.1f} MB" for size in sizes)])
-    return table(titles, rows)
-
-
 def batch_table(document: dict[str, Any]) -> str:
     """Lay out how much sooner answers are there that share passes: one row a size."""
     titles = [

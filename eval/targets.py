@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.examples import in_data
 from eval.random_models import build_random_model, read_shape
@@ -19,6 +19,7 @@ from ragaccel.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Side = Literal["both", "ours", "theirs"]
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -62,7 +63,7 @@ def add_dtype_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help=help_text)
 
 
-def chosen_target(options: argparse.Namespace, dtype: str | None) -> Target:
+def chosen_target(options: argparse.Namespace, dtype: str | None, side: Side = "both") -> Target:
     """Load the target that the options name, in one type of numbers."""
     return load_target(
         options.model,
@@ -70,6 +71,7 @@ def chosen_target(options: argparse.Namespace, dtype: str | None) -> Target:
         dtype=dtype,
         device=options.device,
         data=options.data,
+        side=side,
     )
 
 
@@ -80,11 +82,13 @@ def load_target(
     dtype: str | None = None,
     device: str = "cpu",
     data: Path | None = None,
+    side: Side = "both",
 ) -> Target:
     """Load ``reader``, a hub name, a folder, or ``random:SHAPE``.
 
     A random model takes the tokenizer its shape names from the data folder. ``dtype`` defaults to
-    float32 on a CPU and bfloat16 elsewhere.
+    float32 on a CPU and bfloat16 elsewhere. ``side`` tells who is going to decode: with "ours" or
+    "theirs" alone no more lies in memory than a program with that decoder needs.
     """
     kind = DTYPES[dtype or default_dtype(device)]
     if name.startswith("random:"):
@@ -92,13 +96,27 @@ def load_target(
         model = build_random_model(shape["config"], kind, torch.device(device))
         words = load_tokenizer(tokenizer or shape["tokenizer"], data)
         # A stock architecture needs no check against itself, and at this size it costs minutes.
-        return Target(model, HuggingFaceModel(model, self_check=False), words, True)
+        return Target(model, _engine_model(model, side), words, True)
     where = bundled_reader_path() if name == "reader" else name
+    if side == "theirs":
+        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=kind).to(device)
+        words = (
+            load_tokenizer(tokenizer, data)
+            if tokenizer
+            else Tokenizer(AutoTokenizer.from_pretrained(where))
+        )
+        return Target(loaded, _engine_model(loaded, side), words, False)
     # Not owned, so that transformers' decoders run the stock model over its own weights.
-    ours, words = load_model(where, dtype=kind, device=device, owned=False)
+    ours, words = load_model(where, dtype=kind, device=device, owned=side == "ours")
     if tokenizer is not None:
         words = load_tokenizer(tokenizer, data)
     return Target(ours.model, ours, words, False)
+
+
+def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
+    return HuggingFaceModel(
+        model, self_check=False, pack=False if side == "theirs" else None, owned=side == "ours"
+    )
 
 
 def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:

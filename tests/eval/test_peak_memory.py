@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from recorded import write_inputs
+
+from eval import peak_memory
+from eval.targets import load_target
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    monkeypatch.setattr(
+        "eval.peak_memory.in_own_process", lambda function, *given: function(*given)
+    )
+
+
+@pytest.mark.usefixtures("in_process")
+def test_every_decoder_tells_what_it_held_and_is_not_measured_twice(tmp_path, capsys):
+    asked = [*write_inputs(tmp_path, 2), "--threads=1", f"--out={tmp_path / 'm.json'}"]
+    peak_memory.main(asked)
+    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(contenders) == peak_memory.CONTENDERS.split(",")
+    for figures in contenders.values():
+        assert figures["peak_bytes"] >= figures["loaded_bytes"] > 50e6
+        assert figures["prompt_tokens"] > 20
+    peak_memory.main(asked)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1]) == contenders
+    assert "MB at most" not in printed.err
+
+
+def test_a_peak_is_seen_when_it_has_passed_and_then_forgotten():
+    before = peak_memory.forget_peak()
+    block = np.ones(64 << 20, dtype=np.uint8)  # touched, or it is not resident
+    assert block.sum() == 64 << 20
+    del block
+    if not peak_memory._RESET.exists():
+        pytest.skip("only Linux forgets its peak")
+    assert peak_memory.most_resident_bytes() - before > 60e6
+    peak_memory.forget_peak()
+    assert peak_memory.most_resident_bytes() - before < 30e6
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_target_for_one_side_decodes_as_one_for_both(tmp_path, side):
+    model, data, _ = (one.partition("=")[2] for one in write_inputs(tmp_path))
+    one, both = (load_target(model, data=tmp_path / "data", side=s) for s in (side, "both"))
+    assert data == str(tmp_path / "data")
+    assert one.is_random
+    assert one.tokenizer.encode("The lamp burns") == both.tokenizer.encode("The lamp burns")
+    assert one.ours.vocab_size == both.ours.vocab_size
