@@ -124,14 +124,30 @@ def llma_sweep_table(document: Document) -> str:
             if all(quantity in point for point in points):
                 beside = f"; plain {_number(plain[quantity])}" if quantity in plain else ""
                 parts += [f"**{name}: {title}**{beside}", _grid_table(points, quantity)]
-    fit = document["follows"]
-    if fit:
-        parts.append(
-            f"Speed-up against the reduction of decoding steps, over {fit['points']} points: "
-            f"correlation {fit['correlation']:.2f}, speed-up = {fit['slope']:.2f} × reduction "
-            f"{fit['intercept']:+.2f}."
-        )
+    if document["follows"]:
+        parts.append(_follows_table(document["follows"]))
     return "\n\n".join([*parts, _published(document)])
+
+
+def _follows_table(follows: dict[str, Any]) -> str:
+    fits = {
+        "all points": follows["points"],
+        **{f"points of k = {k}": fit for k, fit in follows["by_k"].items()},
+        "single answers, all points": follows["answers"],
+    }
+    rows = [
+        [
+            over,
+            str(fit["pairs"]),
+            f"{fit['correlation']:.2f}",
+            f"{fit['slope']:.2f}",
+            f"{fit['intercept']:+.2f}",
+        ]
+        for over, fit in fits.items()
+        if fit
+    ]
+    titles = ["speed-up against the reduction of decoding steps, over", "pairs", "correlation"]
+    return table([*titles, "slope", "intercept"], rows)
 
 
 def _grid_table(points: Sequence[Point], quantity: str) -> str:

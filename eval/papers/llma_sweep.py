@@ -5,8 +5,8 @@
 
 Each point has its decoding steps, how many of them a match triggered, and the tokens accepted a
 trigger, replayed; with ``--model`` also its speed, all points interleaved on every answer. From
-these the paper's claim is checked that speed-up follows the reduction of decoding steps: over the
-points, the correlation of both and the line through them.
+these the paper's claim is checked that speed-up follows the reduction of decoding steps: the
+correlation of both and the line through them, over points and over answers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 from statistics import StatisticsError, correlation, linear_regression
 from typing import TYPE_CHECKING, Any
 
+from eval.contenders import PLAIN
 from eval.papers.decoders import NO_DRAFTS, llma, open_bench
 from eval.papers.llma_layout import llma_sweep_table
 from eval.papers.published import published
@@ -75,7 +76,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         module="papers.llma_sweep",
         plain=plain,
         grid=grid,
-        follows=follows(grid) if target else None,
+        follows=follows(grid, bench.ledger.measurements) if target else None,
         published=published("llma"),
     )
 
@@ -98,25 +99,52 @@ def swept(
     return points
 
 
-def follows(grid: Sequence[Point]) -> dict[str, Any] | None:
-    """Fit the points' speed-up over plain decoding to their reduction of decoding steps.
+def follows(grid: Sequence[Point], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Fit speed-up over plain decoding to the reduction of decoding steps.
 
-    A slope of 1 from (1, 1) would be a speed-up as great as the reduction; what is missing is what
-    wider passes and drafting cost. None where the points do not differ.
+    Over the points of the grid; over those of one k, whose passes cost alike; and over single
+    answers under every point. A line through (1, 1) with slope 1 would be a speed-up as great as
+    the reduction; what is missing is what wider passes and drafting cost.
     """
-    reduction = [point["timed_tokens_per_pass"] for point in grid]
-    speedup = [point["ratio"] for point in grid]
+    pairs = [(point["timed_tokens_per_pass"], point["ratio"]) for point in grid]
+    copies = sorted({point["k"] for point in grid})
+    return {
+        "points": fitted(pairs),
+        "by_k": {
+            str(k): fitted([pair for pair, p in zip(pairs, grid, strict=True) if p["k"] == k])
+            for k in copies
+        },
+        "answers": fitted(answer_pairs(rows)),
+    }
+
+
+def fitted(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+    """Fit a line and tell the correlation; None where the pairs do not differ."""
+    reduction, speedup = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     try:
-        line = linear_regression(reduction, speedup)
-        together = correlation(reduction, speedup)
+        line, together = linear_regression(reduction, speedup), correlation(reduction, speedup)
     except StatisticsError:
         return None
     return {
-        "points": len(grid),
+        "pairs": len(pairs),
         "correlation": round(together, 4),
         "slope": round(line.slope, 4),
         "intercept": round(line.intercept, 4),
     }
+
+
+def answer_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Reduction of steps and speed-up of each answer under each point, within a round."""
+    plain = {
+        (row["example"], row["round"]): row["decode_seconds"]
+        for row in rows
+        if row["contender"] == PLAIN
+    }
+    return [
+        (row["tokens"] / row["passes"], plain[row["example"], row["round"]] / row["decode_seconds"])
+        for row in rows
+        if row["contender"] != PLAIN
+    ]
 
 
 if __name__ == "__main__":

@@ -117,7 +117,9 @@ def test_a_timed_grid_makes_the_passes_of_the_replay_and_goes_on(arguments, tmp_
         assert point["tokens_per_second"] > 0
         assert point["seconds"] > 0
     assert document["plain"]["turns"]["ratio"] == 1.0
-    assert document["follows"]["points"] == 4
+    assert document["follows"]["points"]["pairs"] == 4
+    assert list(document["follows"]["by_k"]) == ["2", "20"]
+    assert document["follows"]["answers"]["pairs"] == 4 * 2
     before = (tmp_path / "s.rows.jsonl").read_text()
     again = run(llma_sweep, some, capsys, tmp_path / "s.json")
     assert again["grid"] == document["grid"]
@@ -125,14 +127,35 @@ def test_a_timed_grid_makes_the_passes_of_the_replay_and_goes_on(arguments, tmp_
 
 
 def test_speed_that_follows_steps_is_told_by_correlation_and_slope():
-    def points(*pairs):
-        return [{"timed_tokens_per_pass": x, "ratio": y} for x, y in pairs]
+    fit = llma_sweep.fitted([(1.0, 1.0), (2.0, 1.5), (3.0, 2.0)])
+    assert fit == {"pairs": 3, "correlation": 1.0, "slope": 0.5, "intercept": 0.5}
+    assert llma_sweep.fitted([(1, 3), (2, 2), (3, 1)])["correlation"] == -1.0
+    assert llma_sweep.fitted([(2.0, 1.0), (2.0, 1.5)]) is None
+    assert llma_sweep.fitted([(2.0, 1.0)]) is None
 
-    fit = llma_sweep.follows(points((1.0, 1.0), (2.0, 1.5), (3.0, 2.0)))
-    assert fit == {"points": 3, "correlation": 1.0, "slope": 0.5, "intercept": 0.5}
-    assert llma_sweep.follows(points((1, 3), (2, 2), (3, 1)))["correlation"] == -1.0
-    assert llma_sweep.follows(points((2.0, 1.0), (2.0, 1.5))) is None
-    assert llma_sweep.follows(points((2.0, 1.0))) is None
+
+def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run():
+    grid = [
+        {"k": k, "timed_tokens_per_pass": x, "ratio": x / k}
+        for k, x in ((2, 1.0), (2, 3.0), (4, 1.0), (4, 2.0))
+    ]
+
+    def measured_row(example, contender, passes, seconds):
+        kept = {"example": example, "round": 0, "contender": contender, "tokens": 12}
+        return kept | {"passes": passes, "decode_seconds": seconds}
+
+    rows = [
+        measured_row("a", "n1_k2", 6, 2.0),
+        measured_row("a", "ours_plain", 12, 4.0),
+        measured_row("b", "ours_plain", 12, 9.0),
+        measured_row("b", "n1_k2", 4, 3.0),
+    ]
+    follows = llma_sweep.follows(grid, rows)
+    assert {k: fit["slope"] for k, fit in follows["by_k"].items()} == {"2": 0.5, "4": 0.25}
+    assert follows["points"]["pairs"] == 4
+    assert follows["points"]["correlation"] < 1
+    assert llma_sweep.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
+    assert follows["answers"]["slope"] == 1.0
 
 
 def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(capsys):
