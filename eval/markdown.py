@@ -23,4 +23,5 @@ def ratio_cell(figures: Mapping[str, Any], label: str, digits: int = 2) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    escaped = (cell.replace("|", r"\|") for cell in cells)  # a bar would end the cell
+    return f"| {' | '.join(escaped)} |"

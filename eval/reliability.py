@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections import defaultdict
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.diagram import reliability_svg
 from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
 from eval.replay import Contender, Tally
 from eval.script import measured, new_parser, result
@@ -95,8 +96,12 @@ def _log_loss(prob: float, came: bool) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.picture and find_spec("matplotlib") is None:
+        sys.exit("eval.reliability: --picture needs `pip install ragaccel[eval]`")
     sources = measured("reliability", measure, options)["sources"]
     if options.picture:
+        from eval.plots.reliability_diagram import reliability_svg
+
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         options.picture.write_text(reliability_svg(sources), encoding="utf-8")
     print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in sources.items()}))

@@ -1,21 +1,33 @@
-"""The report: tables in Markdown from the results on disk, written into ``eval/README.md``."""
+"""The report: tables, pictures and one page of all results that are on disk.
+
+    python -m eval.report                              # the committed: README.md, RESULTS.md
+    python -m eval.report --results .cache/eval/quick  # your own: all files beside them
+
+Pictures need matplotlib (``pip install ragaccel[eval]``); without it the tables are written alone.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from eval.captions import caption_of, caption_of_many
+from eval.chapters import Section, chapters_of, in_markdown
 from eval.draft_tables import ablation_table, drafting_table, reliability_table, replay_table
+from eval.matrices import matrices, matrix_tables
 from eval.memory_tables import memory_table, peak_memory_table
+from eval.page import page
 from eval.papers.llma_layout import (
     llma_count_table,
     llma_dialogue_table,
     llma_sweep_table,
     llma_tables_table,
 )
+from eval.script import new_parser, note
 from eval.tables import (
     NAMES,
     batch_table,
@@ -29,8 +41,23 @@ from eval.tables import (
     speed_table,
 )
 
-RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parent / "README.md"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from eval.chapters import Chapter
+    from eval.pictures import Picture
+
+    Document = dict[str, Any]
+
+RESULTS = Path(__file__).parent.resolve() / "results"
+README, RESULTS_PAGE = RESULTS.parent / "README.md", RESULTS.parent / "RESULTS.md"
+PICTURES = "plots"
+TITLE = "ragaccel: is it faster, and is it the same?"
+LEAD = """\
+Every table says where it was measured, from which commit and by which command. Speeds are tokens
+a second of decoding unless a column says otherwise; ratios are medians of pairs, one pair an
+example, with their 95 % bootstrap interval. HF is Hugging Face transformers. Sets that we do not
+win stand among the others and are marked."""
 BEGIN, END = "<!-- results: python -m eval.report -->", "<!-- end of results -->"
 
 TABLES = {
@@ -78,30 +105,98 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A result as it is shown: its file's stem, and a title, tables and a caption in Markdown."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the report of a folder: Markdown, pictures where they can be drawn, and the page."""
+    options = parse(arguments)
+    documents = read_results(options.results)
+    if not documents:
+        sys.exit(f"eval.report: no results in {options.results}: measure some first (--results)")
+    sections = [*matrix_sections(documents), *(section_of(*one) for one in documents.items())]
+    pictures = draw(documents)
+    chapters = chapters_of(sections, pictures)
+    own = options.results.resolve() == RESULTS and options.out is None
+    out = options.out or options.results
+    write_pictures(out / PICTURES, pictures)
+    tables, folder = (
+        (RESULTS_PAGE, f"{RESULTS.name}/{PICTURES}") if own else (out / RESULTS_PAGE.name, PICTURES)
+    )
+    tables.write_text(all_tables(chapters, folder), encoding="utf-8")
+    (out / "report.html").write_text(page(TITLE, LEAD, chapters), encoding="utf-8")
+    if own:
+        write_readme(chapters, folder)
+    print(
+        json.dumps(
+            {"tables": str(tables), "page": str(out / "report.html"), "pictures": len(pictures)}
+        )
+    )
 
-    stem: str
-    kind: str
-    title: str
-    tables: str
-    caption: str
 
-    def __str__(self) -> str:
-        """Lay it out in Markdown."""
-        return f"### {self.title}\n\n{self.tables}\n\n{self.caption}\n"
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("report", __doc__)
+    add = parser.add_argument
+    add(
+        "--results", type=Path, default=RESULTS, help="folder of results (default: those committed)"
+    )
+    add("--out", type=Path, help="folder to write to (default: that of the results)")
+    return parser.parse_args(arguments)
 
 
-def main() -> None:
-    """Write all results into the README between its two marks."""
+def draw(documents: dict[str, Document]) -> list[Picture]:
+    """Draw all pictures; none, and a line that says so, where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        note("tables only: plots need `pip install ragaccel[eval]`")
+        return []
+    from eval.plots.gallery import pictures_of
+
+    return pictures_of(documents)
+
+
+def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
+    """Write each picture into its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (folder / picture.file).write_text(picture.svg, encoding="utf-8")
+
+
+def write_readme(chapters: Sequence[Chapter], folder: str) -> None:
+    """Write the tables of sets against decoders into the README, with a picture of each kind.
+
+    The README's own text, before and after its two marks, stays as it is.
+    """
     before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         sys.exit(f"eval.report: {README.name} lacks the marks {BEGIN} and {END}")
-    text = all_results(RESULTS)
+    text = in_markdown(shown_first(chapters), folder)
     README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
-    print(text)
+
+
+def shown_first(chapters: Sequence[Chapter]) -> list[Section | Picture]:
+    """What a reader who goes no further sees: each matrix with its bars, and what a pass costs."""
+    parts = [part for chapter in chapters for part in chapter.parts]
+    return [
+        part
+        for part in parts
+        if (part.kind == "matrix" and (isinstance(part, Section) or part.stem.endswith("-speed")))
+        or part.stem == "pass-cost"
+    ]
+
+
+def all_tables(chapters: Sequence[Chapter], folder: str) -> str:
+    """Lay out all chapters in Markdown, with a list of them before."""
+    listed = "\n".join(f"- [{chapter.title}](#{chapter.anchor})" for chapter in chapters)
+    told = "\n".join(f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in chapters)
+    return f"# All results\n\n{LEAD}\n\n{listed}\n\n{told}"
+
+
+def matrix_sections(documents: dict[str, Document]) -> list[Section]:
+    """Lay out one section a matrix of sets against decoders."""
+    return [
+        Section(
+            one.stem, "matrix", one.title, matrix_tables(one), caption_of_many([*one.sets.values()])
+        )
+        for one in matrices(documents)
+    ]
 
 
 def all_results(folder: Path) -> str:
@@ -139,23 +234,6 @@ def title_of(document: dict[str, Any]) -> str:
         **settings,
     }
     return TITLES.get(kind, kind).format_map(names)
-
-
-def caption_of(document: dict[str, Any]) -> str:
-    """Say where a result was measured, and by which command."""
-    if "run" not in document:
-        command = "python -m eval.replay --json eval/results/replay.json"
-        return f"Llama-2 tokens, the first 150 rows of each file: `{command}`"
-    settings, machine, run = document.get("settings", {}), document["machine"], document["run"]
-    place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
-    kind = f"{settings['dtype']}, " if "dtype" in settings else ""
-    asked = ""
-    if "examples" in settings:
-        asked = f"{settings['examples']} examples x {settings.get('repeats', 1)}; "
-    return (
-        f"{place}, {kind}torch {machine['torch']}, transformers {machine['transformers']}; {asked}"
-        f"commit {run['commit']}, {run['date']}: `{run['command']}`"
-    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, *sorted((ROOT / "integrations").glob("*/README.md"))]  # these run in their suites
+MEASURED = [ROOT / "eval" / "README.md", ROOT / "eval" / "RESULTS.md"]
 HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exists()
 
 
@@ -32,7 +33,7 @@ def blocks_of(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES + MEASURED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_links_to_is_there(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -7,7 +8,7 @@ from eval_replayed import COPIED
 from recorded import SENTENCE, write_inputs
 
 from eval import reliability, report
-from eval.diagram import LEFT, SIDE, TOP, reliability_svg
+from eval.plots.reliability_diagram import reliability_svg
 from eval.reliability import Watched, bins_of, figures
 from eval.replay import Contender, Tally
 from ragaccel.draft.trie import TrieDrafter
@@ -45,27 +46,21 @@ def test_outcomes_are_those_of_the_verify_passes():
     assert all(0.0 <= prob <= 1.0 for prob, _ in seen)
 
 
-def circles(svg):
-    root = ElementTree.fromstring(svg)
-    found = root.iter("{http://www.w3.org/2000/svg}circle")
-    return [(float(dot.get("cx")), float(dot.get("cy")), dot.get("fill")) for dot in found]
+def dots(svg):
+    """How many filled and how many hollow dots a diagram has."""
+    uses = re.findall(r'<use [^>]*style="fill: (#\w+); stroke: #0072b2"', svg)
+    return len(uses) - uses.count("#ffffff"), uses.count("#ffffff")
 
 
-def test_dots_stand_where_their_bins_are():
+def test_dots_stand_for_bins_and_hollow_ones_below_what_is_shown():
     bins = [[0.01, 0.01, 5], [0.1, 0.1, 5], [1.0, 1.0, 5], [0.1, 0.0, 5]]
     figures = {"guesses": 20_000, "calibration_error": 0.0123, "bins": bins}
     svg = reliability_svg({"past <answer>": figures, "prompt": figures})
     root = ElementTree.fromstring(svg)
-    assert root[1].tag.endswith("rect")
-    assert root[1].get("fill") == "#ffffff"
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("20,000 guesses") == texts.count("calibration error 0.0123") == 2
-    assert "past <answer>" in texts
-    half = SIDE / 2
-    dots = [(LEFT, TOP + SIDE), (LEFT + half, TOP + half), (LEFT + SIDE, TOP)]
-    assert [dot[:2] for dot in circles(svg)[:3]] == dots
-    assert circles(svg)[3] == (LEFT + half, TOP + SIDE, "#ffffff")
-    assert len(circles(svg)) == 8
+    assert texts.count("20,000 guesses") == texts.count("error 0.0123") == 2
+    assert {"past <answer>", "estimated chance of acceptance", "share accepted"} <= set(texts)
+    assert dots(svg) == (6, 2)
 
 
 def test_a_run_writes_figures_and_picture(tmp_path, capsys):
@@ -85,5 +80,5 @@ def test_a_run_writes_figures_and_picture(tmp_path, capsys):
     assert document["sources"].keys() == shown.keys()
     assert str(tmp_path) not in out.read_text()
     num_bins = sum(len(figures["bins"]) for figures in document["sources"].values())
-    assert len(circles(picture.read_text())) == num_bins
+    assert sum(dots(picture.read_text())) == num_bins
     assert f"| {next(iter(shown))} | " in report.all_results(tmp_path / "r")

@@ -1,0 +1,134 @@
+"""The gallery: every plot that a folder's results have the figures for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from eval.captions import caption_of, caption_of_many
+from eval.contenders import BASELINE
+from eval.matrices import matrices, name_of
+from eval.pictures import Picture
+from eval.plots.bars import speedup_svg
+from eval.plots.grids import AXES, grid_svg, sets_of
+from eval.plots.lengths import lengths_svg
+from eval.plots.passes import cost_svg, curves_of, roofline_svg
+from eval.plots.reliability_diagram import reliability_svg
+from eval.plots.stages import answer_stages_svg, stages_svg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from eval.matrices import Matrix
+
+    Documents = Mapping[str, dict[str, Any]]
+
+
+def pictures_of(documents: Documents) -> list[Picture]:
+    """Draw what there is, in the order in which a report shows it."""
+    found = matrices(documents)
+    jobs = (
+        *map(_of_matrix, found),
+        _cost(documents),
+        _rooflines(documents),
+        _grids(documents),
+        _answers(documents),
+        _reliability(documents),
+    )
+    return [picture for job in jobs for picture in job]
+
+
+def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
+    caption = caption_of_many(list(matrix.sets.values()))
+    whose = f"{matrix.model}, {matrix.dtype}"
+    bars = "; ".join(
+        f"{title}: " + ", ".join(_spoken(one["contenders"])) for title, one in matrix.sets.items()
+    )
+    drawings = [
+        ("speed", "how many times as fast as HF greedy, by set", bars, speedup_svg(matrix)),
+        ("lengths", "tokens a pass ends in", "Histograms, one a set.", lengths_svg(matrix)),
+        (
+            "stages",
+            "where the time of a new token goes",
+            "Stacked bars: prefill, drafting, the model's passes and the rest, by decoder and set.",
+            stages_svg(matrix),
+        ),
+    ]
+    for name, title, alt, svg in drawings:
+        if svg is not None:
+            whole = f"{whose}: {title}"
+            yield Picture(f"{matrix.stem}-{name}", "matrix", matrix.stem, whole, alt, caption, svg)
+
+
+def _spoken(contenders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, figures in contenders.items():
+        if name != BASELINE and "ratio_generate" in figures:
+            yield f"{name_of(name)} {figures['ratio_generate']:.2f}"
+
+
+def _cost(documents: Documents) -> Iterator[Picture]:
+    curves = curves_of(list(documents.values()))
+    if not curves:
+        return
+    measured = [
+        one for one in documents.values() if one["kind"] == "speed" and "milliseconds" in one
+    ]
+    alt = "; ".join(
+        f"{curve.name}: a pass of {max(curve.milliseconds)} rows takes "
+        f"{curve.milliseconds[max(curve.milliseconds)] / curve.milliseconds[1]:.2f} times one's"
+        for curve in curves
+    )
+    title = "what a pass costs by its rows"
+    yield Picture(
+        "pass-cost", "roofline", "", title, alt, caption_of_many(measured), cost_svg(curves)
+    )
+
+
+def _rooflines(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "roofline" and one["contexts"]:
+            title = f"passes against the memory's bandwidth: {one['settings']['model']}"
+            alt = "Milliseconds of a pass by its rows, one line a way of running it."
+            yield Picture(stem, "roofline", stem, title, alt, caption_of(one), roofline_svg(one))
+
+
+def _grids(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        kind = one["kind"]
+        for title, points in sets_of(one).items() if kind in AXES and "grid" in one else ():
+            svg = grid_svg(kind, points)
+            if svg is not None:
+                (_, across), (_, down) = AXES[kind]
+                alt = f"Heat maps: {down} downwards, {across} across. The figures are in its table."
+                yield Picture(
+                    file_stem(f"{stem}-{title}"),
+                    kind,
+                    stem,
+                    f"{title}: {down} x {across}",
+                    alt,
+                    caption_of(one),
+                    svg,
+                )
+
+
+def _answers(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "rag_speedup":
+            title = "where the time of an answer goes"
+            alt = "Stacked bars: from embedding the question to the last pass, one a way."
+            svg = answer_stages_svg(one)
+            yield Picture(stem, "rag_speedup", stem, title, alt, caption_of(one), svg)
+
+
+def _reliability(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "reliability":
+            title = "estimated chances against the share accepted, by source"
+            alt = "One panel a source, a dot a tenth of its guesses: near the diagonal throughout."
+            svg = reliability_svg(one["sources"])
+            yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
+
+
+def file_stem(name: str) -> str:
+    """What a file may be called on every system, and in a link without escapes."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-")
