@@ -25,7 +25,7 @@ METRICS = {
     "tokens_per_pass": "tokens a pass",
     "ratio": "decoding speed, times plain decoding",
     "triggered": "share of passes with a draft",
-    "accepted_per_pass": "guesses accepted a pass",
+    "accepted_per_trigger": "guesses accepted a pass with a draft",
 }
 ROW = 0.3  # inches
 
