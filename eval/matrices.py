@@ -102,7 +102,7 @@ def matrix_tables(matrix: Matrix) -> str:
     if any(STATIC in one["contenders"] for one in matrix.sets.values()):
         parts += ["Decoding, x HF compiled greedy:", _ratios(matrix, "ratio_static")]
     parts += [
-        "With the prompt's pass, which no decoder here shortens, x HF greedy:",
+        "The whole answer, the prompt's pass included, x HF greedy:",
         _ratios(matrix, "ratio_generate", whole=True),
     ]
     return "\n\n".join(parts)

@@ -124,7 +124,10 @@ def _reliability(documents: Documents) -> Iterator[Picture]:
     for stem, one in documents.items():
         if one["kind"] == "reliability":
             title = "estimated chances against the share accepted, by source"
-            alt = "One panel a source, a dot a tenth of its guesses: near the diagonal throughout."
+            alt = "Calibration errors: " + ", ".join(
+                f"{source} {figures['calibration_error']}"
+                for source, figures in one["sources"].items()
+            )
             svg = reliability_svg(one["sources"])
             yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
 
