@@ -20,7 +20,7 @@ CHAPTERS = {
     "Real generation, and the same answers": ("generation", "lossless", "exactness"),
     "Retrieval and answers": ("quality", "quality_sweep"),
     "End to end and in a framework": ("rag_speedup", "frameworks", "registry", "indexing"),
-    "Speed, one result at a time": ("speed", "batch", "never_slower", "memory"),
+    "Speed, one result at a time": ("speed", "batch", "never_slower", "memory", "peak_memory"),
     "What a pass costs": ("roofline",),
     "Drafters, replayed": ("replay", "ablation", "reliability", "drafting"),
 }
