@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     documents = read_results(options.results)
     if not documents:
         sys.exit(f"eval.report: no results in {options.results}: measure some first (--results)")
-    sections = [*matrix_sections(documents), *(section_of(*one) for one in documents.items())]
+    sections = sections_of(documents)
+    documents = {one.stem: documents[one.stem] for one in sections}
+    sections = [*matrix_sections(documents), *sections]
     pictures = draw(documents)
     chapters = chapters_of(sections, pictures)
     own = options.results.resolve() == RESULTS and options.out is None
@@ -201,18 +203,37 @@ def matrix_sections(documents: dict[str, Document]) -> list[Section]:
 
 def all_results(folder: Path) -> str:
     """Lay out every result of a folder, each with its machine and command."""
-    return "\n".join(str(section_of(*one)) for one in read_results(folder).items())
+    return "\n".join(map(str, sections_of(read_results(folder))))
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """Read the results of a folder that there are tables for, by the stems of their files."""
-    documents = {
-        path.stem: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*.json"))
-    }
-    if "replay" in documents:  # counts alone, the same on every machine
+    documents = {path.stem: _json_of(path) for path in sorted(folder.glob("*.json"))}
+    if documents.get("replay"):  # counts alone, the same on every machine
         documents["replay"] = {"kind": "replay", "sets": documents["replay"]}
-    return {stem: one for stem, one in documents.items() if one.get("kind") in TABLES}
+    kinds = {s: one.get("kind") for s, one in documents.items() if isinstance(one, dict)}
+    return {stem: documents[stem] for stem, kind in kinds.items() if kind in TABLES}
+
+
+def _json_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        note(f"{path.name} is left out: it holds no JSON, or not all of it")
+        return None
+
+
+def sections_of(documents: dict[str, Document]) -> list[Section]:
+    """Lay out every result; one that lacks what its table shows is left out, and said to be."""
+    return [one for one in map(_section_if_whole, documents, documents.values()) if one]
+
+
+def _section_if_whole(stem: str, document: Document) -> Section | None:
+    try:
+        return section_of(stem, document)
+    except KeyError as error:
+        note(f"{stem}.json is left out: it lacks {error}, so another version made it")
+        return None
 
 
 def section_of(stem: str, document: dict[str, Any]) -> Section:

@@ -187,6 +187,20 @@ def test_the_readme_shows_matrices_first_and_keeps_its_own_text(folder, tmp_path
     )
 
 
+def test_what_cannot_be_read_is_left_out_and_said_to_be(folder, capsys):
+    (folder / "cut.json").write_text('{"kind": "spe')
+    (folder / "list.json").write_text("[1]")
+    old = speed_result(task="old", generate={"tokens_per_second": 1.0})
+    (folder / "matrix-tiny-old.json").write_text(json.dumps(old))
+    report.main(["--results", str(folder)])
+    told = capsys.readouterr().err
+    assert "cut.json is left out" in told
+    assert "matrix-tiny-old.json is left out: it lacks 'end_to_end'" in told
+    text = (folder / "RESULTS.md").read_text()
+    assert "| sums | faster than all of HF's |" in text
+    assert "task old" not in text
+
+
 def test_a_folder_without_results_is_no_report(tmp_path):
     with pytest.raises(SystemExit, match="no results in"):
         report.main(["--results", str(tmp_path)])
