@@ -29,7 +29,6 @@ class Recorded:
     references: tuple[Reference, ...]
     apart: tuple[Reference, ...]
     answer_ids: tuple[int, ...]
-    row_id: str = ""
 
 
 def add_set_options(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +99,6 @@ def lay_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
         tuple(_inside(ids, encoded["offset_mapping"], texts)),
         tuple(Reference(part, passage_id=str(i)) for i, part in enumerate(apart)),
         (*answer, tokenizer.eos_token_id or 0),
-        str(row.get("id", "")),
     )
 
 

@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     grid: list[dict[str, Any]] = []
     for name, path in set_paths(options, options.sets).items():
         rows = answered_rows(path, options.limit)
-        for kind in KINDS:
+        for kind in kinds_of(rows):
             turns = list(laid_out_turns(rows, tokenizer, kind))
             grid += _points(bench, f"{name}/{kind}", turns)
     return result(
@@ -90,6 +90,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         grid=grid,
         published=published("llma"),
     )
+
+
+def kinds_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The kinds of references there are: not earlier passages where no row has any."""
+    return KINDS if any(earlier_passages(row, rows) for row in rows) else KINDS[:-1]
 
 
 def _points(bench: Bench, name: str, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:

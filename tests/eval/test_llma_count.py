@@ -11,8 +11,9 @@ from eval.examples import DATA_VARIABLE
 from eval.papers import llma_count
 from eval.papers.decoders import llma
 from eval.papers.llma_count import count, counted_of
-from eval.recordings import Recorded
+from eval.recordings import Recorded, encode_apart, lay_out
 from eval.replay import replay_set
+from eval.targets import load_tokenizer
 from ragaccel.decode.request import Reference
 
 EOS = 1
@@ -20,8 +21,8 @@ SHARED = ("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "triggered"
 
 
 def recorded(passages, answer):
-    references = tuple(Reference(tuple(passage)) for passage in passages)
-    return Recorded((0, 5), references, references, (*answer, EOS))
+    apart = tuple(Reference(tuple(passage)) for passage in passages)
+    return Recorded((0, 5), (), apart, (*answer, EOS))
 
 
 def made_recordings(seed):
@@ -85,6 +86,18 @@ def test_the_original_file_is_read_as_it_was_recorded(tmp_path, capsys):
     assert document["grid"] == shown
     assert "eval.papers.llma_count" in document["run"]["command"]
     assert "llma_rag_original | 1 | 20" in llma_count.llma_count_table(document)
+
+
+def test_the_originals_answers_keep_the_blank_they_begin_with():
+    words = load_tokenizer("reader").tokenizer
+    original = {"query": "Who?", "docs": ["A lamp.", "A bell."], "result": {"text": " A lamp."}}
+    passages = [{"text": text} for text in original["docs"]]
+    unified = {"question": "Who?", "passages": passages, "answer": " A lamp."}
+    kept, stripped = lay_out(original, words), lay_out(unified, words)
+    assert kept.answer_ids == (*encode_apart(" A lamp.", words), words.eos_token_id)
+    assert stripped.answer_ids == (*encode_apart("A lamp.", words), words.eos_token_id)
+    assert kept.answer_ids != stripped.answer_ids
+    assert (kept.prompt_ids, kept.apart) == (stripped.prompt_ids, stripped.apart)
 
 
 @pytest.mark.skipif(DATA_VARIABLE not in os.environ, reason=f"needs {DATA_VARIABLE}")
