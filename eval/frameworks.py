@@ -20,6 +20,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from eval.chains import langchain_chain, llama_index_engine, written
 from eval.examples import load_task
 from eval.ledger import kept_beside
 from eval.machine import current_commit
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eval.examples import Example
-    from ragaccel import Passage
 
-TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 BARE = "bare"
 
 
@@ -134,15 +133,6 @@ def _figures(
     }
 
 
-def written(example: Example) -> str:
-    """The prompt that every contender is given."""
-    return TEMPLATE.format(context=joined(example.passages), question=example.question)
-
-
-def joined(passages: Sequence[Passage]) -> str:
-    return "\n\n".join(passage.text for passage in passages)
-
-
 def bare(
     llm: LLM,
     examples: Sequence[Example],  # noqa: ARG001 - as the others are called
@@ -157,7 +147,7 @@ def bare(
             room = (llm.context_length or 1 << 20) - max_new_tokens
             built = build_prompt(llm.tokenizer, example.question, example.passages, max_tokens=room)
             return llm.generate(built, **settings).text
-        text = written(example)
+        text = written(example.question, example.passages)
         prompt: Any = [{"role": "user", "content": text}] if chats else text
         return llm.generate(prompt, references=example.passages, **settings).text
 
@@ -169,11 +159,7 @@ def langchain(
 ) -> Callable[[Example], str]:
     """A chain of a retriever, a prompt and our chat model."""
     from langchain_core.documents import Document
-    from langchain_core.output_parsers import StrOutputParser
-    from langchain_core.prompts import PromptTemplate
     from langchain_core.retrievers import BaseRetriever
-    from langchain_core.runnables import RunnablePassthrough
-    from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
     found = {
         example.question: [
@@ -187,13 +173,7 @@ def langchain(
         def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
             return found[query]
 
-    def show(documents: list[Document]) -> str:
-        return "\n\n".join(document.page_content for document in documents)
-
-    kind = ChatRagaccel if llm.tokenizer.has_chat_template else RagaccelLLM
-    model = kind(llm=llm, max_tokens=max_new_tokens, remember=False)
-    sources: Any = {"context": Known() | show, "question": RunnablePassthrough()}
-    chain = sources | PromptTemplate.from_template(TEMPLATE) | model | StrOutputParser()
+    chain = langchain_chain(llm, Known(), max_new_tokens, remember=False)
     return lambda example: chain.invoke(example.question)
 
 
@@ -201,12 +181,8 @@ def llama_index(
     llm: LLM, examples: Sequence[Example], max_new_tokens: int
 ) -> Callable[[Example], str]:
     """A query engine of a retriever, a prompt and our LLM."""
-    from llama_index.core import PromptTemplate
-    from llama_index.core.query_engine import RetrieverQueryEngine
-    from llama_index.core.response_synthesizers import get_response_synthesizer
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-    from llama_index.llms.ragaccel import Ragaccel
 
     found = {
         example.question: [
@@ -227,14 +203,7 @@ def llama_index(
         def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
             return found[query_bundle.query_str]
 
-    model = Ragaccel(llm=llm, max_new_tokens=max_new_tokens, generate_kwargs={"remember": False})
-    template = PromptTemplate(
-        TEMPLATE.replace("context}", "context_str}").replace("question}", "query_str}")
-    )
-    engine = RetrieverQueryEngine(
-        Known(), get_response_synthesizer(llm=model, text_qa_template=template)
-    )
-
+    engine = llama_index_engine(llm, Known(), max_new_tokens, settings={"remember": False})
     return lambda example: str(engine.query(example.question))
 
 

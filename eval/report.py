@@ -27,6 +27,7 @@ from eval.papers.llma_layout import (
     llma_sweep_table,
     llma_tables_table,
 )
+from eval.rag_table import rag_speedup_table
 from eval.script import new_parser, note
 from eval.tables import (
     NAMES,
@@ -67,6 +68,7 @@ TABLES = {
     "lossless": lossless_table,
     "exactness": exactness_table,
     "frameworks": frameworks_table,
+    "rag_speedup": rag_speedup_table,
     "memory": memory_table,
     "peak_memory": peak_memory_table,
     "indexing": indexing_table,
@@ -89,6 +91,7 @@ TITLES = {
     "lossless": "identical answers: {model}, task {task}, {how}",
     "exactness": "identical answers: {model}, task {task}, {how}",
     "frameworks": "in a framework: {model}, task {task}, {how}",
+    "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",
     "memory": "a process that goes on answering: {model}",
     "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
     "indexing": "indexing: {folder}",

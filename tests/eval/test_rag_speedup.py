@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+from fakes import HashEmbedder
+from recorded import write_inputs
+from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
+
+from eval import frameworks, rag_speedup, rag_ways, report
+from eval.chains import STREAMING, is_installed
+from eval.examples import MissingDataError, load_task
+from eval.rag_collection import load_questions, open_collection, share_found
+from eval.targets import load_target
+from ragaccel import default_registry
+
+pytestmark = pytest.mark.usefixtures("no_event_loop_is_left")
+
+FACTS = {
+    "Who trims the wick?": "Its keeper trims the wick at dusk, and again at midnight.",
+    "What rises at the mole?": "The tide rises four metres at the mole, twice a day.",
+    "What does the lamp burn?": "The lamp burns rapeseed oil, of which nine barrels are landed.",
+}
+WAYS = [way for way in STREAMING if way == "bare" or is_installed(way)]
+NAMES = [
+    "generate",
+    *(name for way in WAYS for name in (f"{way}_plain", way)),
+    "bare_again",
+]
+
+
+@pytest.fixture(autouse=True)
+def words_as_vectors(monkeypatch):
+    monkeypatch.setattr(rag_speedup, "load_embedder", lambda _name: HashEmbedder())
+
+
+def inputs(folder):
+    """A tiny random model, three questions, and a passage each that their answers quote."""
+    made = write_inputs(folder)
+    rows = [
+        {
+            "id": str(number),
+            "question": question,
+            "passages": [{"text": f"This is known. {fact} So much for that."}],
+            "answer": fact,
+        }
+        for number, (question, fact) in enumerate(FACTS.items())
+    ]
+    (folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [*made, "--k=2", "--max-new-tokens=60", "--threads=1", f"--out={folder / 'x.json'}"]
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return inputs(tmp_path)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The ways of a run, to be looked at afterwards."""
+    make, ways = rag_speedup.make_ways, {}
+
+    def noted(*given):
+        found = make(*given)
+        ways.update({way.name: way for way in found})
+        return found
+
+    monkeypatch.setattr(rag_speedup, "make_ways", noted)
+    return ways
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory):
+    """The ways over an open index, to be asked; do not change them."""
+    options = rag_speedup.parse(inputs(tmp_path_factory.mktemp("inputs")))
+    target = load_target(options.model, data=options.data)
+    with open_collection("task", load_task(options.task), HashEmbedder()) as collection:
+        found = rag_speedup.make_ways(WAYS, target, collection.source, options)
+        yield {way.name: way for way in found}
+
+
+def document_of(arguments):
+    rag_speedup.main(arguments)
+    (out,) = (argument for argument in arguments if argument.startswith("--out="))
+    with open(out.removeprefix("--out="), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def rows_in(folder):
+    _, *lines = (folder / "x.rows.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, DOCUMENTS_TEMPLATE, None], ids=["chat", "apart", "plain"]
+)
+def test_every_way_gives_the_recording_from_the_same_prompt(template, arguments, capsys, tmp_path):
+    tiny_tokenizer(template).save_pretrained(tmp_path / "data" / "tokenizers" / "words")
+    document = document_of(arguments)
+    contenders = document["contenders"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == contenders
+    assert list(contenders) == NAMES
+    assert document["index"] == {"passages": 3, "own_found": 1.0}
+    rows = rows_in(tmp_path)
+    assert {len({row["text_hash"] for row in rows if row["example"] == at}) for at in "012"} == {1}
+    assert len({row["prompt_tokens"] for row in rows if row["example"] == "0"}) == 1
+    for row in rows:
+        assert 0 < row["first_token_seconds"] <= row["total_seconds"]
+        assert sum(row["stages"].values()) == pytest.approx(row["total_seconds"])
+        assert all(seconds >= 0 for seconds in row["stages"].values())
+    for figures in contenders.values():
+        assert figures["same_text"] == figures["answers"] == figures["examples"] == 3
+        assert figures["ratio_generate"] > 0
+    assert contenders["generate"].get("ratio") is None
+    assert "| 3 of 3 |" in report.section_of("x", document).tables
+    assert report.title_of(document).endswith("task task.jsonl, recorded answers")
+
+
+def test_plain_decoding_drafts_nothing_and_the_others_do(arguments):
+    contenders = document_of(arguments)["contenders"]
+    for name, figures in contenders.items():
+        is_plain = name == "generate" or name.endswith("_plain")
+        assert (figures["acceptance_length"] == 1.0) == is_plain
+        if name.endswith("_plain"):
+            assert figures["ratio"] == figures["ratio_first_token"] == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_leaves_the_recording_ends_the_run(name, ways, monkeypatch):
+    question, recorded = "Who trims the wick?", (40, 41, 42, 1)
+    assert ways[name].ask(question, recorded).token_ids == recorded
+    monkeypatch.setattr(rag_ways, "following", lambda *_given: nullcontext())
+    with pytest.raises(RuntimeError, match=f"{name} left the recording"):
+        ways[name].ask(question, recorded)
+
+
+def test_a_chain_that_asks_its_model_twice_is_refused(ways, monkeypatch):
+    way = ways["bare"]
+    once = way._pieces
+    monkeypatch.setattr(way, "_pieces", lambda asked: [*once(asked), *once(asked)])
+    with pytest.raises(RuntimeError, match="asked its model 2 times"):
+        way.ask("Who trims the wick?")
+
+
+def test_a_chain_that_tells_other_words_than_its_model_is_refused(ways, monkeypatch):
+    way = ways["bare"]
+    once = way._pieces
+    monkeypatch.setattr(way, "_pieces", lambda asked: [*once(asked), "!"])
+    with pytest.raises(RuntimeError, match="told another text"):
+        way.ask("Who trims the wick?", (40, 41, 42, 1))
+
+
+def test_nothing_is_registered_for_plain_decoding(ways):
+    for name, num_known in (("langchain_plain", 0), ("langchain", 2), ("llama_index", 2)):
+        if name.removesuffix("_plain") in WAYS:
+            default_registry().clear()
+            ways[name].ask("Who trims the wick?", (40, 41, 42, 1))
+            assert len(default_registry()) == num_known
+
+
+def test_a_round_begins_with_nothing_remembered(arguments, made):
+    document_of([*arguments, "--repeats=2"])
+    for way in WAYS:
+        assert made[way].llm.memory.figures().requests == len(FACTS)  # of the last round alone
+        assert made[f"{way}_plain"].llm.memory.figures().requests == 0
+    assert made["bare_again"].llm.memory.figures().requests >= len(FACTS)
+
+
+def test_what_is_asked_again_reads_its_whole_prompt_again(ways):
+    for way, times in ((ways["bare"], 1), (ways["bare_again"], 2)):
+        way.forget()
+        before = way.llm.engine.prefilled_rows
+        asked = way.ask("Who trims the wick?", (40, 41, 42, 1))
+        assert way.llm.engine.prefilled_rows - before == times * (asked.prompt_tokens - 1)
+
+
+def test_a_stopped_run_goes_on(arguments, monkeypatch, tmp_path):
+    ask, calls = rag_ways.Ours.ask, []
+
+    def stopping(way, *given):
+        calls.append(way.name)
+        if len(calls) > 3 * (len(NAMES) - 1):  # the warm-up, two questions
+            raise KeyboardInterrupt
+        return ask(way, *given)
+
+    monkeypatch.setattr(rag_ways.Ours, "ask", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        rag_speedup.main(arguments)
+    rows = (tmp_path / "x.rows.jsonl").read_text().splitlines()
+    assert len(rows) == 1 + 2 * len(NAMES)
+    monkeypatch.setattr(rag_ways.Ours, "ask", ask)
+    document = document_of(arguments)
+    assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
+    assert document["resumed"] == [{"round": 0, "example": "2"}]
+    assert all(figures["answers"] == 3 for figures in document["contenders"].values())
+
+
+def test_a_framework_that_is_not_installed_is_left_out_and_said(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(rag_speedup, "is_installed", lambda _name: False)
+    document = document_of(arguments)
+    assert list(document["contenders"]) == ["generate", "bare_plain", "bare", "bare_again"]
+    assert document["settings"]["left_out"] == ["langchain", "llama_index"]
+    assert "langchain is left out" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="no way 'haystack'"):
+        rag_speedup.main([*arguments, "--ways=haystack"])
+
+
+def test_without_data_the_questions_that_ship_are_asked(monkeypatch, capsys):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    task, examples = load_questions(None, None)
+    assert examples == load_task(task)
+    assert "which ship" in capsys.readouterr().err
+    with pytest.raises(MissingDataError):
+        load_questions("llma", None)
+    with open_collection(task, examples, HashEmbedder()) as collection:
+        assert collection.num_passages > 200
+        (found,) = collection.source.search("Who designed the tower on Gannet Ledge?", 1)
+        assert found.path
+
+
+@pytest.mark.usefixtures("arguments")
+def test_the_share_found_counts_a_questions_own_passages(tmp_path):
+    examples = load_task(str(tmp_path / "task.jsonl"))
+    with open_collection("task.jsonl", examples, HashEmbedder()) as collection:
+        assert share_found(collection, examples, 3) == 1.0
+        strangers = [load_task("demo", 1)[0]]
+        assert share_found(collection, [*examples, *strangers], 3) == 3 / 6
+
+
+@pytest.mark.skipif(len(WAYS) < len(STREAMING), reason="both frameworks are needed")
+def test_frameworks_are_measured_with_the_same_chains(arguments, capsys):
+    asked = [argument for argument in arguments if not argument.startswith("--k=")]
+    frameworks.main([*asked, "--rounds=1", "--max-new-tokens=8"])
+    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(contenders) == list(WAYS)
+    assert all(figures["same_text"] == 3 for figures in contenders.values())
+
+
+@pytest.mark.usefixtures("arguments")
+def test_a_recording_ends_with_an_end_token_unless_it_is_cut(tmp_path):
+    target = load_target(f"random:{tmp_path / 'tiny.json'}", data=tmp_path / "data")
+    (example, *_) = load_task(str(tmp_path / "task.jsonl"))
+    ids = rag_speedup.recorded_answers([example], target, 60)["0"]
+    assert ids[-1] in target.tokenizer.eos_ids
+    assert target.tokenizer.decode(ids) == example.answer
+    assert rag_speedup.recorded_answers([example], target, 5)["0"] == ids[:5]
