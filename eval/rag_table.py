@@ -16,13 +16,21 @@ _DECODING = {"_plain": "plain", "_again": "accelerated, asked again", "": "accel
 
 
 def rag_speedup_table(document: dict[str, Any]) -> str:
-    """Lay out a RAG result: a row a way, milliseconds of an answer, then of its stages."""
+    """Lay out a RAG result: a row a way, medians of milliseconds, then means of the stages'."""
     titles = [
         *("asked through", "decoding", "first word, ms", "x plain", "answer, ms", "x plain"),
         *("x `generate`", "tokens a pass", *STAGES, "same text"),
     ]
     rows = [_row(name, figures) for name, figures in document["contenders"].items()]
-    return table(titles, rows)
+    return f"{table(titles, rows)}\n\n{_index(document)}"
+
+
+def _index(document: dict[str, Any]) -> str:
+    index, k = document["index"], document["settings"]["k"]
+    told = f"{index['passages']:,} passages in the index, {k} in a prompt"
+    if "own_found" not in index:
+        return f"{told}."
+    return f"{told}; of those that answers were written from, {index['own_found']:.0%} are found."
 
 
 def _row(name: str, figures: dict[str, Any]) -> list[str]:

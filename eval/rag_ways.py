@@ -47,7 +47,8 @@ class Way(Protocol):
         """Answer a question, with exactly the ``recorded`` token ids if there are some.
 
         Raises:
-            RuntimeError: the answer left the recording.
+            RuntimeError: the answer left the recording: the harness or the decoder is wrong.
+            ValueError: the chain asked more than once, as where passages do not fit one prompt.
         """
         ...
 
@@ -121,7 +122,7 @@ class Ours:
             synchronize(device)
             clock.stop()
         if len(opened) != 1 or self.llm.streamed is None:
-            raise RuntimeError(
+            raise ValueError(
                 f"{self.name} asked its model {len(opened)} times for one question: take fewer "
                 "passages with --k, or a model that reads more"
             )
