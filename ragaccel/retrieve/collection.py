@@ -28,7 +28,7 @@ from ragaccel.retrieve.given import (
 )
 from ragaccel.retrieve.places import InPlace
 from ragaccel.retrieve.records import FileRecord
-from ragaccel.retrieve.retriever import fuse
+from ragaccel.retrieve.retriever import CANDIDATES, DENSE_WEIGHT, fuse
 from ragaccel.retrieve.store import Store
 from ragaccel.retrieve.stored import (
     delete_emptied,
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from ragaccel.passage import Passage
     from ragaccel.retrieve.stored import Stored, Where
-
-_CANDIDATES = 50
 
 
 class Collection(InPlace):
@@ -229,9 +227,15 @@ class Collection(InPlace):
             return read_first(self._store, iter(ranking), k, where)
 
     def search_fused(
-        self, words: str, vector: ArrayLike, k: int = 6, *, alpha: float = 0.5, where: Where = None
+        self,
+        words: str,
+        vector: ArrayLike,
+        k: int = 6,
+        *,
+        alpha: float = DENSE_WEIGHT,
+        where: Where = None,
     ) -> list[Stored]:
-        """Search by words and by vector, fused by reciprocal rank as a :class:`Retriever` does.
+        """Search by words and by vector, fused by their scores as a :class:`Retriever` does.
 
         Args:
             words: The question.
@@ -243,13 +247,16 @@ class Collection(InPlace):
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
         k = require_k(k)
-        deep = max(_CANDIDATES, 2 * k)
+        deep = max(CANDIDATES, 2 * k)
         with self._reading():
             near = self.search(vector, deep, where=where) if alpha > 0 else []
             worded = self.search_words(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
-        rankings = [[(i.passage.passage_id, 0.0) for i in items] for items in (near, worded)]
-        ranking = fuse(rankings, (2 * alpha, 2 - 2 * alpha))[:k]
+        dense, text = (
+            [(item.passage.passage_id, item.passage.score) for item in items]
+            for items in (near, worded)
+        )
+        ranking = fuse(dense, text, alpha)[:k]
         return [found[name].scored(score) for name, score in ranking]
 
     def search_diverse(

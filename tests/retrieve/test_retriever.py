@@ -42,10 +42,34 @@ def test_text_search_takes_any_question(retriever, store):
     assert search_words(store, "???", 5) == []
 
 
-def test_fusion_is_by_reciprocal_rank():
-    fused = fuse([[(1, 0.9), (2, 0.8)], [(2, 7.0), (3, 6.0)]])
-    assert [key for key, _ in fused] == [2, 1, 3]
-    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
+def test_fusion_weighs_scores_within_their_rankings():
+    dense, text = [("a", 0.9), ("b", 0.6), ("c", 0.5)], [("c", 8.0), ("d", 6.0)]
+    fused = fuse(dense, text)
+    assert [key for key, _ in fused] == ["a", "c", "d", "b"]
+    assert dict(fused) == pytest.approx({"a": 0.5, "b": 0.125, "c": 0.5, "d": 0.375})
+    assert dict(fuse(dense, text, 0.8)) == pytest.approx({"a": 0.8, "b": 0.2, "c": 0.2, "d": 0.15})
+
+
+def test_fusion_knows_no_model_and_no_scale():
+    dense, text = [("a", 0.9), ("b", 0.6), ("c", 0.5)], [("c", 8.0), ("d", 6.0)]
+    crowded = [(key, 0.8 + score / 10) for key, score in dense]
+    louder = [(key, 1e-6 * score) for key, score in text]
+    assert dict(fuse(crowded, louder)) == pytest.approx(dict(fuse(dense, text)))
+
+
+def test_fusion_of_little_or_of_likes_keeps_its_order():
+    assert fuse([], []) == []
+    assert fuse([("a", 0.3)], []) == fuse([], [("a", 0.0)]) == [("a", 0.5)]
+    assert fuse([(2, 0.3), (1, 0.3)], []) == [(1, 0.5), (2, 0.5)]
+    assert fuse([("a", -0.1), ("b", -0.4)], [("b", 3.0)]) == [("a", 0.5), ("b", 0.5)]
+
+
+def test_fused_search_is_of_both_searches_scores(retriever):
+    dense, text = (retriever.search("the boat Petrel", 9, mode=m) for m in ("dense", "text"))
+    expected = fuse(*([(p.passage_id, p.score) for p in found] for found in (dense, text)))
+    fused = [(p.passage_id, p.score) for p in retriever.search("the boat Petrel", 9)]
+    assert dict(fused) == pytest.approx(dict(expected))
+    assert fused[0][1] == 1.0  # first in both
 
 
 def test_k_and_mode_are_checked(retriever):
