@@ -16,7 +16,12 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("ragaccel", "torch", "transformers", "numpy")
-_LOCAL = ("--data", "--out", "--picture")  # options whose values name places on one machine only
+_LOCAL = (
+    "--data",
+    "--out",
+    "--picture",
+    "--indexes",
+)  # options whose values name places on one machine only
 
 
 def describe_machine(device: str) -> dict[str, Any]:

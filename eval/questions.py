@@ -17,9 +17,13 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
 from ragaccel.train.reader.corpus import load_questions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 REFUSAL = "The passages do not tell."
 
@@ -40,6 +44,12 @@ def is_right(answer: str, expected: str | None) -> bool:
     return wanted in said or (len(said) >= 40 and said in wanted)
 
 
+def read_questions(path: Path) -> list[dict[str, str | None]]:
+    """Read questions, one a line: ``question``, ``answer`` (null: unanswerable) and ``file``."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
 def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
     """Write each held-out XQuAD article as a file; return the questions asked about them."""
     articles: dict[str, dict[str, None]] = {}
@@ -50,7 +60,9 @@ def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
         file = re.sub(r"\W+", "-", asked.title) + ".txt"
         articles.setdefault(file, {})[" ".join(asked.sentences)] = None
         answer = asked.sentences[asked.gold]
-        questions.append({"question": asked.question, "answer": answer, "file": file})
+        questions.append(
+            {"question": asked.question, "answer": answer, "file": file, "words": asked.answer}
+        )
     for file, passages in articles.items():
         (folder / file).write_text("\n\n".join(passages) + "\n", encoding="utf-8")
     return questions
@@ -76,23 +88,21 @@ def main() -> None:
     options = parser.parse_args()
     if options.held_out and not (Path(options.data) / "rag").is_dir():
         sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
-    embedder = load_embedder()
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
+    with tempfile.TemporaryDirectory() as folder:
         documents = options.folder
         if options.held_out:
-            documents = Path(folder) / "articles"
-            documents.mkdir()
+            documents = Path(folder)
             questions = write_held_out(Path(options.data), documents)
         else:
-            lines = options.questions.read_text(encoding="utf-8").split("\n")
-            questions = [json.loads(line) for line in lines if line]
-        index_folder(store, embedder, documents)
-        retriever = Retriever(store, embedder)
-        focused = FocusedRetriever(
-            retriever, sentences=options.sentences or 1, margin=options.margin
+            questions = read_questions(options.questions)
+        rows = ask_all(
+            questions,
+            documents,
+            model=options.model,
+            k=options.k,
+            sentences=options.sentences,
+            margin=options.margin,
         )
-        rag = RAG(LLM.load(options.model), focused if options.sentences else retriever, k=options.k)
-        rows = [ask(rag, question) for question in questions]
     answerable = [row for row in rows if row["expected"] is not None]
     refusable = [row for row in rows if row["expected"] is None]
     figures = {
@@ -114,8 +124,36 @@ def main() -> None:
     print(json.dumps(figures))
 
 
+def ask_all(
+    questions: Iterable[dict[str, str | None]],
+    documents: Path,
+    *,
+    model: str | None = None,
+    k: int = 6,
+    sentences: int = 1,
+    margin: float = 0.05,
+) -> list[dict[str, object]]:
+    """Index a folder and answer questions on it by the chain of ``ragaccel ask``; see :func:`ask`.
+
+    Args:
+        questions: As :func:`read_questions` gives them.
+        documents: The folder.
+        model: Folder or hub name; None: the bundled reader.
+        k: Passages a question.
+        sentences: How many of its sentences a passage is cut to; 0: whole passages.
+        margin: Passages whose score is lower than the best one's by more are left out.
+    """
+    embedder = load_embedder()
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
+        index_folder(store, embedder, documents)
+        retriever = Retriever(store, embedder)
+        focused = FocusedRetriever(retriever, sentences=sentences or 1, margin=margin)
+        rag = RAG(LLM.load(model), focused if sentences else retriever, k=k)
+        return [ask(rag, question) for question in questions]
+
+
 def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, object]:
-    """One question's answer and what is to be said about it."""
+    """One question's answer and what is to be said about it; ``words``: the short answer."""
     answer = rag.ask(str(question["question"]))
     right = is_right(answer.text, question["answer"])
     print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
@@ -124,6 +162,7 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, object]:
         "question": question["question"],
         "answer": answer.text,
         "expected": question["answer"],
+        "words": question.get("words"),
         "right": right,
         "cited": any(passage.path == file for passage in answer.cited_passages),
         "retrieved": any(

@@ -1,4 +1,4 @@
-"""Ratios: paired comparisons with confidence intervals."""
+"""Ratios and differences: paired comparisons with confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 _RESAMPLES = 2000
 
@@ -52,3 +56,44 @@ def bootstrap_interval(values: Sequence[float], resamples: int = _RESAMPLES) -> 
     rng = random.Random(0)
     medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(resamples))
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def resampled_means(
+    values: Sequence[float], groups: Sequence[Hashable], *, seed: int = 0
+) -> NDArray[np.float64]:
+    """Return the means of other draws of a set's groups, with replacement; the same every time.
+
+    What belongs together (questions on one article) is drawn together: drawn one by one, values
+    that resemble each other would make an interval too narrow.
+
+    Args:
+        values: One of every question: a figure, or the difference of two (which pairs them).
+        groups: What each belongs to.
+        seed: Of the draws; another one for means that are averaged with these.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("there is nothing to average")
+    numbers: dict[Hashable, int] = {}
+    group_of = [numbers.setdefault(group, len(numbers)) for group in groups]
+    sums = np.bincount(group_of, weights=np.asarray(values, dtype=np.float64))
+    sizes = np.bincount(group_of)
+    count = len(numbers)
+    rng = np.random.default_rng(seed)
+    draws = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)
+    means: NDArray[np.float64] = (draws @ sums) / (draws @ sizes)
+    return means
+
+
+def middle_95(means: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the bounds between which 95 % of resampled means lie."""
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def spread(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return a mean and the bounds of its 95 % interval, as results hold them."""
+    low, high = middle_95(resampled_means(values, groups))
+    return [round(number, 4) for number in (sum(values) / len(values), low, high)]

@@ -27,6 +27,7 @@ from eval.papers.llma_layout import (
     llma_sweep_table,
     llma_tables_table,
 )
+from eval.quality_tables import quality_sweep_table, quality_table
 from eval.rag_table import rag_speedup_table
 from eval.script import new_parser, note
 from eval.tables import (
@@ -82,6 +83,8 @@ TABLES = {
     "llma_tables": llma_tables_table,
     "llma_sweep": llma_sweep_table,
     "llma_dialogue": llma_dialogue_table,
+    "quality": quality_table,
+    "quality_sweep": quality_sweep_table,
 }
 # Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
 TITLES = {
@@ -105,6 +108,8 @@ TITLES = {
     "llma_tables": "LLMA, Tables 1 and 2: {timed}",
     "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
     "llma_dialogue": "LLMA over several turns: {timed}",
+    "quality": "what is found: dense, full-text and fused search",
+    "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
 }
 
 
