@@ -19,17 +19,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.answer_tables import exactness_table
 from eval.contenders import make_contender
 from eval.examples import load_task
 from eval.jobs import jobs_for
 from eval.ledger import kept_beside
-from eval.lossless import identical
+from eval.lossless import Rows, compare, rows_of
 from eval.machine import current_commit
 from eval.ratios import paired_ratio
 from eval.script import measured, new_parser, note, result
 from eval.speed import run_rounds
 from eval.summary import summarize
-from eval.tables import exactness_table
 from eval.targets import (
     add_dtype_option,
     add_target_options,
@@ -40,8 +40,6 @@ from eval.targets import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.jobs import Job
-    from eval.targets import Target
 
 DECODERS = (
     "generate",
@@ -68,8 +66,6 @@ COSTS = (
     ("ours_exact_plain", "ours_plain"),
     MUST,
 )
-Row = dict[str, Any]
-Rows = dict[tuple[str, int], Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,7 +105,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ledger = kept_beside(options.out, settings)
     decoders = [make_contender(name, target) for name in DECODERS]
     run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    rows = {name: _rows_of(name, ledger.measurements) for name in DECODERS}
+    rows = {name: rows_of(name, ledger.measurements) for name in DECODERS}
     return result(
         "exactness",
         settings,
@@ -118,20 +114,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         costs=[cost(rows, *pair) for pair in COSTS],
         contenders=summarize(ledger.measurements),
     )
-
-
-def _rows_of(name: str, rows: Sequence[Row]) -> Rows:
-    return {(row["example"], row["round"]): row for row in rows if row["contender"] == name}
-
-
-def compare(
-    target: Target, jobs: Sequence[Job], rows: dict[str, Rows], found: str, wanted: str
-) -> dict[str, Any]:
-    """Count the answers of one decoder that are those of another; list first differences."""
-    answers = [
-        (job, *(rows[name][job.job_id, 0]["token_ids"] for name in (found, wanted))) for job in jobs
-    ]
-    return {"found": found, "wanted": wanted, **identical(target, answers)}
 
 
 def cost(rows: dict[str, Rows], decoder: str, against: str) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.request import Reference
+from ragaccel.errors import CapacityError
 from ragaccel.prompt import build_prompt
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ def make_jobs(
             jobs.append(_continuation(example, tokenizer, max_new_tokens))
         else:
             jobs.append(_job(example, tokenizer, max_new_tokens, room))
+    return _told_apart(jobs)
+
+
+def _told_apart(jobs: list[Job]) -> list[Job]:
     ((most, times),) = Counter(job.job_id for job in jobs).most_common(1) or [("", 0)]
     if times > 1:
         raise ValueError(f"{times} examples have the id {most!r}: each needs one of its own")
@@ -70,6 +76,20 @@ def jobs_for(target: Target, examples: Iterable[Example], max_new_tokens: int) -
     """Lay out each question for a target: in its tokens, and in as many as it reads."""
     limit = target.ours.max_positions
     return make_jobs(examples, target.tokenizer, max_new_tokens=max_new_tokens, max_tokens=limit)
+
+
+def fitting_jobs(target: Target, examples: Iterable[Example], max_new_tokens: int) -> list[Job]:
+    """Lay out the questions for a target, but those of which not one passage fits."""
+    jobs: list[Job] = []
+    for example in examples:
+        with suppress(CapacityError):
+            jobs += jobs_for(target, [example], max_new_tokens)
+    return _told_apart(jobs)
+
+
+def under_task(task: str, jobs: Iterable[Job]) -> list[Job]:
+    """The same jobs, with ids that tell them from those of other tasks."""
+    return [replace(job, job_id=f"{task}/{job.job_id}") for job in jobs]
 
 
 def as_recorded(job: Job) -> Job:

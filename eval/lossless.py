@@ -1,11 +1,13 @@
 """Lossless: is it the same? Our answers against ``model.generate``, and how they differ.
 
-    python -m eval.lossless --model reader --task demo --dtypes float32,bfloat16
+    python -m eval.lossless --model reader --tasks demo,handbook,code,chat --dtypes float32,bfloat16
 
-Two passes over different numbers of rows round differently, so a choice between two tokens that
+Any of our decoders (``--contenders``) on any tasks, in every type of numbers that is named. Two
+passes over different numbers of rows round differently, so a choice between two tokens that
 are nearly tied can fall either way. For each first difference the gap between the two tokens'
 logits is measured, in one pass over the common text in the same precision, next to the gap between
-the model's two likeliest tokens; what is no near tie is an error.
+the model's two likeliest tokens; what is no near tie is an error. Progress goes to stderr; the last
+line of stdout is one JSON document, a comparison for each task, type and decoder.
 """
 
 from __future__ import annotations
@@ -17,74 +19,144 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.contenders import make_contender
+from eval.answer_tables import lossless_table
+from eval.contenders import BASELINE, make_contender
 from eval.examples import load_task
-from eval.jobs import jobs_for
+from eval.jobs import fitting_jobs, under_task
+from eval.ledger import kept_beside
 from eval.machine import current_commit
 from eval.script import measured, new_parser, note, result
-from eval.tables import lossless_table
-from eval.targets import DTYPES, add_target_options, chosen_target, shown_name
+from eval.speed import run_rounds
+from eval.targets import DTYPES, add_target_options, chosen_target, describe_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from eval.examples import Example
     from eval.jobs import Job
     from eval.targets import Target
+
+Row = dict[str, Any]
+Rows = dict[tuple[str, int], Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     document = measured("lossless", measure, parse(arguments))
     print(lossless_table(document))
-    print(json.dumps(document["dtypes"]))
+    print(json.dumps(document["comparisons"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = new_parser("lossless", __doc__)
     add_target_options(parser)
     add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--contender", default="ours", help="what is held against generate")
+    tasks = "comma-separated files of eval/tasks, or .jsonl files of your own"
+    add("--tasks", "--task", default="demo", help=tasks)
+    contenders = f"comma-separated: what is held against {BASELINE}"
+    add("--contenders", "--contender", default="ours", help=contenders)
     add("--dtypes", default="float32,bfloat16", help=f"comma-separated, of {', '.join(DTYPES)}")
-    add("--limit", type=int, help="examples to take (default: all)")
+    add("--limit", type=int, help="examples to take of each task (default: all)")
     add("--max-new-tokens", type=int, default=128)
-    add("--out", type=Path, help="result file")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare all answers in every dtype."""
-    examples = load_task(options.task, options.limit, options.data)
-    results = {}
-    for dtype in options.dtypes.split(","):
+    """Compare all answers in every type of numbers; tell of those that the processor lacks."""
+    dtypes = options.dtypes.split(",")
+    for dtype in dtypes:
         if dtype not in DTYPES:
             raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPES)}")
-        target = chosen_target(options, dtype)
-        jobs = jobs_for(target, examples, options.max_new_tokens)
-        results[dtype] = compare(target, jobs, options.contender, dtype)
-    settings = {
-        "model": shown_name(options.model),
-        "task": Path(options.task).name,
-        "contender": options.contender,
-        "examples": len(examples),
+    sets = {
+        Path(task).name: load_task(task, options.limit, options.data)
+        for task in options.tasks.split(",")
+    }
+    found = {dtype: _compared_or_told(options, dtype, sets) for dtype in dtypes}
+    lacking = {dtype: told for dtype, told in found.items() if isinstance(told, str)}
+    return result(
+        "lossless",
+        _settings(options, sets, options.dtypes),
+        device=options.device,
+        **({"lacking": lacking} if lacking else {}),
+        comparisons=[row for rows in found.values() if not isinstance(rows, str) for row in rows],
+    )
+
+
+def _compared_or_told(
+    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+) -> list[Row] | str:
+    """Compare in one type of numbers, or tell what the processor cannot compute in it."""
+    try:
+        return compare_tasks(options, dtype, sets)
+    except RuntimeError as error:
+        if "not implemented for '" not in str(error):  # as torch says it
+            raise
+        told = str(error).partition("\n")[0]
+        note(f"{dtype}: {told}")
+        return told
+
+
+def compare_tasks(
+    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+) -> list[Row]:
+    """Have every example answered in one type of numbers; compare by task and decoder."""
+    note(f"loading {options.model} in {dtype}")
+    target = chosen_target(options, dtype)
+    jobs = {
+        task: under_task(task, fitting_jobs(target, examples, options.max_new_tokens))
+        for task, examples in sets.items()
+    }
+    beside = options.out and options.out.with_stem(f"{options.out.stem}-{dtype}")
+    ledger = kept_beside(beside, _settings(options, sets, dtype))
+    names = [name for name in options.contenders.split(",") if name != BASELINE]
+    decoders = [make_contender(name, target) for name in (*names, BASELINE)]
+    everything = [job for own in jobs.values() for job in own]
+    run_rounds(target, everything, decoders, ledger, repeats=1, forced=False, keep_answers=True)
+    rows = {name: rows_of(name, ledger.measurements) for name in (*names, BASELINE)}
+    return [
+        {
+            "task": task,
+            "dtype": dtype,
+            **compare(target, own, rows, name, BASELINE),
+            "left_out": len(sets[task]) - len(own),
+            "acceptance_length": _acceptance_length(own, rows[name]),
+        }
+        for task, own in jobs.items()
+        for name in names
+    ]
+
+
+def _settings(
+    options: argparse.Namespace, sets: Mapping[str, Sequence[Example]], dtype: str
+) -> dict[str, Any]:
+    return {
+        **describe_target(argparse.Namespace(**vars(options), dtype=dtype)),
+        "tasks": list(sets),
+        "contenders": options.contenders,
+        "examples": sum(map(len, sets.values())),
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    return result("lossless", settings, device=options.device, dtypes=results)
 
 
-def compare(target: Target, jobs: Sequence[Job], name: str, label: str = "") -> dict[str, Any]:
-    """Count the answers of a contender that are those of ``generate``; list first differences."""
-    ours, theirs = make_contender(name, target), make_contender("generate", target)
-    answers = []
-    same = tokens = passes = 0
-    for at, job in enumerate(jobs, start=1):
-        found, wanted = ours.run(job), theirs.run(job)
-        tokens, passes = tokens + len(found.token_ids), passes + found.passes
-        answers.append((job, found.token_ids, wanted.token_ids))
-        same += found.token_ids == wanted.token_ids
-        note(f"{label} {at}/{len(jobs)}: {same} identical")
-    length = tokens / max(1, passes)
-    return {**identical(target, answers), "acceptance_length": length}
+def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
+    own = [rows[job.job_id, 0] for job in jobs]
+    return float(sum(row["tokens"] for row in own) / max(1, sum(row["passes"] for row in own)))
+
+
+def rows_of(name: str, rows: Iterable[Row]) -> Rows:
+    """The rows of a contender, by example and round."""
+    return {(row["example"], row["round"]): row for row in rows if row["contender"] == name}
+
+
+def compare(
+    target: Target, jobs: Sequence[Job], rows: Mapping[str, Rows], found: str, wanted: str
+) -> dict[str, Any]:
+    """Count the answers of one decoder that are those of another; list first differences."""
+    answers = [
+        (job, *(rows[name][job.job_id, 0]["token_ids"] for name in (found, wanted))) for job in jobs
+    ]
+    return {"found": found, "wanted": wanted, **identical(target, answers)}
 
 
 def identical(

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.answer_tables import exactness_table, generation_table, lossless_table
 from eval.captions import caption_of, caption_of_many
 from eval.chapters import Section, chapters_of, in_markdown
 from eval.draft_tables import ablation_table, drafting_table, reliability_table, replay_table
@@ -33,10 +34,8 @@ from eval.script import new_parser, note
 from eval.tables import (
     NAMES,
     batch_table,
-    exactness_table,
     frameworks_table,
     indexing_table,
-    lossless_table,
     never_slower_table,
     registry_table,
     roofline_table,
@@ -68,6 +67,7 @@ TABLES = {
     "roofline": roofline_table,
     "lossless": lossless_table,
     "exactness": exactness_table,
+    "generation": generation_table,
     "frameworks": frameworks_table,
     "rag_speedup": rag_speedup_table,
     "memory": memory_table,
@@ -91,7 +91,8 @@ TITLES = {
     "speed": "{model}, task {task}, {how}",
     "batch": "several at a time: {model}, task {task}, {how}",
     "roofline": "passes against the memory's bandwidth: {model}",
-    "lossless": "identical answers: {model}, task {task}, {how}",
+    "lossless": "identical answers: {model}, by task and type of numbers",
+    "generation": "{model} in its own words, by kind of prompt",
     "exactness": "identical answers: {model}, task {task}, {how}",
     "frameworks": "in a framework: {model}, task {task}, {how}",
     "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",

@@ -70,49 +70,6 @@ def seconds_table(document: dict[str, Any]) -> str:
     return table(["seconds", *stages], rows)
 
 
-def lossless_table(document: dict[str, Any]) -> str:
-    """Lay out a lossless result: one row a dtype."""
-    return table(
-        ["dtype", "answers", "identical", "largest top-2 gap at a first difference"],
-        [
-            [dtype, str(figures["answers"]), str(figures["identical"]), _largest_gap(figures)]
-            for dtype, figures in document["dtypes"].items()
-        ],
-    )
-
-
-def exactness_table(document: dict[str, Any]) -> str:
-    """Lay out which decoders gave the same answers, and what their modes cost."""
-    pairs = table(
-        ["decoder", "compared with", "answers", "identical", "largest top-2 gap at a difference"],
-        [
-            [
-                NAMES[pair["found"]],
-                NAMES[pair["wanted"]],
-                str(pair["answers"]),
-                str(pair["identical"]),
-                _largest_gap(pair),
-            ]
-            for pair in document["pairs"]
-        ],
-    )
-    costs = table(
-        ["costs", "against", "decoding", "prefill", "passes"],
-        [
-            [
-                NAMES[cost["decoder"]],
-                NAMES[cost["against"]],
-                _ratio(cost, "decode_seconds"),
-                _ratio(cost, "prefill_seconds"),
-                f"{cost['passes']:.2f}",
-            ]
-            for cost in document["costs"]
-        ],
-    )
-    told = "Costs are times those of the other: seconds and passes a token, seconds of a prompt."
-    return "\n\n".join([pairs, costs, told])
-
-
 def frameworks_table(document: dict[str, Any]) -> str:
     """Lay out how fast an answer is inside a framework's chain, against outside."""
     names = {
@@ -264,8 +221,3 @@ def _roofline_cells(found: dict[str, Any]) -> list[str]:
 
 def _spread(ratio: dict[str, float]) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def _largest_gap(figures: dict[str, Any]) -> str:
-    gaps = [difference["gap"] for difference in figures["differences"]]
-    return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""

@@ -5,7 +5,7 @@ import json
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval import exactness, report, speed
+from eval import exactness, lossless, report, speed
 from eval.exactness import DECODERS, MUST, cost
 from eval.lossless import identical
 
@@ -56,7 +56,7 @@ def test_an_exact_answer_that_differs_is_an_error(tmp_path, monkeypatch):
     def differing(target, answers):
         return identical(target, [(job, found[:3], wanted) for job, found, wanted in answers])
 
-    monkeypatch.setattr(exactness, "identical", differing)
+    monkeypatch.setattr(lossless, "identical", differing)
     with pytest.raises(SystemExit, match="2 exact answers differ"):
         exactness.main([*write_inputs(tmp_path, 2), "--max-new-tokens=8", "--threads=1"])
 

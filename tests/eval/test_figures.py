@@ -185,8 +185,9 @@ def test_reports_hold_every_result(tmp_path):
     settings = {"model": "m", "task": "t", "forced": True, "examples": 1, "dtype": "float32"}
     speed = {"kind": "speed", "settings": settings, "contenders": summarize(rows), **shared}
     difference = {"gap": 3e-6}
-    dtypes = {"float32": {"answers": 9, "identical": 8, "differences": [difference]}}
-    same = {"kind": "lossless", "settings": settings, "dtypes": dtypes, **shared}
+    counted = {"answers": 9, "identical": 8, "differences": [difference]}
+    compared = {"task": "t", "dtype": "float32", "found": "ours", "acceptance_length": 2, **counted}
+    same = {"kind": "lossless", "settings": settings, "comparisons": [compared], **shared}
     (tmp_path / "a.json").write_text(json.dumps(speed))
     (tmp_path / "b.json").write_text(json.dumps(same))
     timed = {"first_seconds": 9.6, "embed_share": 0.97, "unchanged_seconds": 0.5}
@@ -198,5 +199,5 @@ def test_reports_hold_every_result(tmp_path):
     assert "| 3 | 4,000 | 10 s | 97 % | 512 MB | 0.5 s | 2.0 s | 11 ms |" in text
     assert "| ours, copying | 10.0 | 2.00 (2.00 to 2.00) | 4.00" in text
     assert "| 5.00 |  | 5.0 | 1.50" in text
-    assert "| float32 | 9 | 8 | 3e-06 |" in text
+    assert "| t | float32 | ours, copying | 9 | 8 | 2.00 | 3e-06 |" in text
     assert text.count("`python -m x`") == 3

@@ -5,8 +5,8 @@ import json
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval import lossless, rows_cost, speed
-from eval.contenders import DEFAULT, Ours, make_contender
+from eval import rows_cost, speed
+from eval.contenders import DEFAULT, Ours
 from eval.ledger import Ledger
 from ragaccel.draft.trie import TrieDrafter
 
@@ -129,30 +129,6 @@ def test_a_decoder_that_leaves_the_recording_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.forced._force", forget)
     with pytest.raises(RuntimeError, match="left the recording"):
         speed.main([*write_inputs(tmp_path), *ARGUMENTS, COSTS])
-
-
-def test_lossless_counts_identical_answers(tmp_path, capsys):
-    out = tmp_path / "same.json"
-    arguments = [*write_inputs(tmp_path, 2), *ARGUMENTS, "--dtypes=float64", f"--out={out}"]
-    lossless.main([*arguments, "--contender=ours_paper"])
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["float64"]
-    assert (figures["answers"], figures["identical"], figures["differences"]) == (2, 2, [])
-    assert json.loads(out.read_text())["dtypes"]["float64"] == figures
-
-
-def test_a_first_difference_has_its_gap():
-    target = make_target()
-    job = _job(target)
-    wanted = make_contender("generate", target).run(job).token_ids
-    other = (*wanted[:3], (wanted[3] + 1) % 97, *wanted[4:])
-    difference = lossless.first_difference(target, job, other, wanted)
-    assert (difference["place"], difference["wanted"]) == (3, wanted[3])
-    assert difference["gap"] >= difference["top_2_gap"] > 0
-    assert lossless.first_difference(target, job, wanted[:2], wanted)["gap"] is None
-
-
-def _job(target):
-    return make_job(eos_ids=frozenset(), max_new_tokens=6)
 
 
 def test_rows_cost_grows_a_table(tmp_path, capsys):
