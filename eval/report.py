@@ -28,6 +28,7 @@ from eval.papers.llma_layout import (
     llma_sweep_table,
     llma_tables_table,
 )
+from eval.papers.lookahead_tables import branches_table, memory_states_table, sweep_table
 from eval.quality_tables import quality_sweep_table, quality_table
 from eval.rag_table import rag_speedup_table
 from eval.script import new_parser, note
@@ -85,6 +86,9 @@ TABLES = {
     "llma_dialogue": llma_dialogue_table,
     "quality": quality_table,
     "quality_sweep": quality_sweep_table,
+    "lookahead_sweep": sweep_table,
+    "lookahead_branches": branches_table,
+    "lookahead_memory": memory_states_table,
 }
 # Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
 TITLES = {
@@ -111,6 +115,9 @@ TITLES = {
     "llma_dialogue": "LLMA over several turns: {timed}",
     "quality": "what is found: dense, full-text and fused search",
     "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
+    "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
+    "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
+    "lookahead_memory": "Lookahead's trie, cold and warm",
 }
 
 

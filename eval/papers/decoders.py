@@ -51,8 +51,12 @@ class Decoder:
 
     def timed(self, target: Target) -> Ours:
         """Make it anew over a model."""
-        budget = None if self.chooses else self.budget
-        return Ours(self.name, target, self.make, token_budget=budget, apart=self.apart)
+        if self.chooses:
+            return Ours(self.name, target, self.make, apart=self.apart)
+        wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_GUESSES else {}
+        return Ours(
+            self.name, target, self.make, token_budget=self.budget, apart=self.apart, **wider
+        )
 
 
 def llma(n: int = 1, k: int = 20, name: str = "llma") -> Decoder:
@@ -91,7 +95,8 @@ class Bench:
         """
         if self.target is None:
             return {}
-        fitting = [one for one in recordings if self._fits(one)]
+        most = max(decoder.budget for decoder in decoders)
+        fitting = [one for one in recordings if self._fits(one, most)]
         if len(fitting) < len(recordings):
             note(f"{name}: {len(recordings) - len(fitting)} are longer than the model reads")
         jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
@@ -104,9 +109,9 @@ class Bench:
         rows = [row for row in self.ledger.measurements if row["example"] in ids]
         return {label: _timed(figures) for label, figures in summarize(rows).items()}
 
-    def _fits(self, recorded: Recorded) -> bool:
+    def _fits(self, recorded: Recorded, guesses: int) -> bool:
         limit = self.target and self.target.ours.max_positions
-        size = len(recorded.prompt_ids) + len(recorded.answer_ids) + TREE_GUESSES
+        size = len(recorded.prompt_ids) + len(recorded.answer_ids) + max(guesses, TREE_GUESSES)
         return limit is None or size <= limit
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.examples import DATA_VARIABLE, TASKS, in_data, read_rows
 from eval.machine import current_commit
-from eval.recordings import add_set_options, lay_out, set_tokenizer
+from eval.recordings import add_set_options, lay_out
 from eval.script import note
 from eval.targets import (
     add_dtype_option,
@@ -87,9 +87,8 @@ def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
         note(f"loading {options.model}")
         target = chosen_target(options, options.dtype)
         return target, target.tokenizer.tokenizer
-    if options.tokenizer is None and not has_data(options):
-        return None, load_tokenizer("reader").tokenizer
-    return None, set_tokenizer(options.tokenizer or "llama2", options.data)
+    name = options.tokenizer or ("llama2" if has_data(options) else "reader")
+    return None, load_tokenizer(name, options.data).tokenizer
 
 
 def describe_paper_run(options: argparse.Namespace) -> dict[str, Any]:

@@ -31,10 +31,11 @@ ROW = 0.3  # inches
 
 
 def sets_of(document: Mapping[str, Any]) -> dict[str, Points]:
-    """The points of a sweep's grid, by set."""
+    """The points of a sweep's grid, by set; of drafters with and without memory those without."""
     sets: dict[str, list[Mapping[str, Any]]] = {}
     for point in document["grid"]:
-        sets.setdefault(str(point.get("set", "")), []).append(point)
+        if point.get("memory", "cold") == "cold":
+            sets.setdefault(str(point.get("set", "")), []).append(point)
     return sets
 
 
