@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODELS = "random:llama-135m,random:qwen2.5-0.5b"
 TASKS = "llma,clapnq,mtrag,pubmedqa,scitldr,gsm8k,humaneval"
-SHIPPED = "demo"
+SHIPPED = "handbook"
 CONTENDERS = (
     *("generate", "generate_static", "generate_lookup"),
     *("ours_plain", "ours_paper", "ours_tree", "ours_full", "ours_warm"),

@@ -52,7 +52,7 @@ def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
     assert {step.module for step in made} == {"eval.speed"}
     assert len(made) == 2
     for step in made:
-        assert "--task=demo" in step.arguments
+        assert "--task=handbook" in step.arguments
         assert "--tokenizer=reader" in step.arguments
         (names,) = [one for one in step.arguments if one.startswith("--contenders=")]
         assert "generate_static" not in names

@@ -1,0 +1,103 @@
+"""Full: every result of the report anew, one after the other, by one command. Takes hours.
+
+    python -m eval.full --data DATA && python -m eval.report
+    python -m eval.full --data DATA --out FOLDER --only matrix,llma  # names begin so
+
+Each result is a file and a process of its own: a run that was stopped goes on where it was, what
+fails is told at the end and loses no other, and what is there already is not made again, so that
+the project's own results stand until their files are deleted or another ``--out`` is given. Leave
+the machine alone meanwhile. On a GPU the same is done by ``python -m eval.gpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval import matrix
+from eval.examples import MissingDataError, in_data
+from eval.steps import HOURS, ROOT, Step, note, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SMALL = "--model=random:llama-135m"
+BFLOAT16 = "--dtype=bfloat16"
+# The result's name, its module and what is asked of it.
+WITHOUT_DATA = (
+    ("reader-demo", "speed", ("--model=reader", "--task=demo")),
+    ("reader-generation", "generation", ("--model=reader",)),
+    ("reader-lossless", "lossless", ("--dtypes=float64,float32,bfloat16",)),
+    ("reader-memory", "memory", ("--model=reader",)),
+    ("frameworks-reader", "frameworks", ("--model=reader", "--task=demo")),
+    ("rag-speedup-reader", "rag_speedup", ("--model=reader",)),
+    ("quality", "quality", ()),
+    ("registry", "registry", ()),
+)
+WITH_DATA = (
+    ("replay", "replay", ()),
+    ("ablation", "ablation", ()),
+    ("reliability", "reliability", ()),
+    ("drafting", "drafting", ("--tree",)),
+    ("llma-count", "papers.llma_count", ()),
+    ("llma-tables", "papers.llma_tables", ()),
+    ("llma-sweep", "papers.llma_sweep", ()),
+    ("llma-dialogue", "papers.llma_dialogue", ()),
+    ("lookahead-sweep", "papers.lookahead_sweep", ()),
+    ("lookahead-branches", "papers.lookahead_branches", ()),
+    ("lookahead-memory", "papers.lookahead_memory", ()),
+    ("llma-tables-llama-135m", "papers.llma_tables", (SMALL, BFLOAT16, "--limit=10")),
+    ("llma-sweep-llama-135m", "papers.llma_sweep", (SMALL, BFLOAT16, "--limit=6")),
+    ("lookahead-sweep-llama-135m", "papers.lookahead_sweep", (SMALL, BFLOAT16, "--limit=6")),
+    ("quality-sweep", "quality", ("--sweep",)),
+    ("rag-speedup-llama-135m", "rag_speedup", (SMALL, BFLOAT16, "--limit=10")),
+    ("frameworks-llama-135m", "frameworks", (SMALL, "--task=llma", "--limit=6", "--rounds=2")),
+    ("peak-memory-llama-135m", "peak_memory", (SMALL, BFLOAT16, "--task=llma")),
+    ("llama-135m-batch", "batch", (SMALL, BFLOAT16, "--task=llma", "--groups=2")),
+    ("llama-135m-roofline", "roofline", (SMALL, BFLOAT16)),
+    ("never-slower", "never_slower", (SMALL, "--limit=40")),
+    ("reader-exactness-float32", "exactness", ("--task=xquad", "--limit=200")),
+    ("reader-exactness-bfloat16", "exactness", ("--task=xquad", "--limit=200", BFLOAT16)),
+)
+OUT_NAMES = {"replay": "--json"}
+OWN_TEXTS = ("registry",)  # what it calls data are documents
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    options.out = options.out.resolve()
+    options.data = options.data and options.data.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = tuple(options.only.split(",")) if options.only else ("",)
+    run_all((one for one in steps(options) if one.out.stem.startswith(wanted)), "eval.full")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m eval.full", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--out", type=Path, default=ROOT / "eval" / "results", help="folder of the results")
+    add("--only", help="comma-separated beginnings of results' names")
+    return parser.parse_args(arguments)
+
+
+def steps(options: argparse.Namespace) -> Iterator[Step]:
+    """The matrix, then all else; without a data folder what can do without."""
+    shared = [f"--data={options.data}"] * (options.data is not None)
+    yield from matrix.steps(matrix.parse([f"--out={options.out}", *shared]))
+    lists = [WITHOUT_DATA, WITH_DATA]
+    try:
+        in_data("rag", options.data)
+    except MissingDataError as error:
+        note(f"{error}: what needs it is left out")
+        lists.remove(WITH_DATA)
+    for name, module, asked in (one for each in lists for one in each):
+        out = options.out / f"{name}.json"
+        where = f"{OUT_NAMES.get(module, '--out')}={out}"
+        data = () if module in OWN_TEXTS else shared
+        yield Step(f"eval.{module}", (*asked, *data, where), out, 6 * HOURS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Quick: is all of it so? Every table of the papers by replay, a small model timed, and the report.
+
+    python -m eval.quick --data DATA
+    python -m eval.quick                      # without data: what ships under eval/tasks
+
+Takes less than ten minutes on two cores. Steps are counted on the first rows of every set; seconds
+are those of the 135M shape on three rows. Results go to ``--out`` and are not mixed with those that
+the project keeps; what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval import matrix
+from eval.examples import DATA_VARIABLE
+from eval.steps import ROOT, Step, note, run_all, run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OUT = ROOT / ".cache" / "eval" / "quick"
+REPLAYED = {  # rows of each set: as many as the minutes allow
+    "llma_count": (),
+    "llma_tables": ("--limit=40",),
+    "llma_sweep": ("--limit=20",),
+    "llma_dialogue": ("--limit=60",),
+    "lookahead_sweep": ("--rows=15",),
+    "lookahead_branches": ("--rows=15",),
+    "lookahead_memory": ("--rows=15",),
+}
+TIMED = ("--models=random:llama-135m", "--limit=3", "--max-new-tokens=64")
+_MINUTES = 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    options.out = options.out.resolve()
+    options.data = options.data and options.data.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        run_all(steps(options), "eval.quick")
+    finally:
+        made = [f"--results={options.out}", f"--out={options.out / 'report'}"]
+        run_module("eval.report", made, 5 * _MINUTES)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.quick", description=__doc__.split("\n")[0]
+    )
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--out", type=Path, default=OUT, help="folder of the results (default: %(default)s)")
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    return parser.parse_args(arguments)
+
+
+def steps(options: argparse.Namespace) -> Iterator[Step]:
+    """The papers' experiments, replayed; then one set, timed."""
+    data = [f"--data={options.data}"] * (options.data is not None)
+    for name, asked in REPLAYED.items():
+        out = options.out / f"{name.replace('_', '-')}.json"
+        yield Step(f"eval.papers.{name}", (*asked, *data, f"--out={out}"), out, 10 * _MINUTES)
+    if options.data is None and DATA_VARIABLE not in os.environ:
+        note("no data folder: what is timed are the answers that ship")
+        tasks = []
+    else:
+        tasks = ["--tasks=llma"]
+    threads = [f"--threads={options.threads}"] * (options.threads is not None)
+    asked = (f"--out={options.out}", *data, *TIMED, *tasks, *threads)
+    yield from matrix.steps(matrix.parse(asked))
+
+
+if __name__ == "__main__":
+    main()

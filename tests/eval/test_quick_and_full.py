@@ -1,0 +1,67 @@
+"""The two commands that make all results: whether every step could start, and what they leave."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+
+from eval import full, quick, steps
+
+
+def parsed(step):
+    """Have the step's own module read its arguments, as its process would."""
+    return importlib.import_module(step.module).parse(list(step.arguments))
+
+
+@pytest.mark.parametrize("driver", [quick, full])
+@pytest.mark.parametrize("with_data", [True, False])
+def test_every_step_is_a_command_that_there_is(driver, with_data, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    (tmp_path / "data" / "rag").mkdir(parents=True)
+    asked = [f"--out={tmp_path}", *[f"--data={tmp_path / 'data'}"] * with_data]
+    made = list(driver.steps(driver.parse(asked)))
+    assert len({step.out for step in made}) == len(made) > 5
+    for step in made:
+        options = parsed(step)
+        assert (options.json if step.module == "eval.replay" else options.out) == step.out
+        assert step.out.parent == tmp_path
+        if "registry" not in step.module:
+            assert options.data == (tmp_path / "data" if with_data else None)
+
+
+def test_without_data_the_full_run_says_what_it_leaves_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    names = {step.out.stem for step in full.steps(full.parse([f"--out={tmp_path}"]))}
+    assert "reader-demo" in names
+    assert not names & {name for name, _, _ in full.WITH_DATA}
+    assert "left out" in capsys.readouterr().err
+
+
+def test_only_what_is_named_is_made(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(steps, "run_module", lambda *_given: made.append(_given) or 1)
+    with pytest.raises(SystemExit, match=r"no quality\.json, reader-demo"):
+        full.main([f"--out={tmp_path}", "--only=reader-demo,quality"])
+    assert [module for module, *_ in made] == ["eval.quality", "eval.speed"]
+
+
+def test_a_report_is_written_even_where_a_step_failed(tmp_path, monkeypatch):
+    reported = []
+
+    def run_module(module, arguments, _seconds):
+        (out,) = [one.partition("=")[2] for one in arguments if one.startswith("--out=")]
+        if module == "eval.papers.llma_sweep":
+            return 1
+        with open(out, "w") as file:
+            json.dump({}, file)
+        return 0
+
+    monkeypatch.setattr(steps, "run_module", run_module)
+    monkeypatch.setattr(quick, "run_module", lambda *given: reported.append(given) or 0)
+    with pytest.raises(SystemExit, match=r"no llma-sweep\.json: run the same command again"):
+        quick.main([f"--out={tmp_path}"])
+    ((module, arguments, _),) = reported
+    assert module == "eval.report"
+    assert f"--results={tmp_path}" in arguments
