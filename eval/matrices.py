@@ -25,8 +25,8 @@ COLUMNS = {
     STATIC: "HF compiled greedy",
     LOOKUP: "HF prompt lookup",
     "ours_plain": "ours plain",
-    "ours_llma": "ours LLMA",
-    "ours_trie": "ours trie",
+    "ours_paper": "ours LLMA",
+    "ours_tree": "ours trie",
     "ours_full": "ours full, memory cold",
     "ours_warm": "ours full, memory warm",
 }

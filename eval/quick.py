@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run_all(steps(options), "eval.quick")
     finally:
-        made = [f"--results={options.out}", f"--out={options.out / 'report'}"]
+        made = [f"--results={options.out}"]
         run_module("eval.report", made, 5 * _MINUTES)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-SHOWN = ("generate_lookup", "ours_llma", "ours_trie", "ours_full")
+SHOWN = ("generate_lookup", "ours_paper", "ours_tree", "ours_full")
 LONGEST = 12  # longer ones share the last bar
 
 

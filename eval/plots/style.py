@@ -64,8 +64,8 @@ LOOKS = {
     "generate_static": Look(GREY, "///"),
     "generate_lookup": Look(ORANGE, "\\\\\\"),
     "ours_plain": Look(SKY),
-    "ours_llma": Look(GREEN, "|||"),
-    "ours_trie": Look(BLUE),
+    "ours_paper": Look(GREEN, "|||"),
+    "ours_tree": Look(BLUE),
     "ours_full": Look(VERMILLION, "xxx"),
     "ours_warm": Look(PURPLE, "---"),
 }
