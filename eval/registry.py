@@ -216,12 +216,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the result as the last line."""
+    print(json.dumps(measured("registry", measure, parse(arguments))))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = new_parser("registry", __doc__)
     parser.add_argument("--texts", type=int, nargs="+", default=[1_000, 20_000])
     parser.add_argument("--prompts", type=int, default=50, help="of each kind and size")
     parser.add_argument("--data", type=Path, help="a folder of documents to cut real texts from")
     parser.add_argument("--out", type=Path, help="write the result there too")
-    print(json.dumps(measured("registry", measure, parser.parse_args(arguments))))
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
