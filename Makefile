@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test oldest wheels lint types check gpu eval reader clean
+.PHONY: demo test oldest wheels lint types check gpu eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -41,8 +41,12 @@ gpu:  ## every CUDA-marked test, in the environment at hand; needs neither faiss
 	$(PYTHON) -m pytest -q -m cuda -p no:cacheprovider \
 		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py tests/engine/test_triton_attention.py
 
-eval: $(VENV)/.dev  ## speed of the bundled reader on this machine
-	$(BIN)/python -m eval.speed --task demo --model reader
+# With DATA=FOLDER (or the variable RAGACCEL_DATA) on its recorded answers, else on those that ship.
+eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, three rows timed, the report
+	$(BIN)/python -m eval.quick $(DATA:%=--data %)
+
+eval: $(VENV)/.dev  ## hours: every result and the report; resumes
+	$(BIN)/python -m eval.full $(DATA:%=--data %)
 
 reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
 	$(BIN)/python -m ragaccel.train.reader --out .cache/reader

@@ -1,12 +1,13 @@
 """Full: every result of the report anew, one after the other, by one command. Takes hours.
 
-    python -m eval.full --data DATA && python -m eval.report
-    python -m eval.full --data DATA --out FOLDER --only matrix,llma  # names begin so
+    python -m eval.full --data DATA
+    python -m eval.full --data DATA --only matrix,llma        # whose names begin so
+    python -m eval.full --data DATA --out eval/results        # those that the project keeps
 
 Each result is a file and a process of its own: a run that was stopped goes on where it was, what
-fails is told at the end and loses no other, and what is there already is not made again, so that
-the project's own results stand until their files are deleted or another ``--out`` is given. Leave
-the machine alone meanwhile. On a GPU the same is done by ``python -m eval.gpu``.
+fails is told at the end and loses no other, and what is there already is not made again: delete a
+file to have it measured anew. The report is written last. Leave the machine alone meanwhile. On a
+GPU the same is done by ``python -m eval.gpu``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from eval import matrix
 from eval.examples import MissingDataError, in_data
-from eval.steps import HOURS, ROOT, Step, note, run_all
+from eval.steps import CACHE, HOURS, Step, note, run_and_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+OUT = CACHE / "full"
 SMALL = "--model=random:llama-135m"
 BFLOAT16 = "--dtype=bfloat16"
 # The result's name, its module and what is asked of it.
@@ -70,14 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.data = options.data and options.data.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = tuple(options.only.split(",")) if options.only else ("",)
-    run_all((one for one in steps(options) if one.out.stem.startswith(wanted)), "eval.full")
+    made = (one for one in steps(options) if one.out.stem.startswith(wanted))
+    run_and_report(made, "eval.full", options.out)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m eval.full", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--out", type=Path, default=ROOT / "eval" / "results", help="folder of the results")
+    add("--out", type=Path, default=OUT, help="folder of the results (default: %(default)s)")
     add("--only", help="comma-separated beginnings of results' names")
     return parser.parse_args(arguments)
 

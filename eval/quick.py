@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from eval import matrix
 from eval.examples import DATA_VARIABLE
-from eval.steps import ROOT, Step, note, run_all, run_module
+from eval.steps import CACHE, Step, note, run_and_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-OUT = ROOT / ".cache" / "eval" / "quick"
+OUT = CACHE / "quick"
 REPLAYED = {  # rows of each set: as many as the minutes allow
     "llma_count": (),
     "llma_tables": ("--limit=40",),
@@ -41,11 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out = options.out.resolve()
     options.data = options.data and options.data.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        run_all(steps(options), "eval.quick")
-    finally:
-        made = [f"--results={options.out}"]
-        run_module("eval.report", made, 5 * _MINUTES)
+    run_and_report(steps(options), "eval.quick", options.out)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

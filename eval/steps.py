@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".cache" / "eval"
 HOURS = 3600.0
 _TAIL = 400  # characters of an error that are told
 
@@ -38,6 +39,14 @@ def run_all(steps: Iterable[Step], title: str) -> None:
     failed = [step.out.name for step in steps if not done(step)]
     if failed:
         sys.exit(f"{title}: no {', '.join(failed)}: run the same command again to try these only")
+
+
+def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
+    """Make every result, and the report of those there are, whatever failed."""
+    try:
+        run_all(steps, title)
+    finally:
+        run_module("eval.report", [f"--results={out}"], HOURS)
 
 
 def done(step: Step) -> bool:
