@@ -181,16 +181,8 @@ def index_folder_of(options: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def main() -> None:
-    parser = new_parser("quality", __doc__ or "")
-    parser.add_argument("--data", type=Path, help=f"the data folder (or {DATA_VARIABLE})")
-    parser.add_argument("--sets", help="comma-separated; all of which there is data if not given")
-    parser.add_argument("--limit", type=int, help="ask only the first questions of a set")
-    parser.add_argument("--sweep", action="store_true", help="which settings are best, instead")
-    parser.add_argument("--indexes", type=Path, help="keep the indexes in this folder")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path, help="write the document there; rows beside it")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     if options.sweep:
         from eval.quality_sweep import sweep  # which asks for what is above
 
@@ -198,6 +190,19 @@ def main() -> None:
     else:
         document = measured("quality", measure, options)
     print(json.dumps(document))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("quality", __doc__ or "")
+    add = parser.add_argument
+    add("--data", type=Path, help=f"the data folder (or {DATA_VARIABLE})")
+    add("--sets", help="comma-separated; all of which there is data if not given")
+    add("--limit", type=int, help="ask only the first questions of a set")
+    add("--sweep", action="store_true", help="which settings are best, instead")
+    add("--indexes", type=Path, help="keep the indexes in this folder")
+    add("--threads", type=int)
+    add("--out", type=Path, help="write the document there; rows beside it")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

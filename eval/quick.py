@@ -28,9 +28,9 @@ REPLAYED = {  # rows of each set: as many as the minutes allow
     "llma_tables": ("--limit=40",),
     "llma_sweep": ("--limit=20",),
     "llma_dialogue": ("--limit=60",),
-    "lookahead_sweep": ("--rows=15",),
-    "lookahead_branches": ("--rows=15",),
-    "lookahead_memory": ("--rows=15",),
+    "lookahead_sweep": ("--limit=15",),
+    "lookahead_branches": ("--limit=15",),
+    "lookahead_memory": ("--limit=15",),
 }
 TIMED = ("--models=random:llama-135m", "--limit=3", "--max-new-tokens=64")
 _MINUTES = 60.0
