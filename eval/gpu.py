@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eval import matrix
 from eval.steps import Step, run_all
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Step]:
-    """What is measured, model by model: passes, decoding, batches, exactness; then memory."""
+    """What is measured, model by model: passes, decoding, batches, exactness; the matrix; memory."""
     for model in options.models.split(","):
         yield from model_steps(model, options)
+    yield from matrix.steps(matrix.parse(matrix_arguments(options)))
     asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
     last = options.models.split(",")[-1]  # the smallest
     yield step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
@@ -69,6 +71,17 @@ def model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
     sizes = ("--sizes=2", "--groups=1") if quick else ("--sizes=2,4,8,16",)
     yield step("batch", model, options, (*task, *sizes, *few, *compiled))
     yield step("exactness", model, options, (*task, *limit[:1], *few))
+
+
+def matrix_arguments(options: argparse.Namespace) -> list[str]:
+    """The same models over all sets; to try it out, over the one that is named."""
+    few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8")
+    return [
+        *(f"--models={options.models}", f"--device={options.device}", f"--out={options.out}"),
+        *[f"--data={options.data}"] * (options.data is not None),
+        *[f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None),
+        *(few if options.quick else ()),
+    ]
 
 
 def step(

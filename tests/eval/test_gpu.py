@@ -51,9 +51,9 @@ def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, c
     arguments = [model, data, task, "--device=cpu", "--quick", f"--out={out}"]
     gpu.main(arguments)
     kinds = ["roofline", "speed", "batch", "exactness", "memory"]
-    assert in_process == [f"eval.{kind}" for kind in kinds]
+    assert in_process == [f"eval.{kind}" for kind in (*kinds[:-1], "speed", kinds[-1])]
     assert sorted(path.name for path in out.glob("*.json")) == sorted(
-        f"cpu-tiny-{kind}.json" for kind in kinds
+        ["matrix-tiny-task.json", *(f"cpu-tiny-{kind}.json" for kind in kinds)]
     )
     text = report.all_results(out)
     for title in ("memory's bandwidth", "several at a time", "identical answers", "goes on"):
@@ -61,8 +61,8 @@ def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, c
     assert "`model.generate`, static cache" in text
     assert "x static cache" in text
     gpu.main(arguments)
-    assert len(in_process) == len(kinds)
-    assert capsys.readouterr().err.count("there already: skipped") == len(kinds)
+    assert len(in_process) == len(kinds) + 1
+    assert capsys.readouterr().err.count("there already: skipped") == len(kinds) + 1
 
 
 def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
@@ -79,10 +79,13 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
         return 0
 
     monkeypatch.setattr(steps, "run_module", run_module)
-    with pytest.raises(SystemExit, match=r"no gpu-x-roofline\.json, gpu-x-speed\.json: run"):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    lost = r"no gpu-x-roofline\.json, gpu-x-speed\.json, matrix-gpu-x-handbook\.json: run"
+    with pytest.raises(SystemExit, match=lost):
         gpu.main(["--models=random:x", f"--out={tmp_path}"])
     assert calls == [
-        f"eval.{kind}" for kind in ("roofline", "speed", "speed", "batch", "exactness", "memory")
+        f"eval.{kind}"
+        for kind in ("roofline", "speed", "speed", "batch", "exactness", "speed", "memory")
     ]
     printed = capsys.readouterr().err
     assert "the device is lost" in printed
