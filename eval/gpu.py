@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Step]:
-    """What is measured, model by model: passes, decoding, batches, exactness; the matrix; memory."""
+    """What is measured, by model: passes, decoding, batches, exactness; matrix; memory."""
     for model in options.models.split(","):
         yield from model_steps(model, options)
     yield from matrix.steps(matrix.parse(matrix_arguments(options)))
