@@ -66,8 +66,9 @@ def exactness_table(document: dict[str, Any]) -> str:
 
 
 READER = (
-    "The bundled reader was trained to quote one sentence and name its passage, whatever it is "
-    "asked: on code and chat what it writes is of no use, and only the decoding is compared."
+    "The bundled reader quotes one sentence and names its passage, or says that the passages do "
+    "not tell, which takes nine tokens. On code, chats and most summaries that is all it says, so "
+    "these rows tell how short answers are decoded and nothing about longer ones."
 )
 
 
@@ -84,6 +85,10 @@ def generation_table(document: dict[str, Any]) -> str:
     told = [
         f"Greedy, at most {settings['max_new_tokens']} new tokens, prompts as {asked}. Every task "
         "begins with nothing learned; a second turn follows `generate`'s first answer."
+    ]
+    left_out = document.get("left_out", {})
+    told += [
+        f"Not asked, as they do not fit: {number} of {task}." for task, number in left_out.items()
     ]
     if settings["model"] == "reader":
         told.append(READER)

@@ -43,7 +43,7 @@ from eval.targets import (
 from eval.warm import capture_passes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from eval.contenders import Contender
     from eval.jobs import Job
@@ -91,8 +91,6 @@ class Panel:
             fitting = fitting_jobs(self.target, left, self.max_new_tokens)
             named = zip(fitting, under_task(name, fitting), strict=True)
             job_of = {job.job_id: one for job, one in named}
-            if len(fitting) < len(left):
-                note(f"{len(left) - len(fitting)} prompts of {name} do not fit the model's context")
             self._answer(list(job_of.values()))
             left = [example for example in left if example.example_id in job_of]
             for example in left:
@@ -168,16 +166,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     names = [name for name in options.contenders.split(",") if name != BASELINE]
-    settings = {
-        **describe_target(options),
-        "chat_template": target.tokenizer.has_chat_template,
-        "tasks": list(sets),
-        "examples": sum(map(len, sets.values())),
-        "repeats": options.repeats,
-        "max_new_tokens": options.max_new_tokens,
-        "contenders": [*names, BASELINE],
-        "commit": current_commit(),
-    }
+    settings = _settings(options, target, sets) | {"contenders": [*names, BASELINE]}
     panel = Panel(
         target,
         [make_contender(name, target) for name in settings["contenders"]],
@@ -187,17 +176,37 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.compile,
     )
     asked: list[Asked] = []
+    left_out = {}
     for task, examples in sets.items():
         note(f"task {task}")
-        asked += panel.ask(task, [_in_chat(target, example) for example in examples])
+        own = list(panel.ask(task, [_in_chat(target, example) for example in examples]))
+        fitting = sum(one.job.job_id.startswith(f"{task}/") for one in own)
+        if fitting < len(examples):
+            left_out[task] = len(examples) - fitting
+        asked += own
     resumed = [row["resumed"] for row in panel.ledger.rows if "resumed" in row]
     return result(
         "generation",
         settings,
         device=options.device,
         **({"resumed": resumed} if resumed else {}),
+        **({"left_out": left_out} if left_out else {}),
         groups=list(_groups(panel, asked, names)),
     )
+
+
+def _settings(
+    options: argparse.Namespace, target: Target, sets: Mapping[str, Sequence[Example]]
+) -> dict[str, Any]:
+    return {
+        **describe_target(options),
+        "chat_template": target.tokenizer.has_chat_template,
+        "tasks": list(sets),
+        "examples": sum(map(len, sets.values())),
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
 
 
 def load_sets(options: argparse.Namespace) -> dict[str, list[Example]]:

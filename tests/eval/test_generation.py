@@ -143,6 +143,15 @@ def test_a_stopped_run_goes_on_in_the_turn_where_it_was(arguments, monkeypatch, 
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_what_does_not_fit_is_told(arguments, tmp_path, capsys):
+    long = {"id": "long", "question": "Who?", "passages": [{"title": "", "text": "wick " * 2000}]}
+    with (tmp_path / "talk.jsonl").open("a") as file:
+        file.write(json.dumps(long) + "\n")
+    generation.main([*arguments, "--tasks=talk.jsonl", "--limit=3"])
+    assert "Not asked, as they do not fit: 1 of talk.jsonl." in capsys.readouterr().out
+    assert json.loads((tmp_path / "r" / "own.json").read_text())["left_out"] == {"talk.jsonl": 1}
+
+
 def test_answers_that_differ_are_told_with_their_gap(arguments, monkeypatch, capsys):
     run = Ours.run
 
