@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 OUT = CACHE / "full"
 SMALL = "--model=random:llama-135m"
 BFLOAT16 = "--dtype=bfloat16"
+ONE_SET = (SMALL, BFLOAT16, "--sets=llma_msmarco_davinci003", "--limit=8")
+SOME_POINTS = ("--n=1,2,3,5", "--k=2,5,10,20,30")
 # The result's name, its module and what is asked of it.
 WITHOUT_DATA = (
     ("reader-demo", "speed", ("--model=reader", "--task=demo")),
@@ -33,7 +35,7 @@ WITHOUT_DATA = (
     ("reader-lossless", "lossless", ("--dtypes=float64,float32,bfloat16",)),
     ("reader-memory", "memory", ("--model=reader",)),
     ("frameworks-reader", "frameworks", ("--model=reader", "--task=demo")),
-    ("rag-speedup-reader", "rag_speedup", ("--model=reader",)),
+    ("rag-speedup-reader", "rag_speedup", ("--model=reader", "--task=handbook")),
     ("quality", "quality", ()),
     ("registry", "registry", ()),
 )
@@ -49,11 +51,12 @@ WITH_DATA = (
     ("lookahead-sweep", "papers.lookahead_sweep", ()),
     ("lookahead-branches", "papers.lookahead_branches", ()),
     ("lookahead-memory", "papers.lookahead_memory", ()),
-    ("llma-tables-llama-135m", "papers.llma_tables", (SMALL, BFLOAT16, "--limit=10")),
-    ("llma-sweep-llama-135m", "papers.llma_sweep", (SMALL, BFLOAT16, "--limit=6")),
-    ("lookahead-sweep-llama-135m", "papers.lookahead_sweep", (SMALL, BFLOAT16, "--limit=6")),
+    ("llma-tables-llama-135m", "papers.llma_tables", (SMALL, BFLOAT16, "--limit=8")),
+    ("llma-sweep-llama-135m", "papers.llma_sweep", (SMALL, BFLOAT16, "--limit=8", *SOME_POINTS)),
+    ("lookahead-sweep-llama-135m", "papers.lookahead_sweep", (*ONE_SET, "--memory=cold")),
     ("quality-sweep", "quality", ("--sweep",)),
-    ("rag-speedup-llama-135m", "rag_speedup", (SMALL, BFLOAT16, "--limit=10")),
+    ("rag-speedup-reader-llma", "rag_speedup", ("--model=reader", "--task=llma", "--limit=40")),
+    ("rag-speedup-llama-135m", "rag_speedup", (SMALL, BFLOAT16, "--limit=20")),
     ("frameworks-llama-135m", "frameworks", (SMALL, "--task=llma", "--limit=6", "--rounds=2")),
     ("peak-memory-llama-135m", "peak_memory", (SMALL, BFLOAT16, "--task=llma")),
     ("llama-135m-batch", "batch", (SMALL, BFLOAT16, "--task=llma", "--groups=2")),

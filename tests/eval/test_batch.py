@@ -73,10 +73,12 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
         batch.main([*arguments, "--tokenizer=words"])
 
 
-def test_tokens_and_passes_are_those_that_were_timed():
+def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     target = make_target()
     group = [make_job(job_id="a"), make_job(SHORT, job_id="b", prompt_ids=(0, 5, 6, 23))]
     engine = Engine(target.ours, kept_prefixes=0)
+    # Else a busy machine may find guesses too dear, for one of the two ways alone.
+    monkeypatch.setattr(type(engine.costs.of("greedy")), "seconds", lambda _, rows: 1 + rows / 99)
     found = {name: run(name, target, engine, group) for name in CONTENDERS}
     both = len(ANSWER) + len(SHORT)
     assert [found[name].tokens for name in CONTENDERS] == [both, both, both, both - 2]
