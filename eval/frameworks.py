@@ -7,8 +7,9 @@ Each question is answered by ``LLM.generate`` with its prompt and passages in ha
 chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine (``Ragaccel``) with the
 same prompt, in turns. Retrieval costs nothing here: retrievers look up the example's passages. So
 what a chain takes longer is the framework, the hook, and finding the passages in the prompt. Each
-contender has an ``LLM`` of its own over the same weights, so that none meets a prefix that another
-left behind; the first round of each is not counted. The last line of stdout is one JSON document.
+contender has an ``LLM`` of its own over the same weights, and forgets its prompts' states before
+every round, so that none meets a prefix that another or a round before left behind; the first round
+of each is not counted. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "commit": current_commit(),
     }
     ledger = kept_beside(options.out, settings)
+    llms = {name: LLM(target.ours, target.tokenizer) for name in MAKERS}
     contenders = {
-        name: make(LLM(target.ours, target.tokenizer), examples, options.max_new_tokens)
-        for name, make in MAKERS.items()
+        name: make(llms[name], examples, options.max_new_tokens) for name, make in MAKERS.items()
     }
     done = {(row["example"], row["round"]) for row in ledger.rows}
     for number in range(options.rounds + 1):
+        for llm in llms.values():
+            llm.engine.pool.clear()  # it keeps whole prompts: of few questions, all
         for at, example in enumerate(examples):
             if (example.example_id, number) not in done:
                 rows = ask_all(contenders, example, number, at)

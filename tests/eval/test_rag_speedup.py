@@ -239,6 +239,29 @@ def test_frameworks_are_measured_with_the_same_chains(arguments, capsys):
     assert all(figures["same_text"] == 3 for figures in contenders.values())
 
 
+@pytest.mark.skipif(len(WAYS) < len(STREAMING), reason="both frameworks are needed")
+def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
+    kept, ask_all = [], frameworks.ask_all
+
+    def noted(contenders, example, number, at):
+        if at == 0:
+            kept.append([llm.engine.pool.num_idle for llm in llms])
+        return ask_all(contenders, example, number, at)
+
+    class Noted(frameworks.LLM):
+        def __init__(self, *given):
+            super().__init__(*given)
+            llms.append(self)
+
+    llms = []
+    monkeypatch.setattr(frameworks, "LLM", Noted)
+    monkeypatch.setattr(frameworks, "ask_all", noted)
+    asked = [argument for argument in arguments if not argument.startswith("--k=")]
+    frameworks.main([*asked, "--rounds=2", "--max-new-tokens=8"])
+    assert kept == [[0, 0, 0]] * 3
+    assert all(llm.engine.pool.num_idle == len(FACTS) for llm in llms)
+
+
 @pytest.mark.usefixtures("arguments")
 def test_a_recording_ends_with_an_end_token_unless_it_is_cut(tmp_path):
     target = load_target(f"random:{tmp_path / 'tiny.json'}", data=tmp_path / "data")
