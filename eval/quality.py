@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from eval.answer_quality import ANSWERED, answer_figures, answer_row
 from eval.examples import DATA_VARIABLE
 from eval.ledger import kept_beside
+from eval.machine import current_commit
 from eval.question_sets import SETS, load_set
 from eval.rankings import DEPTH, METRICS, ranks_of
 from eval.ratios import spread
@@ -129,6 +130,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "limit": options.limit,
         "depth": DEPTH,
         "embedder": embedder.fingerprint[:12],
+        "commit": current_commit(),  # what search finds is the code's
     }
     ledger = kept_beside(options.out, {"kind": "quality", **settings})
     done = {row["set"] for row in ledger.rows}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from eval import passage_sweep
 from eval.fusion_sweep import DEPTHS, FusionSweep, search_deeply
 from eval.ledger import kept_beside
+from eval.machine import current_commit
 from eval.passage_sweep import BUDGETS, LENGTHS, articles_corpus, cuts_swept, demo_corpus
 from eval.quality import index_folder_of, opened, remembering_embedder, sets_at_hand
 from eval.question_sets import SETS, load_set
@@ -41,6 +42,7 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
         "lengths": list(LENGTHS),
         "budgets": list(BUDGETS),
         "embedder": embedder.fingerprint[:12],
+        "commit": current_commit(),
     }
     ledger = kept_beside(options.out, {"kind": KIND, **settings})
     judging = [name for name in names if name != "demo"] or names

@@ -117,6 +117,10 @@ def test_a_run_writes_figures_and_goes_on_where_it_was_stopped(data, tmp_path, m
     assert again["sets"]["squad"]["passages"] == 99  # as it was read, not measured again
     assert again["sets"]["msmarco"] == document["sets"]["msmarco"]
 
+    monkeypatch.setattr(quality, "current_commit", lambda: "another")
+    with pytest.raises(SystemExit, match=r"made with other settings \(commit\)"):
+        run(monkeypatch, *arguments)
+
 
 def test_figures_are_of_the_ranks_and_gains_of_their_differences():
     asked = {
