@@ -1,7 +1,9 @@
-"""Demo: the 24 questions on the handbook under demos/, with the passages our retriever finds.
+"""Demo: the 24 questions on the handbook under demos/, with passages that our retriever found.
 
 The passages are kept in ``demo.jsonl`` beside this file, so that a run needs neither FAISS nor an
-embedder and asks the same of every machine. ``python -m eval.tasks.demo`` writes them anew.
+embedder and asks the same of every machine. They are those of the day they were written: since
+then fused search has come to rank by scores, and finds others for most questions, one or two in
+six. ``python -m eval.tasks.demo`` writes them anew; results from before do not compare with those.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Handbook: 24 tasks on the handbook under demos/, with answers of several sentences.
 
 Summaries, lists of steps, comparisons, quotations and three conversations of three turns, written
-by the project's authors; the passages are those that the library finds, earlier turns considered.
+by the project's authors; the passages are those that the library found when these were written,
+earlier turns considered, and the answers are written from them.
 ``handbook_answers.jsonl`` holds three answers each to six of them. Both files are kept, so that a
 run needs neither FAISS nor an embedder; ``python -m eval.tasks.handbook`` finds all passages anew.
 """
