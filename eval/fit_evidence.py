@@ -3,8 +3,9 @@
     python -m eval.fit_evidence --data DATA --out ragaccel/draft/evidence.json
 
 At each token of each answer all votes are gathered, as the drafter would have them, and the weights
-follow the gradient of the log-loss of the token that came. The sets are not those whose figures are
-reported: rows after the first 150 of some, and other files.
+follow the gradient of the log-loss of the token that came. The rows are ``recordings.FITTED``:
+those of other files than are reported, and rows after the first 150. What reports more than that
+(answers of other models as references, conversations turn by turn) says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eval.recordings import read_recorded, set_files, set_tokenizer
+from eval.recordings import FITTED, read_recorded, set_files, set_tokenizer
 from eval.script import new_parser, note
 from ragaccel.decode.context import Context
 from ragaccel.draft.corpus import (
@@ -44,12 +45,6 @@ if TYPE_CHECKING:
 
     from eval.recordings import Recorded
 
-# (file, rows to leave out: those are reported)
-SETS = (
-    ("sum_qmsum_valtest_goldspan", 0), ("mtrag_human_answers", 0), ("mtrag_un", 150),
-    ("pubmedqa_long", 150), ("sum_scitldr_dev", 150),
-)  # fmt: skip
-MOST_ROWS = 300  # of each file
 SAME, LENGTH, KIND, BEYOND = range(4)
 VOCABULARY = 32_000  # over which tokens never seen are alike
 
@@ -188,15 +183,14 @@ def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    names = [name for name, _ in SETS]
     try:
-        paths = set_files(names, options.data)
+        paths = set_files(list(FITTED), options.data)
     except FileNotFoundError as error:
         sys.exit(f"eval.fit_evidence: {error}")
     tokenizer = set_tokenizer("llama2", options.data)
     sets = {}
-    for path, (name, skip) in zip(paths, SETS, strict=True):
-        sets[name] = observe(read_recorded(path, tokenizer, skip + MOST_ROWS, skip))
+    for path, (name, rows) in zip(paths, FITTED.items(), strict=True):
+        sets[name] = observe(read_recorded(path, tokenizer, rows.stop, rows.start))
         note(f"{name}: {len(sets[name][0]):,} tokens")
     weights = fit(sets, options.steps)
     with torch.no_grad():

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 SETS = (
     "llma_msmarco_davinci003", "clapnq_dev", "mtrag_un", "pubmedqa_long", "sum_scitldr_dev",
 )  # fmt: skip
+FITTED = {
+    "sum_qmsum_valtest_goldspan": range(300),
+    "mtrag_human_answers": range(300),
+    "mtrag_un": range(150, 450),
+    "pubmedqa_long": range(150, 450),
+    "sum_scitldr_dev": range(150, 450),
+}
+"""The rows that what a match is worth to our trees was fitted to (``eval.fit_evidence``)."""
 MAX_PASSAGE, MAX_PROMPT, MAX_ANSWER = 768, 6_000, 512  # tokens
 _HEAD = "docs:\n"
 
@@ -29,6 +37,11 @@ class Recorded:
     references: tuple[Reference, ...]
     apart: tuple[Reference, ...]
     answer_ids: tuple[int, ...]
+
+
+def is_fitted_to(name: str, num_rows: int) -> bool:
+    """Whether our trees' weights were fitted to some of so many first rows of a set."""
+    return name in FITTED and num_rows > FITTED[name].start
 
 
 def add_set_options(parser: argparse.ArgumentParser) -> None:

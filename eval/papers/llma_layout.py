@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.markdown import ratio_cell, table
 from eval.papers.published import published_table
+from eval.recordings import is_fitted_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,5 +196,18 @@ def _timed_table(points: Sequence[Point]) -> str:
 
 
 def _published(document: Document) -> str:
-    told = "What the paper's tables and figures themselves say could not be found."
-    return f"{published_table(document['published'])}\n\n{told}"
+    told = "From the paper's abstract and repository; its tables and figures are not repeated here."
+    return "\n\n".join([published_table(document["published"]), told, *_fitted(document)])
+
+
+def _fitted(document: Document) -> list[str]:
+    """Say which sets our trees' weights were fitted to."""
+    trees = [point for point in document["grid"] if point.get("decoder") == "ours_trie"]
+    asked = [point["set"] for point in trees if is_fitted_to(point["set"], point["answers"])]
+    if not asked:
+        return []
+    return [
+        "What a match is worth to our trees was fitted to recorded answers, some of "
+        f"{', '.join(dict.fromkeys(asked))} among them, which may flatter them there. "
+        "LLMA has nothing to fit."
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.markdown import table
 from eval.papers.published import published_table
+from eval.recordings import is_fitted_to
 
 Entry = dict[str, Any]
 
@@ -27,8 +28,7 @@ DIFFERENCES = (
     "measured (with answers of the train set, or with all of the set but 1,000 samples) and "
     "settings tuned by grid search. Ours are tokens a verify pass of recorded answers, which other "
     "models or people gave, by our own trie drafter, which ranks guesses by their estimated chance "
-    "and not by frequency; no setting was tuned on these rows. Compare how figures change with a "
-    "setting, not figures."
+    "and not by frequency. Compare how figures change with a setting, not figures."
 )
 
 
@@ -176,4 +176,13 @@ def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: s
 
 def beside(document: Entry) -> list[str]:
     """What was published, and how it differs."""
-    return ["Published:", published_table(document["published"]), DIFFERENCES]
+    told = f"{DIFFERENCES} {weights(document)}"
+    return ["Published:", published_table(document["published"]), told]
+
+
+def weights(document: Entry) -> str:
+    """Say what our drafter's weights were fitted to. A memory is asked rows they were not."""
+    rows = {name: n if isinstance(n, int) else 1 for name, n in document["sets"].items()}
+    fitted = ", ".join(name for name, num in rows.items() if is_fitted_to(name, num))
+    but = f", but for some of {fitted}, which may flatter it there" if fitted else ""
+    return f"What a match is worth to it was fitted to other rows than these{but}."

@@ -1,9 +1,9 @@
 """Published figures: what the papers and their repositories report, each with one source.
 
-Where a paper's text and its repository differ, both stand here, each as its source has it. A figure
-that no source could be found for is not here: of LLMA's Tables 1 and 2 and of its Figures 4 and 5
-no stored copy could be read, so that its abstract and its repository stand in their place; nor of
-Lookahead's tables and figures.
+Where a paper's text and its repository differ, both stand here, each as its source has it. Only
+what could be read at its source is here: of LLMA and of Lookahead abstracts and repositories, not
+the tables and figures of the papers. Of Lookahead's repository these are some rows of many: each
+kind of model, set and processor once or twice, the greatest speed-ups among them.
 """
 
 from __future__ import annotations

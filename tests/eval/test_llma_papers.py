@@ -8,7 +8,7 @@ from tiny_llm import tiny_tokenizer
 
 from eval.examples import DATA_VARIABLE
 from eval.ledger import Ledger
-from eval.papers import llma_dialogue, llma_sweep, llma_tables
+from eval.papers import llma_dialogue, llma_layout, llma_sweep, llma_tables
 from eval.papers.decoders import NO_DRAFTS, TREES, Bench, llma
 from eval.papers.recorded_sets import answered_rows
 from eval.recordings import Recorded, lay_out
@@ -77,6 +77,17 @@ def test_tables_leave_the_answer_itself_out_and_replay_every_decoder(arguments, 
     known, unknown = found[2, "answers", "llma"], found[2, "passages", "llma"]
     assert known["passes"] < unknown["passes"] < known["tokens"]
     assert "ratio" not in plain
+
+
+def test_sets_that_our_trees_were_fitted_to_are_named():
+    def told(name, answers, decoder="ours_trie"):
+        point = {"set": name, "answers": answers, "decoder": decoder}
+        return llma_layout._published({"published": [], "grid": [point]})
+
+    assert "some of mtrag_human_answers among them" in told("mtrag_human_answers", 1)
+    assert "some of mtrag_un among them" in told("mtrag_un", 314)
+    assert "fitted" not in told("mtrag_un", 150) + told("mtrag_un", 314, "llma")
+    assert "fitted" not in told("llma_rag_original", 100)
 
 
 def test_cached_answers_stand_before_passages_and_the_prompt_holds_what_is_a_reference():

@@ -9,7 +9,7 @@ from eval import report
 from eval.papers import lookahead_memory
 from eval.papers.lookahead_grid import replay_rows, trie_point
 from eval.papers.lookahead_memory import Frozen, Parted, mixed, parted, states, warmed
-from eval.recordings import Recorded
+from eval.recordings import FITTED, Recorded
 from ragaccel.decode.request import Reference
 from ragaccel.memory.history import History
 
@@ -24,16 +24,24 @@ ROWS = [row(number, passage=number // 2) for number in range(20)]
 
 
 def test_who_warms_shares_no_passage_with_who_is_asked():
-    sets = parted(ROWS, 4)
+    sets = parted(ROWS, 4, 20)
     assert len(sets.asked) == 4
     assert len(sets.others) <= 14  # at least two shared theirs with one that is asked
     texts = {part.token_ids for one in sets.asked for part in one.apart}
     assert all(part.token_ids not in texts for one in sets.others for part in one.apart)
-    assert sets == parted(ROWS, 4)
+    assert sets == parted(ROWS, 4, 20)
     assert sets.asked != ROWS[:4]
-    assert len(parted(ROWS, 100).asked) == 10
+    assert len(parted(ROWS, 100, 20).asked) == 10
     other = Parted([], [ROWS[0], row(50)])
     assert mixed([other, Parted([], [row(60)])], [ROWS[1]]) == [row(60), row(50)]
+
+
+def test_rows_that_our_drafter_was_fitted_to_warm_and_are_not_asked():
+    sets = parted(ROWS, 10, 6)
+    assert sorted(one.prompt_ids for one in sets.asked) == [one.prompt_ids for one in ROWS[:6]]
+    assert len(sets.others) == 14
+    assert sets.others != ROWS[6:]
+    assert min(rows.start for rows in FITTED.values() if rows.start) == lookahead_memory.MAY_ASK
 
 
 def test_whole_requests_or_their_answers_are_remembered():

@@ -14,7 +14,7 @@ from eval.papers import lookahead_sweep
 from eval.papers.decoders import Bench
 from eval.papers.lookahead_grid import replay_rows, trie_point
 from eval.papers.lookahead_sweep import add_times, distinct, spread
-from eval.papers.lookahead_tables import gains
+from eval.papers.lookahead_tables import gains, weights
 from eval.plots.grids import sets_of
 from eval.recordings import Recorded
 from ragaccel.memory.history import History
@@ -71,6 +71,14 @@ def test_what_drafts_beyond_32_gain_is_a_mean_over_sets():
     ]
     assert "64 guesses give +5 % tokens a pass over 32 (+0 to +10 % by set)" in gains(entries, 8)
     assert gains(entries[::2], 8) == ""
+
+
+def test_sets_that_the_drafter_was_fitted_to_are_named():
+    assert weights({"sets": {"mtrag_un": 150, "clapnq_dev": 500}}).endswith("rows than these.")
+    assert "some of mtrag_un, which may" in weights({"sets": {"mtrag_un": 151, "clapnq_dev": 500}})
+    asked = {"asked": 50, "may_warm": 300}
+    told = weights({"sets": {"mtrag_un": asked, "mtrag_human_answers": asked}})
+    assert "but for some of mtrag_human_answers, which" in told
 
 
 def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, capsys, monkeypatch):
