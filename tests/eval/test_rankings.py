@@ -123,6 +123,12 @@ def test_settings_are_chosen_by_one_half_and_judged_by_the_other():
     assert lost["mean"] == pytest.approx([-0.3, -0.3, -0.3])
 
 
+def test_an_article_is_on_one_side_whatever_is_asked_about_it():
+    for article in ("Hob Reef", "Wether Holm", "Gannet Ledge"):
+        asked = [Question("?" * n, frozenset({f"p{n}"}), article) for n in range(9)]
+        assert len({question.is_held_out for question in asked}) == 1
+
+
 def test_a_small_set_counts_as_much_as_a_large_one():
     large, _ = halves(80)
     small = [Question("?", frozenset(), f"other {i}") for i in range(12)]
