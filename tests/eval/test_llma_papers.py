@@ -202,6 +202,8 @@ def test_turns_are_told_apart_and_earlier_ones_are_copied_from(arguments, tmp_pa
 def test_earlier_passages_are_those_of_the_same_conversation_that_are_not_shown_again():
     assert llma_dialogue.earlier_passages(ROWS[2], ROWS) == [BELL]
     assert llma_dialogue.earlier_passages(ROWS[1], ROWS) == []  # BELL is of the same turn
+    later = row("c<::>3/a", SAID, passages=("What nobody knew yet.",), history=(*ASKED, *ASKED))
+    assert llma_dialogue.earlier_passages(ROWS[2], [*ROWS, later]) == [BELL]
     assert llma_dialogue.kinds_of(ROWS[:2]) == ("passages", "answers")
     assert llma_dialogue.kinds_of(ROWS) == llma_dialogue.KINDS
     words = tiny_tokenizer()

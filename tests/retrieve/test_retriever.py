@@ -72,6 +72,19 @@ def test_fused_search_is_of_both_searches_scores(retriever):
     assert fused[0][1] == 1.0  # first in both
 
 
+def test_fused_search_looks_twice_as_deep_as_it_finds(retriever, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieve.retriever.CANDIDATES", 1)
+    question = "the boat Petrel and the wick of the lamp"
+    rankings = [
+        [(p.passage_id, p.score) for p in retriever.search(question, 4, mode=mode)]
+        for mode in ("dense", "text")
+    ]
+    found = [(p.passage_id, p.score) for p in retriever.search(question, 2)]
+    assert dict(found) == pytest.approx(dict(fuse(*rankings)[:2]))
+    shallow = fuse(*(ranking[:2] for ranking in rankings))[:2]
+    assert dict(found) != pytest.approx(dict(shallow))
+
+
 def test_k_and_mode_are_checked(retriever):
     assert len(retriever.search("lamp", 100)) == 4
     assert retriever.search("  ") == []
