@@ -60,6 +60,8 @@ def test_a_warmed_memory_helps_and_does_not_grow():
     assert warm["passes"] < cold["passes"] / 2
     assert unrelated["passes"] > 0.8 * cold["passes"]
     assert history.num_requests == 1
+    replay_rows([row(7)], point, grown := History())
+    assert {7, 75} <= {*grown.corpus().token_ids.tolist()}  # whole requests, as our library does
 
 
 def test_the_states_are_apart_and_sizes_that_lack_rows_are_left_out():
