@@ -230,6 +230,21 @@ def test_the_share_found_counts_a_questions_own_passages(tmp_path):
         assert share_found(collection, [*examples, *strangers], 3) == 3 / 6
 
 
+def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_text():
+    def row(name, example, said):
+        seconds = {"first_token_seconds": 1.0, "total_seconds": 2.0, "stages": {"rest": 2.0}}
+        place = {"contender": name, "example": example, "round": 0, "text_hash": said}
+        return {**place, **seconds, "tokens": 4, "passes": 2, "prompt_tokens": 9}
+
+    said = {"generate": "ab", "bare_plain": "ab", "bare": "ax", "bare_again": "xx"}
+    rows = [row(name, at, hashes[at]) for name, hashes in said.items() for at in (0, 1)]
+    figures = rag_speedup.compare(rows)
+    assert {name: found["same_text"] for name, found in figures.items()} == {
+        **{"generate": 2, "bare_plain": 2},
+        **{"bare": 1, "bare_again": 0},
+    }
+
+
 @pytest.mark.skipif(len(WAYS) < len(STREAMING), reason="both frameworks are needed")
 def test_frameworks_are_measured_with_the_same_chains(arguments, capsys):
     asked = [argument for argument in arguments if not argument.startswith("--k=")]
