@@ -220,12 +220,12 @@ def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Co
         ValueError: names the contenders there are; or nothing to be warm with.
     """
     if name == WARM:
-        if not any(job.answer_ids for job in warming):
+        if not warming:
             raise ValueError(
                 f"{WARM} remembers recorded answers of rows that are not measured: take a task "
                 "that has more of them than --limit"
             )
-        return Remembering(name, target, [job for job in warming if job.answer_ids])
+        return Remembering(name, target, warming)
     if name not in _MAKERS:
         raise ValueError(f"no contender {name!r}: take some of {', '.join([*_MAKERS, WARM])}")
     return _MAKERS[name](name, target)

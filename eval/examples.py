@@ -103,6 +103,22 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def telling_none_of(rows: Iterable[Example], measured: Sequence[Example]) -> list[Example]:
+    """Leave out of some rows those that would tell a measured one's answer to who remembers them.
+
+    Such are the measured rows themselves (a task may spread its few over the whole file), rows of
+    the same answer, and later turns of a conversation, whose history quotes the earlier answers.
+    """
+    ids = {one.example_id for one in measured}
+    answers = {one.answer for one in measured if one.answer}
+
+    def tells(row: Example) -> bool:
+        said = (row.answer, row.prompt, *(message["content"] for message in row.history))
+        return row.example_id in ids or any(answer in text for text in said for answer in answers)
+
+    return [row for row in rows if not tells(row)]
+
+
 def alternate(
     rows: Iterable[dict[str, Any]], kind: Callable[[dict[str, Any]], str], limit: int | None = None
 ) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from eval.contenders import DEFAULT, PLAIN, WARM, Ours, make_contender
-from eval.examples import load_task
+from eval.examples import load_task, telling_none_of
 from eval.forced import Forcing
 from eval.jobs import as_recorded, jobs_for
 from eval.ledger import Ledger, kept_beside
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eval.contenders import Contender
+    from eval.examples import Example
     from eval.jobs import Job
     from eval.runs import Run
     from eval.targets import Target
@@ -90,7 +91,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = describe_settings(options, forced, len(jobs))
     ledger = kept_beside(options.out, settings)
     names = options.contenders.split(",")
-    warming = warming_jobs(options, target) if WARM in names else []
+    warming = warming_jobs(options, target, examples) if WARM in names else []
     contenders = [make_contender(name, target, warming) for name in names]
     capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, contenders, options.cost_repeats)
@@ -109,12 +110,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def warming_jobs(options: argparse.Namespace, target: Target) -> list[Job]:
-    """Lay out rows of the task behind those that are measured, at most ``WARMING`` of them."""
+def warming_jobs(
+    options: argparse.Namespace, target: Target, measured: Sequence[Example]
+) -> list[Job]:
+    """Lay out rows of the task behind those that are measured, at most ``WARMING`` of them.
+
+    Those without an answer are left out, and those that tell a measured one's.
+    """
     if options.limit is None:
         return []
-    examples = load_task(options.task, options.limit + WARMING, options.data)[options.limit :]
-    return jobs_for(target, examples, options.max_new_tokens)
+    rows = load_task(options.task, options.limit + WARMING, options.data)[options.limit :]
+    jobs = jobs_for(target, telling_none_of(rows, measured), options.max_new_tokens)
+    return [job for job in jobs if job.answer_ids]
 
 
 def costs_if_asked(

@@ -8,7 +8,7 @@ from recorded import write_inputs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval import report
-from eval.examples import load_task, read_unified
+from eval.examples import Example, load_task, read_unified, telling_none_of
 from eval.jobs import make_jobs
 from eval.ledger import Ledger
 from eval.machine import _arguments
@@ -123,6 +123,19 @@ def test_own_files_are_tasks_whatever_separators_they_hold(tmp_path):
     assert [passage.text for passage in example.passages] == ["One\u2029two."]
     assert [turn["role"] for turn in example.history] == ["user", "assistant"]
     assert len(read_unified(path)) == 2
+
+
+def test_rows_that_tell_a_measured_answer_are_left_out():
+    history = ({"role": "assistant", "content": "As I said: At dusk. Then it burns."},)
+    measured = [Example("1", "When?", answer="At dusk."), Example("2", "Who?")]
+    rows = [
+        Example("2", "Who?", answer="Nobody."),
+        Example("3", "When is it?", answer="At dusk."),
+        Example("4", "And then?", answer="It burns.", history=history),
+        Example("5", prompt="Q: When? A: At dusk. Q: Why?", answer="It is dark."),
+        Example("6", "Why?", answer="It is dark."),
+    ]
+    assert [row.example_id for row in telling_none_of(rows, measured)] == ["6"]
 
 
 def test_the_task_that_ships_needs_no_data(monkeypatch):

@@ -4,7 +4,7 @@ import importlib
 import json
 
 import pytest
-from recorded import ANSWER, make_job, make_target, write_inputs
+from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
 from eval import matrix, speed, steps
 from eval.contenders import make_contender
@@ -28,6 +28,12 @@ def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
     model, data, task = write_inputs(tmp_path, 5)
     asked = [model.replace("--model", "--models"), data, task.replace("--task", "--tasks")]
     out = tmp_path / "r"
+    path = tmp_path / "task.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[2:]:  # a row that tells what is measured warms no memory
+        row["answer"] = "The lamp burns oil."
+    rows[4]["history"] = [{"role": "agent", "text": f"As I said: {SENTENCE}"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked += [f"--out={out}", "--limit=2", "--threads=1", "--max-new-tokens=12"]
     matrix.main(asked)
     (path,) = out.glob("*.json")
@@ -35,7 +41,7 @@ def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
     assert path.name == "matrix-tiny-task.json"
     assert list(document["contenders"]) == list(matrix.CONTENDERS)
     assert document["settings"]["forced"] is True
-    assert document["warmed_by"] == 3
+    assert document["warmed_by"] == 2
     for figures in document["contenders"].values():
         assert figures["identical_to_generate"] == 1.0
         assert sum(figures["acceptance_histogram"].values()) == figures["passes"]
