@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -16,12 +17,12 @@ class Ledger:
     ``kept_beside`` opens the one that belongs to a result file.
 
     Raises:
-        ValueError: the file holds rows made with other settings; names them.
+        ValueError: the file holds rows made with other settings, and names them; or is damaged.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._path = path
+        self._path, self._settings = path, settings
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +35,23 @@ class Ledger:
                 "delete it, or choose another --out"
             )
         self.rows = known[1:]
-        path.write_text("".join(_line(row) for row in (settings, *self.rows)), encoding="utf-8")
+        self._rewrite()
 
     @property
     def measurements(self) -> list[dict[str, Any]]:
         """The rows of contenders, without what a run notes beside them."""
         return [row for row in self.rows if "contender" in row]
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop all rows but those that are wanted."""
+        kept = [row for row in self.rows if wanted(row)]
+        if len(kept) < len(self.rows):
+            self.rows = kept
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        if self._path is not None:
+            write_whole(self._path, "".join(map(_line, (self._settings, *self.rows))))
 
     def add(self, *rows: dict[str, Any]) -> None:
         """Append rows, at once on disk; those that count only together, in one go."""
@@ -51,13 +63,23 @@ class Ledger:
 
 def kept_beside(out: Path | None, settings: dict[str, Any]) -> Ledger:
     """Open the ledger of a result file, or one in memory where no file is wanted."""
-    return Ledger(out and out.with_suffix(".rows.jsonl"), settings)
+    return Ledger(out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or, where that was cut short, as it was before."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """Read all lines; what stands behind the last line's end was cut short."""
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.split("\n") if line]
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in whole.split("\n") if line]
+    except ValueError as error:
+        raise ValueError(f"{path.name} is damaged ({error}): delete it") from error
 
 
 def _line(row: dict[str, Any]) -> str:

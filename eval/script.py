@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval.ledger import write_whole
 from eval.machine import current_commit, describe_machine, describe_run
 from ragaccel.errors import RagaccelError
 
@@ -38,7 +39,7 @@ def measured(
         sys.exit(f"eval.{kind}: {error}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_whole(options.out, json.dumps(document, indent=1) + "\n")
     return document
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -167,13 +168,15 @@ def run_rounds(
 ) -> None:
     """Run every contender on every job, the order rotated from job to job and round to round.
 
-    Groups of one job and round that the ledger holds are skipped: it holds whole ones only.
+    Groups of one job and round that the ledger holds are skipped; one that was cut short is dropped
+    and measured anew.
     What drafters learn is forgotten before every round: they would know its answers. A run that
     goes on within one notes the place in the ledger: what the former had taught them is lost.
     ``keep_answers`` puts the token ids into the rows, too; what ``costs`` returns stands with each
     group.
     """
     groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
+    drop_cut_short(ledger, contenders, jobs)
     done = {(row["round"], row["example"]) for row in ledger.measurements}
     left = [(turn, at, job) for turn, at, job in groups if (turn, job.job_id) not in done]
     if left and left[0][1] > 0:
@@ -203,6 +206,17 @@ def run_rounds(
             f"{name} {row['tokens'] / row['decode_seconds']:.1f}" for name, row in rows.items()
         )
         note(f"{number}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+
+
+def drop_cut_short(ledger: Ledger, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
+    """Drop what the ledger holds of a job and round where not all contenders have a row."""
+    names, ids = {contender.name for contender in contenders}, {job.job_id for job in jobs}
+    ran: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
+    for row in ledger.measurements:
+        if row["example"] in ids:
+            ran[row["round"], row["example"]].add(row["contender"])
+    cut = {group for group, had in ran.items() if not had >= names}
+    ledger.keep(lambda row: "contender" not in row or (row["round"], row["example"]) not in cut)
 
 
 def measured_row(

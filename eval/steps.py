@@ -5,6 +5,7 @@ What fails is told at the end and loses no other, and what is there already is n
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,12 +47,14 @@ def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
     try:
         run_all(steps, title)
     finally:
-        run_module("eval.report", [f"--results={out}"], HOURS)
+        failed = run_module("eval.report", [f"--results={out}"], HOURS)
+    if failed:
+        sys.exit(f"{title}: all results are there, but no report of them")
 
 
 def done(step: Step) -> bool:
     """Whether a result is there, now that it was made if it was not."""
-    if step.out.exists():
+    if is_whole(step.out):
         note(f"{step.out.name} is there already: skipped")
         return True
     note(f"{step.out.name}: python -m {step.module} {' '.join(step.arguments)}")
@@ -63,7 +66,16 @@ def done(step: Step) -> bool:
         note(f"{step.out.name}: failed, {code}")
         if step.fallback is not None and done(step.fallback):
             note(f"{step.fallback.out.name} stands in for {step.out.name}")
-    return step.out.exists()
+    return is_whole(step.out)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and holds JSON to its end."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def run_module(module: str, arguments: Sequence[str], seconds: float) -> int:

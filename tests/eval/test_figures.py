@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from eval import report
 from eval.examples import Example, load_task, read_unified, telling_none_of
 from eval.jobs import make_jobs
-from eval.ledger import Ledger
+from eval.ledger import Ledger, kept_beside
 from eval.machine import _arguments
 from eval.random_models import SHAPES, read_shape
 from eval.ratios import bootstrap_interval, paired_ratio
@@ -107,6 +108,32 @@ def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     with pytest.raises(ValueError, match=r"\(tokenizer, task\)"):
         Ledger(path, {"tokenizer": "a"})
     assert Ledger(None, {}).rows == []
+
+
+def test_a_ledger_is_never_without_its_rows_and_says_what_is_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "x.rows.jsonl"
+    Ledger(path, {"task": "a"}).add({"example": "1"}, {"example": "2"})
+    before = path.read_text()
+
+    def full(file, _text, **_how):
+        file.open("w").close()
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="no space"):
+            Ledger(path, {"task": "a"})
+    assert path.read_text() == before
+    path.write_text(before.replace('{"example": "1"}', '{"examp'))
+    with pytest.raises(ValueError, match=r"x\.rows\.jsonl is damaged .*delete it"):
+        Ledger(path, {"task": "a"})
+
+
+def test_rows_lie_beside_a_result_whatever_it_is_called(tmp_path):
+    for name in ("qwen2.5-a", "qwen2.5-b.json"):
+        kept_beside(tmp_path / name, {"name": name})
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"qwen2.5-a.rows.jsonl", "qwen2.5-b.rows.jsonl"}
 
 
 def test_own_files_are_tasks_whatever_separators_they_hold(tmp_path):

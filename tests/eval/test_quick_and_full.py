@@ -47,6 +47,23 @@ def test_only_what_is_named_is_made(tmp_path, monkeypatch):
     assert [module for module, *_ in made] == ["eval.speed", "eval.quality", "eval.report"]
 
 
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "run_module", lambda *_given: 1)
+    with pytest.raises(SystemExit, match="no report of them"):
+        steps.run_and_report([], "eval.quick", tmp_path)
+
+
+def test_what_was_cut_short_is_made_again(tmp_path, monkeypatch, capsys):
+    step = steps.Step("eval.quality", (), tmp_path / "quality.json")
+    monkeypatch.setattr(steps, "run_module", lambda *_given: step.out.write_text("{}") and 0)
+    step.out.write_text('{"kind": "qua')
+    assert steps.done(step)
+    assert step.out.read_text() == "{}"
+    assert "skipped" not in capsys.readouterr().err
+    assert steps.done(step)
+    assert "skipped" in capsys.readouterr().err
+
+
 def test_a_report_is_written_even_where_a_step_failed(tmp_path, monkeypatch):
     reported = []
 

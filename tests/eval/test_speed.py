@@ -66,6 +66,22 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
         speed.main([*arguments, "--repeats=2"])
 
 
+def test_a_group_that_was_cut_short_is_measured_anew(tmp_path, capsys):
+    some = ["--contenders=ours_plain,generate", f"--out={tmp_path / 'x.json'}"]
+    arguments = [*write_inputs(tmp_path), *ARGUMENTS, COSTS, *some]
+    speed.main(arguments)
+    path = tmp_path / "x.rows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))  # of the last example, the last contender
+    speed.main(arguments)
+    assert "1/1 round 1 example 2" in capsys.readouterr().err
+    document = json.loads((tmp_path / "x.json").read_text())
+    assert [one["runs"] for one in document["contenders"].values()] == [3, 3]
+    again = path.read_text().splitlines(keepends=True)
+    assert again[: len(lines) - 2] == lines[:-2]
+    assert len(again) == len(lines) + 1  # and that it was resumed
+
+
 def test_no_round_knows_the_answers_of_the_one_before(tmp_path):
     target, made = make_target(), []
 
