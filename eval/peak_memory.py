@@ -85,8 +85,11 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
     target = chosen_target(options, options.dtype, side)
     examples = load_task(options.task, options.limit, options.data)
     jobs = jobs_for(target, examples, options.max_new_tokens)
+    if target.is_random:
+        jobs = [as_recorded(job) for job in jobs if job.answer_ids]
+    if not jobs:
+        raise ValueError(f"task {options.task} has no recorded answers that {name} could follow")
     job = max(jobs, key=lambda one: len(one.prompt_ids))
-    job = as_recorded(job) if target.is_random else job
     contender = make_contender(name, target)
     # Compiles what is compiled, and has libraries load what they load at first use.
     run_once(contender, shortened(job, _SHORT), forced=target.is_random)

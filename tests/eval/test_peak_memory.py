@@ -32,6 +32,25 @@ def test_every_decoder_tells_what_it_held_and_is_not_measured_twice(tmp_path, ca
     assert "MB at most" not in printed.err
 
 
+@pytest.mark.usefixtures("in_process")
+def test_the_longest_example_is_one_that_has_an_answer(tmp_path, capsys):
+    asked = [*write_inputs(tmp_path, 2), "--threads=1", "--contenders=generate"]
+    task = tmp_path / "task.jsonl"
+    rows = [json.loads(line) for line in task.read_text().splitlines()]
+    rows[1]["question"] += " Who trims the wick?" * 9
+    del rows[1]["answer"]
+    task.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = []
+    for limit in (1, 2):
+        peak_memory.main([*asked, f"--limit={limit}"])
+        figures = json.loads(capsys.readouterr().out.splitlines()[-1])["generate"]
+        sizes.append(figures["prompt_tokens"])
+    assert sizes[0] == sizes[1]
+    task.write_text(json.dumps(rows[1]) + "\n")
+    with pytest.raises(SystemExit, match="no recorded answers that generate could follow"):
+        peak_memory.main(asked)
+
+
 def test_a_peak_is_seen_when_it_has_passed_and_then_forgotten():
     before = peak_memory.forget_peak()
     block = np.ones(64 << 20, dtype=np.uint8)  # touched, or it is not resident
