@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eval.captions import place_of
-from eval.contenders import BASELINE, STATIC
+from eval.contenders import BASELINE, LOOKUP, STATIC
 from eval.markdown import table
 from eval.tables import NAMES
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-LOOKUP = "generate_lookup"
 COLUMNS = {
     BASELINE: "HF greedy",
     STATIC: "HF compiled greedy",
@@ -30,7 +29,8 @@ COLUMNS = {
     "ours_full": "ours full, memory cold",
     "ours_warm": "ours full, memory warm",
 }
-PEERS = (BASELINE, STATIC, LOOKUP)
+PEERS = {BASELINE: "ratio_generate", STATIC: "ratio_static", LOOKUP: "ratio_lookup"}
+LEAST = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100
 DEFAULTS = ("ours_full", "ours_tree", "ours")  # what a user gets; the older results have no full
 
 
@@ -117,7 +117,8 @@ def verdict(contenders: Mapping[str, Mapping[str, Any]], default: str) -> str:
     """Say of a set which of transformers' decoders our default does not beat.
 
     Slower is who makes fewer tokens a second over all examples. Not clearly faster is who does
-    not, but whose interval of paired ratios reaches down to the other's median.
+    not, but whose interval of paired ratios over the other reaches down to 1. Of fewer than
+    ``LEAST`` examples that is said too.
     """
     ours = contenders.get(default)
     peers = [name for name in PEERS if name in contenders]
@@ -136,18 +137,19 @@ def verdict(contenders: Mapping[str, Mapping[str, Any]], default: str) -> str:
         for words, names in (("**slower than**", slower), ("not clearly faster than", unclear))
         if names
     ]
-    if said:
-        return "; ".join(said)
-    beaten = "all of HF's" if peers == list(PEERS) else ", ".join(map(name_of, peers))
-    return f"faster than {beaten}"
+    if not said:
+        beaten = "all of HF's" if peers == list(PEERS) else ", ".join(map(name_of, peers))
+        said = [f"faster than {beaten}"]
+    examples = ours.get("examples", LEAST)
+    return "; ".join([*said, *[f"too few examples to be sure: {examples}"] * (examples < LEAST)])
 
 
 def _clearly_faster(ours: Mapping[str, Any], name: str, other: Mapping[str, Any]) -> bool:
-    if name == STATIC:
-        return bool(ours["ratio_static_interval"][0] > 1.0)
-    if "ratio_generate_interval" not in ours:
-        return True
-    return bool(ours["ratio_generate_interval"][0] > other["ratio_generate"])
+    paired = ours.get(f"{PEERS[name]}_interval")
+    if paired is not None:
+        return bool(paired[0] > 1.0)
+    over = ours.get("ratio_generate_interval")  # older results have none over prompt lookup
+    return over is not None and bool(over[0] > other["ratio_generate"])
 
 
 def _speeds(matrix: Matrix) -> str:

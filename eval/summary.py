@@ -8,7 +8,7 @@ from statistics import fmean, harmonic_mean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from eval.contenders import BASELINE, COPYING, PLAIN, STATIC
+from eval.contenders import BASELINE, COPYING, LOOKUP, PLAIN, STATIC
 from eval.ratios import paired_ratio
 from eval.rows_cost import seconds_of
 
@@ -25,9 +25,10 @@ def summarize(
     """Summarize each contender, in order of first appearance.
 
     ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
-    ``ratio_generate``, ``ratio_copying`` and ``ratio_static`` are median paired speed-ups of
-    decoding over our plain decoding, over ``model.generate``, over one copied span and over
-    ``generate`` with a static cache; ``end_to_end`` holds the same with prefill included.
+    ``ratio_generate``, ``ratio_copying``, ``ratio_static`` and ``ratio_lookup`` are median paired
+    speed-ups of decoding over our plain decoding, over ``model.generate``, over one copied span,
+    over ``generate`` with a static cache and over its prompt lookup; ``end_to_end`` holds the same
+    with prefill included.
     ``acceptance_length`` is all tokens over all passes, ``acceptance_histogram`` how many passes
     gave how many tokens. Seconds are sums over all rows. Where ``costs`` are given, the seconds of
     a pass by its rows, ``efficiency`` is the median share that
@@ -62,6 +63,7 @@ def _speed(own: list[Row], speeds: Mapping[str, Speeds], name: str, *parts: str)
         ("ratio_generate", BASELINE),
         ("ratio_copying", COPYING),
         ("ratio_static", STATIC),
+        ("ratio_lookup", LOOKUP),
     ):
         if other in speeds:
             ratio = asdict(paired_ratio(speeds[name], speeds[other]))

@@ -67,7 +67,11 @@ def test_summaries_tell_decoding_from_the_whole():
         row("ours_plain", "b", 2.0),
         row("generate", "b", 4.0),
     ]
+    lookup = [row("generate_lookup", example, 2.5, prefill=2.0) for example in "ab"]
+    over = summarize([*rows, *lookup])["ours"]
+    assert (over["ratio_lookup"], over["end_to_end"]["ratio_lookup"]) == (2.5, 2.25)
     ours = summarize(rows)["ours"]
+    assert "ratio_lookup" not in ours
     assert (ours["tokens_per_second"], ours["ratio"], ours["ratio_generate"]) == (10.0, 2.0, 4.0)
     assert ours["end_to_end"]["tokens_per_second"] == 5.0
     assert ours["end_to_end"]["ratio"] == 1.5

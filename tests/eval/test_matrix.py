@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from itertools import count
 
 import pytest
 from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
@@ -91,6 +92,40 @@ def test_a_warm_memory_knows_other_rows_and_takes_fewer_passes():
         assert first.token_ids == ANSWER
         passes[name] = first.passes
     assert passes["ours_warm"] < passes["ours_full"] == passes["ours_tree"]
+
+
+def test_every_second_between_the_request_and_what_is_remembered_is_charged(monkeypatch):
+    target, job = make_target(), make_job()
+    runs = {}
+    for name in ("ours_plain", "ours_full"):
+        contender, clock = make_contender(name, target), count()
+        monkeypatch.setattr("eval.contenders.perf_counter", lambda clock=clock: next(clock))
+        opened = contender._engine.open
+
+        def late(request, opened=opened, clock=clock):
+            next(clock)
+            return opened(request)
+
+        contender._engine.open = late
+        with contender.following(job):
+            runs[name] = contender.run(job)
+    # Started, opened, prompt read, first token, last token; ended, remembered.
+    assert runs["ours_plain"].prefill_seconds == runs["ours_full"].prefill_seconds == 2
+    assert runs["ours_plain"].first_token_seconds == runs["ours_full"].first_token_seconds == 3
+    assert (runs["ours_plain"].decode_seconds, runs["ours_full"].decode_seconds) == (2, 3)
+    assert runs["ours_full"].stages["remember"] == 1
+
+
+def test_generate_is_charged_from_its_call_to_its_end(monkeypatch):
+    target, job, clock = make_target(), make_job(), count()
+    for module in ("stock", "passes"):
+        monkeypatch.setattr(f"eval.{module}.perf_counter", lambda: next(clock))
+    contender = make_contender("generate", target)
+    with contender.following(job):
+        run = contender.run(job)
+    ticks = 2 * len(ANSWER)  # before and after each pass
+    assert (run.prefill_seconds, run.decode_seconds) == (2, ticks - 2 + 1)
+    assert run.first_token_seconds == 2
 
 
 def test_a_memory_lasts_from_request_to_request_until_it_is_to_forget():

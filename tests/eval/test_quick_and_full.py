@@ -47,6 +47,14 @@ def test_only_what_is_named_is_made(tmp_path, monkeypatch):
     assert [module for module, *_ in made] == ["eval.speed", "eval.quality", "eval.report"]
 
 
+def test_the_quick_run_times_three_rows_of_the_smallest_shape(tmp_path):
+    timed = [
+        one for one in quick.steps(quick.parse([f"--out={tmp_path}"])) if one.module == "eval.speed"
+    ]
+    (asked,) = [one.arguments for one in timed]
+    assert {"--limit=3", "--model=random:llama-135m", "--max-new-tokens=64"} <= set(asked)
+
+
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "run_module", lambda *_given: 1)
     with pytest.raises(SystemExit, match="no report of them"):

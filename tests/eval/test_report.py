@@ -72,6 +72,15 @@ def test_a_set_that_is_not_won_says_so():
     assert verdict(
         {**contenders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5)}, "ours_full"
     ) == ("not clearly faster than HF prompt lookup")
+    paired = {"ratio_lookup": 1.1, "ratio_lookup_interval": [1.02, 1.2], "examples": 6}
+    close = {**contenders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5) | paired}
+    assert verdict(close, "ours_full") == "faster than all of HF's"
+    close["ours_full"]["ratio_lookup_interval"] = [0.98, 1.2]
+    assert verdict(close, "ours_full") == "not clearly faster than HF prompt lookup"
+    close["ours_full"] |= {"ratio_lookup_interval": [1.02, 1.2], "examples": 5}
+    assert verdict(close, "ours_full") == (
+        "faster than all of HF's; too few examples to be sure: 5"
+    )
     del contenders["generate_static"]
     assert verdict(contenders, "ours_full") == "faster than HF greedy, HF prompt lookup"
     assert verdict({"generate": figures(10.0, 1.0, 1.0)}, "ours_full") == ""

@@ -50,8 +50,8 @@ def test_stages_are_all_of_a_tokens_time():
 
 
 def test_shares_of_lengths_are_of_all_passes():
-    found = shares({"1": 60, "3": 20, str(LONGEST + 1): 15, "40": 5})
-    assert found == [60.0, 0.0, 20.0, *[0.0] * (LONGEST - 3), 20.0]
+    found = shares({"1": 50, "3": 20, str(LONGEST): 10, str(LONGEST + 1): 15, "40": 5})
+    assert found == [50.0, 0.0, 20.0, *[0.0] * (LONGEST - 4), 10.0, 20.0]
     assert shares({}) == [0.0] * (LONGEST + 1)
 
 
