@@ -48,7 +48,7 @@ th:first-child { position: sticky; left: 0; background: var(--back); }
 thead th:first-child { background: var(--band); }
 """
 TOLD = 20  # characters from which a cell is a sentence, which may take several lines
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 
 
 def page(title: str, lead: str, chapters: Sequence[Chapter]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -22,5 +23,5 @@ class Picture:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
-        return f"{self.stem}.svg"
+        """The name of its file: one that every system takes, and a link without escapes."""
+        return re.sub(r"[^\w.]+", "-", self.stem).strip("-") + ".svg"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from eval.captions import caption_of, caption_of_many
@@ -15,6 +14,7 @@ from eval.plots.lengths import lengths_svg
 from eval.plots.passes import cost_svg, curves_of, roofline_svg
 from eval.plots.reliability_diagram import reliability_svg
 from eval.plots.stages import answer_stages_svg, stages_svg
+from eval.script import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +35,15 @@ def pictures_of(documents: Documents) -> list[Picture]:
         _answers(documents),
         _reliability(documents),
     )
-    return [picture for job in jobs for picture in job]
+    return [picture for job in jobs for picture in _as_far_as_drawn(job)]
+
+
+def _as_far_as_drawn(job: Iterator[Picture]) -> Iterator[Picture]:
+    """What can be drawn of some pictures up to the first that cannot, which is said."""
+    try:
+        yield from job
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        note(f"a picture is left out: its results do not hold what it shows ({error!r})")
 
 
 def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
@@ -45,17 +53,17 @@ def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
         f"{title}: " + ", ".join(_spoken(one["contenders"])) for title, one in matrix.sets.items()
     )
     drawings = [
-        ("speed", "how many times as fast as HF greedy, by set", bars, speedup_svg(matrix)),
-        ("lengths", "tokens a pass ends in", "Histograms, one a set.", lengths_svg(matrix)),
+        ("speed", "how many times as fast as HF greedy, by set", bars, speedup_svg),
+        ("lengths", "tokens a pass ends in", "Histograms, one a set.", lengths_svg),
         (
             "stages",
             "where the time of a new token goes",
             "Stacked bars: prefill, drafting, the model's passes and the rest, by decoder and set.",
-            stages_svg(matrix),
+            stages_svg,
         ),
     ]
-    for name, title, alt, svg in drawings:
-        if svg is not None:
+    for name, title, alt, draw in drawings:
+        if (svg := draw(matrix)) is not None:
             whole = f"{whose}: {title}"
             yield Picture(f"{matrix.stem}-{name}", "matrix", matrix.stem, whole, alt, caption, svg)
 
@@ -101,7 +109,7 @@ def _grids(documents: Documents) -> Iterator[Picture]:
                 (_, across), (_, down) = AXES[kind]
                 alt = f"Heat maps: {down} downwards, {across} across. The figures are in its table."
                 yield Picture(
-                    file_stem(f"{stem}-{title}"),
+                    f"{stem}-{title}",
                     kind,
                     stem,
                     f"{title}: {down} x {across}",
@@ -130,8 +138,3 @@ def _reliability(documents: Documents) -> Iterator[Picture]:
             )
             svg = reliability_svg(one["sources"])
             yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
-
-
-def file_stem(name: str) -> str:
-    """What a file may be called on every system, and in a link without escapes."""
-    return re.sub(r"[^\w.]+", "-", name).strip("-")

@@ -210,6 +210,31 @@ def test_what_cannot_be_read_is_left_out_and_said_to_be(folder, capsys):
     assert "task old" not in text
 
 
+def test_no_damaged_result_loses_the_others(folder, capsys):
+    whole, odd = won("odd"), won("gaps")
+    no_dtype = won("untyped")
+    del no_dtype["settings"]["dtype"]
+    del odd["contenders"]["ours_full"]["seconds"]["prefill"]
+    odd["contenders"]["ours_full"]["acceptance_histogram"] = {"many": 3}
+    damaged = {
+        "none": {**whole, "contenders": None},
+        "text": {**whole, "contenders": {"generate": "fast"}},
+        "hashless": {**whole, "kind": ["speed"]},
+        "matrix-untyped": no_dtype,
+        "replay": [1],
+    }
+    for stem, one in {**damaged, "matrix-gaps": odd}.items():
+        (folder / f"{stem}.json").write_text(json.dumps(one))
+    report.main(["--results", str(folder)])
+    told = capsys.readouterr().err
+    for stem in damaged.keys() - {"hashless"}:
+        assert f"{stem}.json is left out" in told
+    assert "a picture is left out" in told
+    text = (folder / "RESULTS.md").read_text()
+    assert "| sums | faster than all of HF's |" in text
+    assert "matrix-tiny-float32-cpu-speed.svg" in text
+
+
 def test_a_folder_without_results_is_no_report(tmp_path):
     with pytest.raises(SystemExit, match="no results in"):
         report.main(["--results", str(tmp_path)])
@@ -217,7 +242,8 @@ def test_a_folder_without_results_is_no_report(tmp_path):
 
 
 def test_cells_are_text_whatever_they_hold():
-    markdown = table(["a", "`b`"], [["<img src=x>", "1<br>2"], ["c|d", "`<e>`"]])
+    cells = [["<img src=x>", "1<br>2"], ["c|d", "`<e>`"], ["![x](http://a.b/x.png)", "1"]]
+    markdown = table(["a", "`b`"], cells)
     html = html_of(markdown, 'a "title" <b>')
     assert "<img" not in html
     assert '<th scope="row">c|d</th>' in html

@@ -1,7 +1,7 @@
 import re
 from xml.etree import ElementTree
 
-from eval.plots.gallery import file_stem
+from eval.pictures import Picture
 from eval.plots.grids import grid_svg, sets_of
 from eval.plots.lengths import LONGEST, shares
 from eval.plots.passes import Curve, cost_svg, curves_of, roofline_svg
@@ -106,4 +106,9 @@ def test_letters_are_legible_on_a_phone():
 
 
 def test_file_names_need_no_escapes():
-    assert file_stem("llma-sweep-my set (new)") == "llma-sweep-my-set-new"
+    names = {
+        "llma-sweep-my set (new)": "llma-sweep-my-set-new",
+        "c:m/x-cuda:0-1.5b": "c-m-x-cuda-0-1.5b",
+    }
+    for stem, name in names.items():
+        assert Picture(stem, "", "", "", "", "", "").file == f"{name}.svg"
