@@ -3,13 +3,14 @@
 import importlib
 import shutil
 from functools import partial
+from subprocess import TimeoutExpired
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fakes import RandomDrafter
 from plain_kernel import PlainKernel
-from recorded import ANSWER, make_job, make_target, write_inputs
+from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
 from eval import gpu, report, roofline, steps
 from eval.contenders import Ours, make_contender
@@ -46,6 +47,9 @@ def in_process(monkeypatch):
 def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, capsys):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
     model, data, task = write_inputs(tmp_path)
+    path = tmp_path / "task.jsonl"
+    *first, last = path.read_text().splitlines(keepends=True)  # which warms a memory
+    path.write_text("".join([*first, last.replace(SENTENCE, "The lamp burns oil.")]))
     out = tmp_path / "r"
     model = model.replace("--model", "--models")
     arguments = [model, data, task, "--device=cpu", "--quick", f"--out={out}"]
@@ -85,7 +89,7 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
         gpu.main(["--models=random:x", f"--out={tmp_path}"])
     assert calls == [
         f"eval.{kind}"
-        for kind in ("roofline", "speed", "speed", "batch", "exactness", "speed", "memory")
+        for kind in ("roofline", "speed", "speed", "batch", "exactness", "speed", "speed", "memory")
     ]
     printed = capsys.readouterr().err
     assert "the device is lost" in printed
@@ -94,6 +98,8 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
 
 def test_a_module_runs_in_a_process_of_its_own():
     assert steps.run_module("eval.roofline", ["--no-such-option"], 120.0) == 2
+    with pytest.raises(TimeoutExpired):
+        steps.run_module("eval.roofline", ["--help"], 0.01)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])

@@ -68,6 +68,31 @@ def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
     assert "install g++" in told
 
 
+def test_where_compiling_fails_the_others_are_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(matrix, "compiling", lambda _device: {})
+    (made,) = matrix.steps(
+        matrix.parse([f"--out={tmp_path}", "--models=random:a.5b", "--tasks=b.c.jsonl"])
+    )
+    assert made.out.name == "matrix-a.5b-b.c.json"
+    assert made.fallback.out.name == "matrix-a.5b-b.c-not-static.json"
+    changed = [
+        (one, other)
+        for one, other in zip(made.arguments, made.fallback.arguments, strict=True)
+        if one != other
+    ]
+    (outs, names) = changed
+    assert outs == (f"--out={made.out}", f"--out={made.fallback.out}")
+    assert names[0].replace("generate_static,", "") == names[1]
+    assert made.fallback.fallback is None
+
+
+def test_two_results_of_one_name_are_refused(tmp_path):
+    for asked in ("--models=a/x,b/x", "--tasks=a/t.jsonl,b/t.jsonl"):
+        options = matrix.parse([f"--out={tmp_path}", "--models=x", "--tasks=t", asked])
+        with pytest.raises(SystemExit, match=r"2 results would be matrix-x-t\.json"):
+            next(matrix.steps(options))
+
+
 def test_shapes_have_as_many_rows_as_they_are_due(tmp_path):
     (tmp_path / "rag").mkdir()
     made = list(matrix.steps(matrix.parse([f"--out={tmp_path}", f"--data={tmp_path}"])))

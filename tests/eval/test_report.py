@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 import pytest
 
 from eval import report
-from eval.chapters import CHAPTERS
+from eval.chapters import CHAPTERS, chapters_of
 from eval.markdown import table
 from eval.matrices import matrices, matrix_tables, verdict
-from eval.page import html_of
+from eval.page import html_of, page
+from eval.pictures import Picture
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
 
@@ -250,6 +251,14 @@ def test_cells_are_text_whatever_they_hold():
     assert "<td><code>&lt;e&gt;</code></td>" in html
     assert "1<br>2" in html
     assert "<caption>a &quot;title&quot; &lt;b&gt;</caption>" in html
+
+
+def test_a_picture_is_told_in_words_that_end_no_attribute():
+    said = '"><script>let x</script>'
+    shown = Picture("p", "roofline", "", said, said, said, "<svg/>")
+    text = page("t", "lead", chapters_of([], [shown]))
+    assert Page(text).alts == [said]
+    assert "<script" not in text
 
 
 def test_every_kind_of_result_has_a_title_and_no_two_places():
