@@ -37,6 +37,8 @@ def test_intervals_hold_the_median_and_shrink_with_more_examples():
         assert low <= 3.0 <= high
         assert bootstrap_interval(values) == (low, high)
     assert bootstrap_interval(many)[1] - bootstrap_interval(many)[0] < 2.0
+    low, high = bootstrap_interval(list(range(101)))  # by order statistics from 40 to 60
+    assert abs(low - 40) <= 2 >= abs(high - 60)
     assert bootstrap_interval([2.5] * 9) == (2.5, 2.5)
 
 
@@ -78,6 +80,17 @@ def test_summaries_tell_decoding_from_the_whole():
     assert ours["acceptance_length"] == 4.0
     assert ours["seconds"]["other"] == pytest.approx(0.2)
     assert ours["identical_to_generate"] == 1.0
+
+
+def test_answers_are_compared_within_their_round():
+    told = {"ours": "ab", "ours_plain": "aa", "generate": "ab"}
+    rows = [
+        row(name, "a", 1.0, turn=turn) | {"answer_hash": answer}
+        for name, answers in told.items()
+        for turn, answer in enumerate(answers)
+    ]
+    found = {name: one["identical_to_generate"] for name, one in summarize(rows).items()}
+    assert found == {"ours": 1.0, "ours_plain": 0.5, "generate": 1.0}
 
 
 def test_efficiency_is_the_share_of_what_passes_promise():

@@ -6,7 +6,7 @@ import pytest
 from recorded import make_job, make_target, write_inputs
 
 from eval import rows_cost, speed
-from eval.contenders import DEFAULT, Ours
+from eval.contenders import DEFAULT, Ours, make_contender
 from eval.ledger import Ledger
 from ragaccel.draft.trie import TrieDrafter
 
@@ -102,6 +102,13 @@ def test_no_round_knows_the_answers_of_the_one_before(tmp_path):
     assert all(made)
     passes = {(row["round"], row["example"]): row["passes"] for row in ledger.rows}
     assert passes[0, "a"] == passes[1, "a"]
+
+
+def test_as_published_twenty_tokens_are_fed_at_most():
+    job = make_job((*range(20, 60), 1))
+    paper = make_contender("ours_paper", make_target())
+    with paper.following(job):
+        assert max(paper.run(job).rows_of_each) == 20
 
 
 def test_every_contender_is_first_and_follows_every_neighbour():
