@@ -16,6 +16,7 @@ from eval import gpu, report, roofline, steps
 from eval.contenders import Ours, make_contender
 from eval.passes import watching
 from eval.roofline_steps import copied_answer, measure_step
+from eval.stock import FollowAll
 from eval.summary import summarize
 from eval.tables import roofline_table, speed_table
 from eval.warm import capture_passes, contexts
@@ -135,6 +136,28 @@ def test_generate_over_a_static_cache_gives_what_generate_gives(uncompiled):
         assert run.passes == len(job.answer_ids)
         assert run.prefill_seconds > 0 < run.decode_seconds
         assert static.held_bytes(0) > plain.held_bytes(0) == plain.held_bytes(10**12)
+
+
+def test_a_static_caches_prompt_is_read_when_the_first_choice_is_made(uncompiled, monkeypatch):
+    static, ticks = make_contender("generate_static", make_target()), []
+    static.prepare([make_job()])
+
+    def clock():
+        ticks.append(0)
+        return len(ticks)
+
+    choose = FollowAll.__call__
+
+    def late(*given):
+        clock()  # each choice takes a second
+        return choose(*given)
+
+    monkeypatch.setattr("eval.stock.perf_counter", clock)
+    monkeypatch.setattr(FollowAll, "__call__", late)
+    with static.following(make_job()):
+        run = static.run(make_job())
+    assert (run.prefill_seconds, run.decode_seconds) == (2, len(ANSWER))
+    assert run.first_token_seconds == 2
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
