@@ -30,6 +30,7 @@ Key = TypeVar("Key", int, str)
 
 MODES = ("fused", "dense", "text")
 CANDIDATES = 50
+_ZERO_PLACE = CANDIDATES  # whose cosine counts 0 where cosines are added to other scores
 DENSE_WEIGHT = 0.5
 _RERANKED = 24
 
@@ -138,23 +139,25 @@ def fuse(
     """Fuse two rankings by their scores, a convex combination (Bruch et al., 2023).
 
     The best of each counts 1. BM25 counts from 0, which is no word shared; cosines, which have no
-    such zero and lie elsewhere with every embedding model, from that of the last one found. What a
-    ranking does not hold counts 0 in it. ``eval/README.md`` has what this finds more than fusion by
-    reciprocal rank.
+    such zero and lie elsewhere with every embedding model, from that of the 50th found or of the
+    last: however many are asked for, so that more of them do not change the first. What a ranking
+    does not hold counts 0 in it; of equals the nearer one is first. ``eval/README.md`` has what
+    this finds more than fusion by reciprocal rank.
 
     Args:
         dense: (key, cosine), best first.
         text: (key, BM25), best first.
         dense_weight: Of 1; the rest is the weight of ``text``.
     """
-    lowest = dense[-1][1] if dense else 0.0
+    lowest = dense[:_ZERO_PLACE][-1][1] if dense else 0.0
     scores: dict[Key, float] = {}
     for ranking, low, weight in ((dense, lowest, dense_weight), (text, 0.0, 1 - dense_weight)):
         for key, score in ranking:
             width = ranking[0][1] - low
-            share = (score - low) / width if width > 0 else 1.0
+            share = max(0.0, score - low) / width if width > 0 else float(score >= low)
             scores[key] = scores.get(key, 0.0) + weight * share
-    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    near = dict(dense)
+    return sorted(scores.items(), key=lambda item: (-item[1], -near.get(item[0], -2.0), item[0]))
 
 
 def open_retriever(

@@ -64,6 +64,16 @@ def test_fusion_of_little_or_of_likes_keeps_its_order():
     assert fuse([("a", -0.1), ("b", -0.4)], [("b", 3.0)]) == [("a", 0.5), ("b", 0.5)]
 
 
+def test_the_first_of_a_fusion_are_the_same_however_many_are_asked_for():
+    dense = [(number, 0.9 - number / 500) for number in range(200)]
+    text = [(number, 20.0 - number / 9) for number in (10, 40, 55, 90, 100, 160)]
+    deep = fuse(dense, text)
+    for few in (60, 100, 200):
+        assert fuse(dense[:few], text)[:20] == deep[:20]
+    beyond = [key for key, score in deep if score == 0.0]  # farther than the 50th, no word shared
+    assert beyond == sorted(set(range(49, 200)) - {number for number, _ in text})
+
+
 def test_fused_search_is_of_both_searches_scores(retriever):
     dense, text = (retriever.search("the boat Petrel", 9, mode=m) for m in ("dense", "text"))
     expected = fuse(*([(p.passage_id, p.score) for p in found] for found in (dense, text)))
