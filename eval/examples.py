@@ -77,6 +77,18 @@ def read_unified(path: Path, limit: int | None = None) -> list[Example]:
     return [_example(row) for row in islice(read_rows(path), limit)]
 
 
+def has_data(data: Path | None = None) -> bool:
+    """Whether a data folder is named, as an option or in the variable RAGACCEL_DATA.
+
+    Raises:
+        MissingDataError: one is named, but it is none.
+    """
+    if data is None and DATA_VARIABLE not in os.environ:
+        return False
+    in_data("rag", data)
+    return True
+
+
 def in_data(name: str, data: Path | None = None) -> Path:
     """Find a file of the data folder: ``data``, or what the variable RAGACCEL_DATA names.
 

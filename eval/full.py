@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
-from eval.examples import MissingDataError, in_data
+from eval.examples import has_data
 from eval.steps import CACHE, HOURS, Step, note, run_and_report
 
 if TYPE_CHECKING:
@@ -92,13 +92,11 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     """The matrix, then all else; without a data folder what can do without."""
     shared = [f"--data={options.data}"] * (options.data is not None)
     yield from matrix.steps(matrix.parse([f"--out={options.out}", *shared]))
-    lists = [WITHOUT_DATA, WITH_DATA]
-    try:
-        in_data("rag", options.data)
-    except MissingDataError as error:
-        note(f"{error}: what needs it is left out")
-        lists.remove(WITH_DATA)
-    for name, module, asked in (one for each in lists for one in each):
+    wanted = [*WITHOUT_DATA, *WITH_DATA]
+    if not has_data(options.data):
+        note("no data folder (--data): what needs it is left out")
+        wanted = [*WITHOUT_DATA]
+    for name, module, asked in wanted:
         out = options.out / f"{name}.json"
         where = f"{OUT_NAMES.get(module, '--out')}={out}"
         data = () if module in OWN_TEXTS else shared

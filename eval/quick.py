@@ -11,13 +11,12 @@ the project keeps; what is there already is not made again.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
-from eval.examples import DATA_VARIABLE
-from eval.steps import CACHE, Step, note, run_and_report
+from eval.examples import has_data
+from eval.steps import CACHE, Step, run_and_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,11 +60,7 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     for name, asked in REPLAYED.items():
         out = options.out / f"{name.replace('_', '-')}.json"
         yield Step(f"eval.papers.{name}", (*asked, *data, f"--out={out}"), out, 10 * _MINUTES)
-    if options.data is None and DATA_VARIABLE not in os.environ:
-        note("no data folder: what is timed are the answers that ship")
-        tasks = []
-    else:
-        tasks = ["--tasks=llma"]
+    tasks = ["--tasks=llma"] * has_data(options.data)
     threads = [f"--threads={options.threads}"] * (options.threads is not None)
     asked = (f"--out={options.out}", *data, *TIMED, *tasks, *threads)
     yield from matrix.steps(matrix.parse(asked))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eval.examples import MissingDataError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -37,7 +39,10 @@ class Step:
 
 def run_all(steps: Iterable[Step], title: str) -> None:
     """Make every result that is not there yet; end with an error that names those that failed."""
-    failed = [step.out.name for step in steps if not done(step)]
+    try:
+        failed = [step.out.name for step in steps if not done(step)]
+    except MissingDataError as error:
+        sys.exit(f"{title}: {error}")
     if failed:
         sys.exit(f"{title}: no {', '.join(failed)}: run the same command again to try these only")
 

@@ -141,8 +141,8 @@ def fuse(
     The best of each counts 1. BM25 counts from 0, which is no word shared; cosines, which have no
     such zero and lie elsewhere with every embedding model, from that of the 50th found or of the
     last: however many are asked for, so that more of them do not change the first. What a ranking
-    does not hold counts 0 in it; of equals the nearer one is first. ``eval/README.md`` has what
-    this finds more than fusion by reciprocal rank.
+    does not hold counts 0 in it; of equals the nearer one is first; a ranking of no weight adds
+    nothing. ``eval/README.md`` has what this finds more than fusion by reciprocal rank.
 
     Args:
         dense: (key, cosine), best first.
@@ -152,7 +152,7 @@ def fuse(
     lowest = dense[:_ZERO_PLACE][-1][1] if dense else 0.0
     scores: dict[Key, float] = {}
     for ranking, low, weight in ((dense, lowest, dense_weight), (text, 0.0, 1 - dense_weight)):
-        for key, score in ranking:
+        for key, score in ranking if weight else ():
             width = ranking[0][1] - low
             share = max(0.0, score - low) / width if width > 0 else float(score >= low)
             scores[key] = scores.get(key, 0.0) + weight * share

@@ -39,6 +39,17 @@ def test_without_data_the_full_run_says_what_it_leaves_out(tmp_path, monkeypatch
     assert "left out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("driver", [quick, full])
+def test_a_data_folder_that_is_none_is_an_error_before_anything_is_timed(
+    driver, tmp_path, monkeypatch
+):
+    ran = []
+    monkeypatch.setattr(steps, "run_module", lambda *given: ran.append(given[0]) or 1)
+    with pytest.raises(SystemExit, match="holds no rag"):
+        driver.main([f"--out={tmp_path}", f"--data={tmp_path / 'nowhere'}"])
+    assert "eval.speed" not in ran
+
+
 def test_only_what_is_named_is_made(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(steps, "run_module", lambda *_given: made.append(_given) or 1)
