@@ -13,12 +13,12 @@ GPU the same is done by ``python -m eval.gpu``.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
 from eval.examples import has_data
-from eval.steps import CACHE, HOURS, Step, note, run_and_report
+from eval.script import new_parser
+from eval.steps import CACHE, HOURS, Step, add_places, note, run_and_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,19 +71,15 @@ OWN_TEXTS = ("registry",)  # what it calls data are documents
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    options.out = options.out.resolve()
-    options.data = options.data and options.data.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
     wanted = tuple(options.only.split(",")) if options.only else ("",)
     made = (one for one in steps(options) if one.out.stem.startswith(wanted))
     run_and_report(made, "eval.full", options.out)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.full", description=__doc__.split("\n")[0])
+    parser = new_parser("full", __doc__)
+    add_places(parser, OUT)
     add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--out", type=Path, default=OUT, help="folder of the results (default: %(default)s)")
     add("--only", help="comma-separated beginnings of results' names")
     return parser.parse_args(arguments)
 

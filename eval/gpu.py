@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
-from eval.steps import Step, run_all
+from eval.script import new_parser
+from eval.steps import Step, add_places, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,17 +27,13 @@ DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    options.out = options.out.resolve()  # steps run in the project's folder
-    options.data = options.data and options.data.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
     run_all(steps(options), "eval.gpu")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m eval.gpu", description=__doc__.split("\n")[0])
+    parser = new_parser("gpu", __doc__)
+    add_places(parser)
     add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--out", type=Path, required=True, help="folder of the results")
     add("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out")
     add("--models", default=MODELS, help="comma-separated (default: %(default)s)")
     add("--task", default="llma", help="whose recorded answers are followed")

@@ -20,7 +20,8 @@ import torch
 
 from eval.contenders import STATIC
 from eval.examples import has_data
-from eval.steps import HOURS, Step, note, run_all
+from eval.script import new_parser
+from eval.steps import HOURS, Step, add_places, note, run_all
 from eval.stock import compiling
 
 if TYPE_CHECKING:
@@ -39,19 +40,13 @@ NO_WARMTH = ("demo",)  # no rows are left to be warm with
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    options.out = options.out.resolve()  # steps run in the project's folder
-    options.data = options.data and options.data.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
     run_all(steps(options), "eval.matrix")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.matrix", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("matrix", __doc__)
+    add_places(parser)
     add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--out", type=Path, required=True, help="folder of the results")
     add("--models", default=MODELS, help="comma-separated (default: %(default)s)")
     add("--tasks", help=f"comma-separated (default: {TASKS}; without data {SHIPPED})")
     add("--limit", type=int, help="examples of a set (default: 20, of the 0.5B shape 8)")

@@ -11,12 +11,12 @@ the project keeps; what is there already is not made again.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
 from eval.examples import has_data
-from eval.steps import CACHE, Step, run_and_report
+from eval.script import new_parser
+from eval.steps import CACHE, Step, add_places, run_and_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,19 +37,13 @@ _MINUTES = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    options.out = options.out.resolve()
-    options.data = options.data and options.data.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
     run_and_report(steps(options), "eval.quick", options.out)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.quick", description=__doc__.split("\n")[0]
-    )
+    parser = new_parser("quick", __doc__)
+    add_places(parser, OUT)
     add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--out", type=Path, default=OUT, help="folder of the results (default: %(default)s)")
     add("--threads", type=int, help="processor threads (default: torch's)")
     return parser.parse_args(arguments)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from eval.examples import MissingDataError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,18 @@ class Step:
     out: Path
     seconds: float = 2 * HOURS
     fallback: Step | None = None
+
+
+def add_places(parser: argparse.ArgumentParser, out: Path | None = None) -> None:
+    """Add the options for the data and the results, as whole paths: steps run in our own folder."""
+    add = parser.add_argument
+    add("--data", type=_whole, help="data folder; also the variable RAGACCEL_DATA")
+    shown = "" if out is None else " (default: %(default)s)"
+    add("--out", type=_whole, default=out, required=out is None, help=f"folder of results{shown}")
+
+
+def _whole(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def run_all(steps: Iterable[Step], title: str) -> None:
@@ -62,6 +75,7 @@ def done(step: Step) -> bool:
     if is_whole(step.out):
         note(f"{step.out.name} is there already: skipped")
         return True
+    step.out.parent.mkdir(parents=True, exist_ok=True)
     note(f"{step.out.name}: python -m {step.module} {' '.join(step.arguments)}")
     try:
         code = run_module(step.module, step.arguments, step.seconds)
