@@ -271,3 +271,15 @@ def test_committed_pictures_are_all_shown():
     shown = report.RESULTS_PAGE.read_text() + report.README.read_text()
     for path in (report.RESULTS / report.PICTURES).iterdir():
         assert f"(results/{report.PICTURES}/{path.name})" in shown, f"{path.name} is left over"
+
+
+def test_committed_tables_are_what_the_committed_results_say():
+    """After new results, or another way to lay them out: ``python -m eval.report``."""
+    documents = report.read_results(report.RESULTS)
+    told = report.RESULTS_PAGE.read_text(encoding="utf-8")
+    readme = report.README.read_text(encoding="utf-8")
+    for stem, document in documents.items():
+        assert str(report.section_of(stem, document)) in told, stem
+    for section in report.matrix_sections(documents):
+        assert str(section) in told, section.stem
+        assert str(section) in readme, section.stem
