@@ -112,9 +112,7 @@ def test_a_turn_of_a_chat_has_no_instructions_about_passages():
 
 
 def test_a_chat_without_template_is_written_as_turns(tmp_path):
-    stock = tiny_tokenizer()
-    stock.chat_template = None
-    words = Tokenizer(stock)
+    words = Tokenizer(tiny_tokenizer(None))
     path = tmp_path / "chat.jsonl"
     path.write_text('{"id": "c", "turns": ["Who trims the wick?", "And when?"]}\n')
     (job,) = make_jobs(load_task(str(path)), words, max_new_tokens=8)
