@@ -28,7 +28,7 @@ from ragaccel.retrieve.given import (
 )
 from ragaccel.retrieve.places import InPlace
 from ragaccel.retrieve.records import FileRecord
-from ragaccel.retrieve.retriever import CANDIDATES, DENSE_WEIGHT, fuse
+from ragaccel.retrieve.retriever import DENSE_WEIGHT, fuse, fused_depth
 from ragaccel.retrieve.store import Store
 from ragaccel.retrieve.stored import (
     delete_emptied,
@@ -246,18 +246,13 @@ class Collection(InPlace):
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
-        k = require_k(k)
-        deep = max(CANDIDATES, 2 * k)
+        deep = fused_depth(k := require_k(k))
         with self._reading():
             near = self.search(vector, deep, where=where) if alpha > 0 else []
             worded = self.search_words(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
-        dense, text = (
-            [(item.passage.passage_id, item.passage.score) for item in items]
-            for items in (near, worded)
-        )
-        ranking = fuse(dense, text, alpha)[:k]
-        return [found[name].scored(score) for name, score in ranking]
+        dense, text = ([item.ranked for item in items] for items in (near, worded))
+        return [found[name].scored(score) for name, score in fuse(dense, text, alpha)[:k]]
 
     def search_diverse(
         self,

@@ -78,7 +78,7 @@ class Retriever:
         k = require_k(k)
         if not query.strip():
             return []
-        num_candidates = max(CANDIDATES, 2 * k)
+        num_candidates = fused_depth(k)
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None
         with self.store.reading():  # whoever indexes meanwhile, what is found is there
@@ -129,6 +129,11 @@ class Retriever:
         dimension = self.embedder.dimension
         require_dimension(self.store.path, dimension, int(self.store.meta("dimension", "0")))
         return dimension
+
+
+def fused_depth(k: int) -> int:
+    """Count the passages that each search finds where k are wanted: the far in one may be near."""
+    return max(CANDIDATES, 2 * k)
 
 
 def fuse(

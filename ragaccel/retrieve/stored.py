@@ -33,6 +33,11 @@ class Stored:
     passage: Passage
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def ranked(self) -> tuple[str, float]:
+        """Its id and its score."""
+        return self.passage.passage_id, self.passage.score
+
     def scored(self, score: float) -> Stored:
         """The same with a score."""
         return replace(self, passage=replace(self.passage, score=score))
