@@ -1,0 +1,100 @@
+"""SPACE adapters: folders without a pickle, refused where they do not fit."""
+
+import json
+
+import pytest
+import torch
+from tiny_models import make_tiny_model, tiny_model
+
+from ragaccel.errors import ConfigurationError, ModelNotFoundError
+from ragaccel.models.space_adapter import SpaceAdapter, new_adapter
+
+SOME = ["llama", "qwen3", "gemma3", "gpt2", "opt"]
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_saved_is_loaded(tmp_path, family, shared):
+    model = tiny_model(family)
+    adapter = new_adapter(model, 3, 2, shared_mask=shared)
+    adapter.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"space_config.json", "space.safetensors"}
+    found = SpaceAdapter.load(tmp_path)
+    assert found.base == adapter.base
+    assert (found.num_masks, found.rank) == (3, 2)
+    assert len(found.mask_embeddings) == (1 if shared else 3)
+    assert torch.equal(found.mask_embeddings, adapter.mask_embeddings)
+    assert found.changes.keys() == adapter.changes.keys()
+    for name, (down, up) in adapter.changes.items():
+        assert torch.equal(found.changes[name][0], down)
+        assert torch.equal(found.changes[name][1], up)
+    found.check(model)
+
+
+def test_layers_can_be_chosen():
+    adapter = new_adapter(tiny_model("llama"), 2, 4, targets=["q_proj", "v_proj"])
+    assert len(adapter.changes) == 4
+    with pytest.raises(ConfigurationError, match="there are down_proj"):
+        new_adapter(tiny_model("llama"), 2, 4, targets=["nothing"])
+    assert not new_adapter(tiny_model("llama"), 2, 0).changes
+
+
+def test_fewer_masks_are_the_first_ones():
+    adapter = new_adapter(tiny_model("llama"), 4, 2)
+    fewer = adapter.with_masks(2)
+    assert torch.equal(fewer.mask_embeddings, adapter.mask_embeddings[:2])
+    for number in (0, 5):
+        with pytest.raises(ConfigurationError, match="take 1 to 4"):
+            adapter.with_masks(number)
+
+
+def test_another_model_is_refused_by_what_differs(caplog):
+    adapter = new_adapter(tiny_model("llama"), 2, 2)
+    with pytest.raises(ConfigurationError, match="model_type llama, not qwen2"):
+        adapter.check(tiny_model("qwen2"))
+    with pytest.raises(ConfigurationError, match="num_layers 2, not 3"):
+        adapter.check(make_tiny_model("llama", num_hidden_layers=3))
+    with pytest.raises(ConfigurationError, match="has one of"):
+        adapter.check(make_tiny_model("llama", intermediate_size=128))
+    assert not caplog.records
+    adapter.check(make_tiny_model("llama", seed=1))
+    assert "other weights" in caplog.text
+
+
+def test_another_precision_is_no_other_model(caplog):
+    adapter = new_adapter(make_tiny_model("llama", torch.float32), 2, 2)
+    for dtype in (torch.bfloat16, torch.float16):
+        adapter.check(make_tiny_model("llama", torch.float32).to(dtype))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "space_config.json").unlink(), "ragaccel train space"),
+        (lambda folder: (folder / "space_config.json").write_text("{"), "no description"),
+        (lambda folder: (folder / "space_config.json").write_text("[]"), "no description"),
+        (lambda folder: (folder / "space.safetensors").unlink(), "no whole SPACE adapter"),
+        (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no whole"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path, damage, message):
+    new_adapter(tiny_model("llama"), 2, 2).save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ConfigurationError, match=message):
+        SpaceAdapter.load(tmp_path)
+
+
+def test_a_later_format_is_refused(tmp_path):
+    new_adapter(tiny_model("llama"), 2, 2).save(tmp_path)
+    path = tmp_path / "space_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 9}))
+    with pytest.raises(ConfigurationError, match="update ragaccel"):
+        SpaceAdapter.load(tmp_path)
+
+
+def test_a_name_that_is_nowhere(tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no SPACE adapter 'someone/nothing'"):
+        SpaceAdapter.load("someone/nothing")
+    with pytest.raises(ConfigurationError, match="holds no space_config"):
+        SpaceAdapter.load(tmp_path)
