@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
+from ragaccel.draft.mixture import Mixture
+from ragaccel.draft.space import SpaceDrafter
 from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from os import PathLike
 
     from ragaccel.decode.interfaces import Drafter, Verifier
@@ -35,6 +37,7 @@ class Guessing:
             this object. Read, or made, when it is first needed.
         tokenizer: whose token ids the memory holds; None is enough without a file.
         vocab_size: token ids are below.
+        probe_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
     """
 
     def __init__(
@@ -43,7 +46,10 @@ class Guessing:
         memory: Memory | str | PathLike[str] | None,
         tokenizer: Tokenizer | None,
         vocab_size: int,
+        *,
+        probe_ids: Sequence[int] = (),
     ) -> None:
+        self._probe_ids = probe_ids
         self.drafter, self._given = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
@@ -82,6 +88,8 @@ class Guessing:
             ready = REHEARSAL.is_ready()
             kept = self.memory.of(request.namespace) if ready and remember else None
             drafter = _over_the_past(kept) if ready else CopyDrafter()
+            if self._probe_ids:
+                drafter = _with_space(drafter, self._probe_ids, kept)
         session = Session(verifier, drafter, request, token_budget=token_budget)
         try:
             yield session
@@ -106,6 +114,12 @@ class Guessing:
         assert self._tokenizer is not None
         path, fingerprint = os.fspath(self._given), self._tokenizer.fingerprint
         return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
+
+
+def _with_space(drafter: Drafter, probe_ids: Sequence[int], kept: Recollection | None) -> Drafter:
+    if kept is None:
+        return Mixture(drafter, SpaceDrafter(probe_ids))
+    return Mixture(drafter, SpaceDrafter(probe_ids, kept.space_calibration))
 
 
 def _over_the_past(kept: Recollection | None) -> Drafter:

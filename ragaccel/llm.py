@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
@@ -15,11 +16,11 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
-from ragaccel.loading import open_model
+from ragaccel.loading import open_model, use_space
 from ragaccel.models.load import as_target, end_tokens
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.planning import make_plan
+from ragaccel.planning import check_probes, make_plan
 from ragaccel.running import Runner
 from ragaccel.writing import Writer
 
@@ -30,25 +31,24 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.interfaces import Drafter
     from ragaccel.inputs import AnyReference, Batch, OnePrompt
+    from ragaccel.loading import Space
     from ragaccel.memory.namespaces import Memory
     from ragaccel.planning import Plan
     from ragaccel.settings import Settings
 
 
-class LLM:
+class LLM(AbstractContextManager["LLM"]):
     """A language model and its tokenizer, ready to complete prompts.
 
     Takes ready objects of transformers as well as what ``load`` makes of a name. Calls from
     several threads are safe. By default guesses are token trees over the request's texts and over
-    what earlier requests of the same namespace said and answered; all have one namespace unless
-    they name another, and four are remembered. That is kept with this object, in
-    memory only, unless ``memory`` has a path. While the drafting functions are being compiled, the
+    what earlier requests of its namespace said and answered; four namespaces are remembered, with
+    this object, unless ``memory`` has a path. While the drafting functions are being compiled, the
     first seconds of the first use on a machine, one copied span is guessed instead.
 
     Args:
         model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
-            weights are followed; modules, hooks and adapters added later are not. After writes
-            to few numbers of a parameter's ``data`` call ``llm.model.weights_changed()``.
+            weights are followed (``llm.model.weights_changed``), what is added later is not.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,
@@ -56,15 +56,15 @@ class LLM:
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
         keep_costs: keep what passes cost on this device, and which weights are worth packing, for
-            the next run: small files in the user's data folder (``RAGACCEL_HOME``); nothing of any
-            text is in them.
+            the next run: small files without any text in the user's folder (``RAGACCEL_HOME``).
         exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
         near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
-            guesses are verified with it. The states before it stay as they were rounded: no proof,
-            which ``exact`` is, and not measured to change fewer answers (eval/README.md). Not
-            together with that.
+            guesses are verified with it. No proof, which ``exact`` is, and not measured to change
+            fewer answers (eval/README.md). Not together with that.
         max_batch: most requests in one pass.
+        space: a SPACE adapter, or where one is (`docs/space.md`): the model guesses at mask tokens
+            as well. Answers stay the same; not together with ``exact``.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
@@ -84,8 +84,12 @@ class LLM:
         exact: bool = False,
         near_ties: bool = False,
         max_batch: int = 16,
+        space: Space | None = None,
     ) -> None:
         self.model = as_target(model, packing_file(keep=keep_costs))
+        if space is not None:
+            use_space(self.model, space, exact=exact)
+        check_probes(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
@@ -94,7 +98,9 @@ class LLM:
             self.model, capacity=capacity, cost_file=kept, exact=exact, near_ties=near_ties
         )
         self.token_budget = token_budget
-        self._guessing = Guessing(drafter, memory, tokenizer, self.model.vocab_size)
+        self._guessing = Guessing(
+            drafter, memory, tokenizer, self.model.vocab_size, probe_ids=self.probe_ids
+        )
         scheduler = Scheduler(self.engine, max_batch=max_batch)
         self._writer = Writer(Runner(scheduler, self._guessing, token_budget), tokenizer)
 
@@ -115,6 +121,7 @@ class LLM:
         exact: bool = False,
         near_ties: bool = False,
         max_batch: int = 16,
+        space: Space | None = None,
         **model_kwargs: Any,
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
@@ -123,11 +130,10 @@ class LLM:
         ``model_kwargs`` go to transformers' ``from_pretrained``.
 
         A model larger than one GPU is spread with ``device_map="auto"``, its layers one after
-        another, or with ``tensor_parallel=N``, a part of every layer on each of N GPUs, which
-        compute at one time. The latter is run as ``torchrun --nproc-per-node N script.py``: N
-        processes come here, the first one returns, and what follows in the script runs in it
-        alone. The others compute their parts until it closes this object or ends, and end then.
-        One model a program.
+        another, or with ``tensor_parallel=N``, a part of every layer on each of N GPUs, run as
+        ``torchrun --nproc-per-node N script.py``: N processes come here and the first returns. The
+        others compute their parts until it closes this object or ends, and end then. One model a
+        program.
 
         Raises:
             ModelNotFoundError: there is no such folder or model.
@@ -158,15 +164,15 @@ class LLM:
             exact=exact,
             near_ties=near_ties,
             max_batch=max_batch,
+            space=space,
         )
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
         """Do now what the first answers would wait for: on a GPU, capture passes of all widths.
 
         Args:
-            compile: have torch compile them first, about a minute; passes are faster afterwards.
-                A model that does not compile runs as it is. Does nothing on a CPU, where
-                compiling was measured not to pay.
+            compile: have torch compile them first, about a minute, where it takes the model. Does
+                nothing on a CPU, where compiling was measured not to pay.
             context: tokens that the passes attend to.
         """
         if compile:
@@ -182,9 +188,6 @@ class LLM:
         """
         self.model.close()
 
-    def __enter__(self) -> LLM:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -197,6 +200,11 @@ class LLM:
     def memory(self) -> Memory:
         """What earlier requests taught, by namespace."""
         return self._guessing.memory
+
+    @property
+    def probe_ids(self) -> range:
+        """The mask tokens of the SPACE adapter that the model wears, for drafters; else none."""
+        return range(self.model.vocab_size, self.model.vocab_size + self.model.num_masks)
 
     @property
     def context_length(self) -> int | None:
@@ -233,8 +241,7 @@ class LLM:
         A ``str`` is completed as it is; a list of messages (``{"role": ..., "content": ...}``)
         goes through the chat template; a list of ints is token ids; a ``Prompt`` is what
         ``build_prompt`` made. A list of those is a batch, answered together, with the same
-        references for all or a list of references for each. Calls from several threads at one
-        time share their passes as well.
+        references for all or a list for each. Calls from several threads share passes as well.
 
         ``references`` are texts the answer is likely to repeat: strings, passages, or token ids
         as ``Reference``. They need not be in the prompt and never change the answer. Texts among
@@ -257,8 +264,7 @@ class LLM:
     ) -> Stream:
         """Complete one prompt piece by piece; arguments and errors are those of ``generate``.
 
-        The request is checked here and computed while the stream is iterated, by the thread that
-        iterates it.
+        Checked here, computed by whoever iterates the stream.
         """
         if is_batch(prompt):
             raise ConfigurationError("a stream takes one prompt: call stream for each of a batch")
@@ -267,10 +273,7 @@ class LLM:
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
-        """Complete a prompt as ``generate`` does, for asyncio; calls at one time share passes.
-
-        If the caller is cancelled, so is the answer, or each of a batch, with the pass it is in.
-        """
+        """Complete a prompt as ``generate`` does, for asyncio; cancelling it ends it."""
         if is_batch(prompt):
             return await unless_cancelled(
                 lambda asked: self._writer.all(self._plans(prompt, references, settings), asked)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
+from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path, load_model
+from ragaccel.models.parallel import ParallelModel
+from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ragaccel.models.huggingface import HuggingFaceModel
-    from ragaccel.models.parallel import ParallelModel
     from ragaccel.models.tokenizer import Tokenizer
 
 _BUNDLED = (
@@ -37,3 +39,26 @@ def open_model(
     if rehearse:
         REHEARSAL.start()
     return load_model(str(name_or_path), **arguments)
+
+
+Space = Union["SpaceAdapter", str, "Path"]
+"""A SPACE adapter, or where one is: a folder or a name on the hub."""
+
+
+def use_space(model: HuggingFaceModel | ParallelModel, space: Space, *, exact: bool) -> None:
+    """Let a model wear a SPACE adapter.
+
+    Raises:
+        ModelNotFoundError: there is none of that name.
+        ConfigurationError: it does not fit the model, or nothing could be guessed with it.
+    """
+    if exact:
+        raise ConfigurationError(
+            "exact mode has no rows for mask tokens: leave out space, or exact=True"
+        )
+    if isinstance(model, ParallelModel):
+        raise ConfigurationError(
+            "a model that is spread over processes wears no SPACE adapter: load it without "
+            "tensor_parallel, or without space"
+        )
+    model.use_space(space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space))

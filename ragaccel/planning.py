@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.decode.request import Request, Sampling
+from ragaccel.errors import ConfigurationError
 from ragaccel.inputs import as_texts, read_prompt
 from ragaccel.models.caller_rules import criterion_rules, logits_processors
 from ragaccel.models.stop_strings import TextStopRule
@@ -54,6 +55,7 @@ def make_plan(
     criteria = given.pop("stopping_criteria", ())
     processors = given.pop("logits_processors", ())
     drafter, remember = given.pop("drafter", None), remembers(settings)
+    check_probes(drafter, model)
     given.pop("remember", None)
     predictions = as_texts("prediction", given.pop("prediction", ()))
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
@@ -69,3 +71,13 @@ def make_plan(
         **given,
     )
     return Plan(request, drafter, remember, stop, built.passages, built.dropped)
+
+
+def check_probes(drafter: Drafter | None, model: Any) -> None:
+    """Raise ConfigurationError for a drafter that wants mask tokens the model does not read."""
+    limit = model.vocab_size + model.num_masks
+    if drafter is not None and max(drafter.probe_ids, default=0) >= limit:
+        raise ConfigurationError(
+            f"this drafter wants the mask token {max(drafter.probe_ids)}, and the model reads ids "
+            f"below {limit}: load it with a SPACE adapter (space=...) and give llm.probe_ids"
+        )

@@ -30,7 +30,19 @@ class ScriptedVerifier:
         paths = [[tree.token_ids[i] for i in tree.path(node)] for node in range(len(tree))]
         next_ids = [self.next_token(self.cached + path) for path in paths]
         near = range(1, num_runner_ups + 1)
-        return Choices(next_ids, [[token + i for i in near] for token in next_ids] if near else ())
+        others = [[token + i for i in near] for token in next_ids] if near else ()
+        return Choices(next_ids, others, probed=self.probed(tree))
+
+    def probed(self, tree):
+        """What the mask tokens under a node show: the text that comes, and something else."""
+        first, found = len(tree) - tree.num_probes, []
+        for probe in range(first, len(tree)):
+            path = tree.path(probe)
+            text = self.cached + [tree.token_ids[node] for node in path if node < first]
+            for _ in range(sum(node >= first for node in path) + 1):
+                text.append(self.next_token(text))
+            found.append([(text[-1], 0.6), (text[-1] + 1, 0.2)])
+        return found
 
     def commit(self, path):
         assert all(self.tree.parents[b] == a for a, b in pairwise(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,51 @@ def worth_verifying_together(
     return [likeliest(tree, taken[i]) for i, tree in enumerate(trees)]
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Probes that may hang under a node: how many rows, and what they are expected to add.
+
+    ``owner`` tells whose node it is where several sequences share a pass.
+    """
+
+    node: int
+    rows: int
+    gain: float
+    owner: int = 0
+
+
+def worth_probing(
+    groups: Sequence[Group],
+    cost_seconds: Callable[[int], float],
+    *,
+    rows: int,
+    expected: float,
+    max_rows: int,
+) -> list[Group]:
+    """Keep the groups of probes that give the most tokens a second, now and in the next pass.
+
+    What a group adds to the next pass is counted as if this one emitted it, since it is this one
+    that pays for its rows. Groups are taken by their gain per row for as long as the quotient of
+    ``worth_verifying`` grows.
+
+    Args:
+        groups: what may hang, of all sequences in the pass.
+        cost_seconds: what a pass takes, by its rows.
+        rows: those of the pass without probes.
+        expected: the tokens it emits on average.
+        max_rows: most rows of the pass.
+    """
+    order = sorted(groups, key=lambda group: -group.gain / group.rows)
+    best, best_rate = 0, expected / cost_seconds(rows)
+    for count, group in enumerate(order, start=1):
+        rows, expected = rows + group.rows, expected + group.gain
+        if group.gain <= 0.0 or rows > max_rows:
+            break
+        if expected > best_rate * cost_seconds(rows):
+            best, best_rate = count, expected / cost_seconds(rows)
+    return order[:best]
+
+
 CREDIT = 1.0
 """The average gain at the start, in plain passes: an answer may begin with words of its own."""
 RATE = 0.05
@@ -103,6 +149,11 @@ class Returns:
         self._rest = 0
         self._is_trying = False  # with the first draft after a rest
         self._width = FIRST_WIDTH
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing will be drafted for the next pass."""
+        return self._rest > 0
 
     def allows(self, budget: int) -> int:
         """How many guesses to ask for now, ``budget`` at most; 0 while drafting rests."""

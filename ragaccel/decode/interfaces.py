@@ -19,11 +19,19 @@ class Drafter(Protocol):
 
     A drafter that learns from the tokens the model nearly chose has an attribute
     ``num_runner_ups``: so many of them come with every choice, in ``context.last``.
+
+    One that wants mask tokens under some nodes only has a method ``probe_gains(context, tree)``:
+    how many tokens those under each node are expected to add to the pass after this one. Without it
+    they hang under every node.
     """
 
     @property
     def probe_ids(self) -> Sequence[int]:
-        """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's."""
+        """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's.
+
+        They hang as a chain under a node. Ids from the model's vocabulary size on are the masks of
+        the SPACE adapter it wears.
+        """
         ...
 
     def draft(self, context: Context, budget: int) -> DraftTree:
@@ -41,6 +49,10 @@ class NoDrafter:
         return DraftTree.chain(context.token_ids[-1:])
 
 
+PROBE_RANKS = 4
+"""How many of the likeliest tokens are told of every probe."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What the target model chose after every node of a tree, probes included.
@@ -48,11 +60,14 @@ class Choices:
     ``next_ids`` is [len(tree)]. ``runner_ups`` is [len(tree)] lists of the next likeliest tokens,
     likeliest first, when they were asked for. ``uncertain`` is [len(tree)], true where the choice
     was a near tie that another number of rows might decide otherwise; empty means never.
+    ``probed`` is [num_probes] lists of at most ``PROBE_RANKS`` pairs: the tokens most likely to
+    follow each mask token, and how likely, the likeliest first.
     """
 
     next_ids: Sequence[int]
     runner_ups: Sequence[Sequence[int]] = ()
     uncertain: Sequence[bool] = ()
+    probed: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 class Verifier(Protocol):

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ragaccel.decode.accept import Acceptance, accept
-from ragaccel.decode.budget import Returns, worth_verifying
+from ragaccel.decode.budget import Group, Returns, worth_probing, worth_verifying
 from ragaccel.decode.context import Context
 from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decode.stopping import ending
@@ -21,7 +21,7 @@ from ragaccel.decode.tree import (
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ragaccel.decode.interfaces import Choices, Drafter, Verifier
     from ragaccel.decode.request import Request
@@ -56,7 +56,9 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
-        self.rows_per_node = 1 + (len(drafter.probe_ids) if self.token_budget != 0 else 0)
+        self.num_probes = len(drafter.probe_ids) if self.token_budget != 0 else 0
+        self._gains = getattr(drafter, "probe_gains", None)
+        self.rows_per_node = 1 if self._gains is not None else 1 + self.num_probes
         self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
         self._tree: DraftTree | None = None
         self._prefilled = self._recheck = False
@@ -67,11 +69,11 @@ class Session:
         self._mark = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
-        if verifier.chains_only and self.rows_per_node > 1:
+        if verifier.chains_only and self.num_probes:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
-        if self.rows_per_node > verifier.max_rows:
+        if 1 + self.num_probes > verifier.max_rows:
             raise ConfigurationError(
-                f"{len(drafter.probe_ids)} probes and a root exceed the {verifier.max_rows} rows "
+                f"{self.num_probes} probes and a root exceed the {verifier.max_rows} rows "
                 "of a verify pass: use fewer probes or a larger max_rows"
             )
 
@@ -99,6 +101,8 @@ class Session:
     def budget(self) -> int:
         """Count the guesses the next verify pass may take at most."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
+        if self._gains is not None:
+            rows -= self.num_probes
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._recheck or self._room() <= 0 else max(0, limit)
 
@@ -115,9 +119,31 @@ class Session:
         """Settle on what of a drafted tree is worth verifying in a pass of its own."""
         if self.chooses_width:
             tree = worth_verifying(tree, self.verifier.cost_seconds, self.rows_per_node)
-        plain = self.verifier.cost_seconds(1)
-        more = self.verifier.cost_seconds(len(tree) * self.rows_per_node) - plain
-        return self.settle(tree, more / max(1e-9, plain), plain)
+        cost, groups = self.verifier.cost_seconds, self.probe_groups(tree)
+        if self._gains is not None:
+            groups = worth_probing(
+                groups,
+                cost,
+                rows=len(tree),
+                expected=sum(tree.path_probs),
+                max_rows=self.verifier.max_rows,
+            )
+        plain = cost(1)
+        more = cost(len(tree) + sum(group.rows for group in groups)) - plain
+        return self.settle(tree, more / max(1e-9, plain), plain, groups)
+
+    def probe_groups(self, tree: DraftTree) -> list[Group]:
+        """List what probes may hang under the nodes of a tree that is to be verified.
+
+        None where nothing will be drafted next, nor under nodes that the answer can hardly reach:
+        behind them there must be room for a guess and the token after it.
+        """
+        if not self.num_probes or self._recheck or (self.chooses_width and self._returns.rests):
+            return []
+        room = self._room() - 1
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
+        gains = self._gains(self.context, tree) if self._gains is not None else [1.0] * len(tree)
+        return [Group(node, self.num_probes, gains[node]) for node in nodes if gains[node] > 0.0]
 
     def draft(self, budget: int) -> DraftTree:
         """Draft as many guesses as are asked for; what of them is verified, ``settle`` is told.
@@ -140,22 +166,29 @@ class Session:
         self.stats.draft_seconds += self._draft_seconds
         return tree
 
-    def settle(self, tree: DraftTree, price: float, plain_seconds: float) -> DraftTree:
+    def settle(
+        self, tree: DraftTree, price: float, plain_seconds: float, groups: Sequence[Group] = ()
+    ) -> DraftTree:
         """Take what is left of the drafted tree as the one to be verified, probes added.
 
         Args:
             tree: the root and those guesses that are worth verifying.
-            price: what the guesses add to the pass, in plain passes of this sequence.
+            price: what the guesses and probes add to the pass, in plain passes of this sequence.
             plain_seconds: what a plain pass of this sequence takes.
+            groups: the probes that are to hang under its nodes.
         """
         if self._asked and self.chooses_width:
             self._returns.take(tree.num_drafts, self._asked)
         self._price = price + self._drafting_price(plain_seconds)
-        if self.rows_per_node > 1 and not self._recheck:
-            tree = self._with_probes(tree)
-        self._tree = tree
+        nodes = sorted(group.node for group in groups)
+        self._tree = tree = attach_probes(tree, self.drafter.probe_ids, nodes)
         self._mark = perf_counter()
         return tree
+
+    @property
+    def chooses_probes(self) -> bool:
+        """Whether probes hang only where the drafter expects them to pay."""
+        return self._gains is not None
 
     @property
     def chooses_width(self) -> bool:
@@ -217,13 +250,6 @@ class Session:
     def _room(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""
         return self.request.max_new_tokens - len(self.token_ids) - 1
-
-    def _with_probes(self, tree: DraftTree) -> DraftTree:
-        """Hang the probes under every node that leaves them room before the length limit."""
-        probes = self.drafter.probe_ids
-        room = self._room() - len(probes)
-        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
-        return attach_probes(tree, probes, nodes)
 
     def _doubt(self, acceptance: Acceptance) -> Acceptance:
         """Hold back what follows the first near tie: the next pass asks again, at plain width."""

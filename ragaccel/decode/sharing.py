@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.budget import worth_verifying_together
+from ragaccel.decode.budget import worth_probing, worth_verifying_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ragaccel.decode.budget import Group
     from ragaccel.decode.session import Session
     from ragaccel.decode.tree import DraftTree
 
@@ -40,12 +42,41 @@ def settle_together(
         )
         for i, tree in zip(free, narrowed, strict=True):
             kept[i] = tree
-    roots = cost_seconds(sum(widths))
-    whole = cost_seconds(sum(len(tree) * width for tree, width in zip(kept, widths, strict=True)))
-    plain = roots / len(sessions)
-    guesses = max(1, sum(tree.num_drafts for tree in kept))
-    price = max(0.0, whole - roots) / guesses / max(1e-9, plain)
-    return [
-        session.settle(tree, price * tree.num_drafts, plain)
-        for session, tree in zip(sessions, kept, strict=True)
+    groups = _probed(sessions, kept, cost_seconds, max_rows)
+    added = [
+        tree.num_drafts + sum(group.rows for group in own)
+        for tree, own in zip(kept, groups, strict=True)
     ]
+    roots = cost_seconds(len(sessions))
+    whole = cost_seconds(len(sessions) + sum(added))
+    plain = roots / len(sessions)
+    price = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
+    return [
+        session.settle(tree, price * rows, plain, own)
+        for session, tree, rows, own in zip(sessions, kept, added, groups, strict=True)
+    ]
+
+
+def _probed(
+    sessions: Sequence[Session],
+    trees: Sequence[DraftTree],
+    cost_seconds: Callable[[int], float],
+    max_rows: int,
+) -> list[list[Group]]:
+    """Choose the probes of each session: all where it has no choice, else the most gainful."""
+    kept: list[list[Group]] = []
+    offered: list[Group] = []
+    for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
+        own = session.probe_groups(tree)
+        kept.append([] if session.chooses_probes else own)
+        offered += [replace(group, owner=i) for group in own if session.chooses_probes]
+    taken = worth_probing(
+        offered,
+        cost_seconds,
+        rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
+        expected=sum(sum(tree.path_probs) for tree in trees),
+        max_rows=max_rows,
+    )
+    for group in taken:
+        kept[group.owner].append(group)
+    return kept

@@ -31,6 +31,8 @@ class Mixture:
         self.drafters = drafters
         self.probe_ids: Sequence[int] = probing[0].probe_ids if probing else ()
         self.num_runner_ups = max(getattr(drafter, "num_runner_ups", 0) for drafter in drafters)
+        # It judges the merged tree: where others guess well, its probes have less to add.
+        self.probe_gains = getattr(probing[0], "probe_gains", None) if probing else None
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Guess at most ``budget`` tokens, from all drafters together."""

@@ -238,12 +238,13 @@ class Engine:
             cost = self.cost_of([verifier for verifier, _, _ in batch])
             cost.observe(rows.num_rows, perf_counter() - started)
         found: list[Choices | Exception] = []
+        ties = self.near_ties
         for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
             found.append(
                 part
                 if isinstance(part, Exception)
-                else read_choices(next(chosen), num_runner_ups, near_ties=self.near_ties)
+                else read_choices(next(chosen), num_runner_ups, tree.num_probes, near_ties=ties)
             )
         return found
 
@@ -257,7 +258,7 @@ class Engine:
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache
-        readable = impossible_tokens_replaced(tree, model.vocab_size)
+        readable = impossible_tokens_replaced(tree, model.vocab_size, model.num_masks)
         if self.exact:
             return exact_rows(readable, cache, EXACT_ROWS, max_positions=model.max_positions)
         return tree_rows(readable, cache, max_positions=model.max_positions)

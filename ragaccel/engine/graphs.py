@@ -99,7 +99,6 @@ class StepGraphs:
             not rows.exact
             and rows.num_rows <= ROW_BUCKETS[-1]
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
-            and rows.is_probe is None
             and all(isinstance(span.cache, ArenaCache) for span in rows.spans)
         )
 
@@ -205,7 +204,8 @@ class StepGraphs:
         # Every sequence may leave its last block partly empty.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
         splits = num_splits(rows.attended)
-        return Size(count, blocks, 1 << (splits - 1).bit_length())
+        has_masks = rows.is_probe is not None
+        return Size(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
 
 
 def _settle_most(rows: Rows) -> None:

@@ -176,15 +176,19 @@ def _probes(part: Rows) -> Tensor:
     return torch.zeros(part.num_rows, dtype=torch.bool, device=part.token_ids.device)
 
 
-def impossible_tokens_replaced(tree: DraftTree, vocab_size: int) -> DraftTree:
+def impossible_tokens_replaced(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:
     """Let a model read any guess at all: one it has no embedding for becomes token 0.
 
-    Such a token is never the model's own choice, so what is computed after it is never read.
+    Such a token is never the model's own choice, so what is computed after it is never read. Probes
+    may be any of ``num_masks`` tokens more; what follows another one is a poor guess, no more.
     """
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
-    guesses = (token if token < vocab_size else 0 for token in tree.token_ids[1:])
-    return replace(tree, token_ids=(tree.token_ids[0], *guesses))
+    end = 1 + tree.num_drafts
+    guesses = (token if token < vocab_size else 0 for token in tree.token_ids[1:end])
+    limit = vocab_size + num_masks
+    probes = (token if token < limit else 0 for token in tree.token_ids[end:])
+    return replace(tree, token_ids=(tree.token_ids[0], *guesses, *probes))
 
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:

@@ -49,8 +49,12 @@ class ScoreProcessing:
         self._bans.extend(token_ids)
         self._history.extend(token_ids)
 
-    def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``."""
+    def apply(self, scores: Tensor, paths: Sequence[Sequence[int]], num_probes: int = 0) -> Tensor:
+        """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``.
+
+        The last ``num_probes`` rows are guesses at what follows tokens not known yet: the caller's
+        processors, which may rely on being shown a text, are not asked about them.
+        """
         if self._penalty != 1.0:
             scores = self._penalize(scores, paths)
         if self._bans.size:
@@ -58,7 +62,9 @@ class ScoreProcessing:
         if self._min_new_tokens and self._eos_ids:
             scores = self._keep_going(scores, paths)
         if self._processors:
-            scores = self._call_processors(scores, paths)
+            shown = len(paths) - num_probes
+            known = self._call_processors(scores[:shown], paths[:shown])
+            scores = torch.cat((known, scores[shown:])) if num_probes else known
         return scores
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragaccel.decode.interfaces import Choices
+from ragaccel.decode.interfaces import PROBE_RANKS, Choices
 from ragaccel.engine.noise import TokenNoise
 from ragaccel.engine.processing import ScoreProcessing
 from ragaccel.engine.warp import warp
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _NEAR = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float64: 1e-12}
 _NEAR_OTHERWISE = 1e-5
+_WHOLE = 1 << 30  # a chance of 1, as an integer
 
 
 class Chooser:
@@ -56,7 +57,8 @@ class Chooser:
         Returns:
             int64 [n, k] on the logits' device, for ``read_choices``: the choice, then, if any were
             asked for, the likeliest tokens, one more than asked, as the choice may be among them,
-            then, if asked for, 1 where the choice is a near tie.
+            then, if the tree has probes, the tokens that may follow them and their chances, in
+            units of 2^-30, then, if asked for, 1 where the choice is a near tie.
         """
         scores = judged = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
@@ -68,6 +70,8 @@ class Chooser:
         if num_runner_ups:
             count = min(num_runner_ups + 1, scores.shape[-1])
             parts.append(scores.topk(count, dim=-1).indices)
+        if tree.num_probes:
+            parts.append(_probed(judged, tree.num_probes))
         if self._near_ties:
             parts.append(_is_near_tie(judged, logits.dtype))
         return torch.cat(parts, dim=1)
@@ -82,15 +86,17 @@ class Chooser:
             return logits
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not self._processing.is_idle:
-            scores = self._processing.apply(scores, token_paths(tree))
+            scores = self._processing.apply(scores, token_paths(tree), tree.num_probes)
         return warp(scores, self._sampling) if sampled else scores
 
 
 def token_paths(tree: DraftTree) -> list[list[int]]:
-    """List the tokens from the root to each node, both included."""
+    """List the tokens from the root to each node, both included; to a probe, those before it."""
     paths: list[list[int]] = []
-    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    first_probe = len(tree) - tree.num_probes
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        before = paths[parent] if parent >= 0 else []
+        paths.append(before if node >= first_probe else [*before, token])
     return paths
 
 
@@ -113,16 +119,24 @@ def wait_for(logits: Tensor) -> None:
 
 
 def read_choices(
-    rows: Sequence[Sequence[int]], num_runner_ups: int, *, near_ties: bool = False
+    rows: Sequence[Sequence[int]],
+    num_runner_ups: int,
+    num_probes: int = 0,
+    *,
+    near_ties: bool = False,
 ) -> Choices:
     """Read what ``Chooser.choose`` returned, as lists."""
     chosen = [row[0] for row in rows]
     uncertain = [bool(row[-1]) for row in rows] if near_ties else ()
+    end = len(rows[0]) - bool(near_ties)
+    probed: list[list[tuple[int, float]]] = []
+    if num_probes:
+        end -= 2 * PROBE_RANKS
+        probed = [_pairs(row[end : end + 2 * PROBE_RANKS]) for row in rows[-num_probes:]]
     if num_runner_ups == 0:
-        return Choices(chosen, uncertain=uncertain)
-    end = -1 if near_ties else None
+        return Choices(chosen, uncertain=uncertain, probed=probed)
     others = [[token for token in row[1:end] if token != row[0]] for row in rows]
-    return Choices(chosen, [row[:num_runner_ups] for row in others], uncertain)
+    return Choices(chosen, [row[:num_runner_ups] for row in others], uncertain, probed)
 
 
 def _best(scores: Tensor) -> Tensor:
@@ -131,6 +145,28 @@ def _best(scores: Tensor) -> Tensor:
     if scores.element_size() < 4 and scores.device.type == "cpu":
         return scores.max(dim=-1, keepdim=True).indices
     return scores.argmax(dim=-1, keepdim=True)
+
+
+def _probed(scores: Tensor, num_probes: int) -> Tensor:
+    """The likeliest tokens after each probe and their chances. [n, 2 * PROBE_RANKS] int64.
+
+    With sampling the position's noise is in the scores, so the first is what the model will draw if
+    it agrees with the probe. Rows of other nodes are 0, and so is what a vocabulary lacks.
+    """
+    found = torch.zeros(len(scores), 2, PROBE_RANKS, dtype=torch.int64, device=scores.device)
+    rows = scores[-num_probes:].float()
+    best = rows.topk(min(PROBE_RANKS, rows.shape[-1]), dim=-1)
+    chances = (best.values - rows.logsumexp(-1, keepdim=True)).exp()
+    count = best.indices.shape[-1]
+    found[-num_probes:, 0, :count] = best.indices
+    found[-num_probes:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
+    return found.flatten(1)
+
+
+def _pairs(columns: Sequence[int]) -> list[tuple[int, float]]:
+    """Tokens and chances as ``_probed`` wrote them, without those of no chance."""
+    tokens, chances = columns[:PROBE_RANKS], columns[PROBE_RANKS:]
+    return [(t, c / _WHOLE) for t, c in zip(tokens, chances, strict=True) if c > 0]
 
 
 def _is_near_tie(scores: Tensor, dtype: torch.dtype) -> Tensor:

@@ -52,11 +52,15 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The bucket of a pass: rows, row blocks and splits of the attended tokens."""
+    """The bucket of a pass: rows, row blocks and splits of the attended tokens.
+
+    ``has_masks`` tells that some rows may be mask tokens: what acts on them is left out of others.
+    """
 
     rows: int
     blocks: int
     splits: int
+    has_masks: bool = False
 
 
 class StaticPass:

@@ -18,7 +18,8 @@ class TargetModel(Protocol):
     """A causal language model whose output must be reproduced exactly.
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
-    ``vocab_size`` how many different tokens it can read; ``joins_sequences`` whether one pass can
+    ``vocab_size`` how many different tokens it can read, ``num_masks`` how many mask tokens
+    besides, with the ids that follow; ``joins_sequences`` whether one pass can
     take the rows of several, and exact ones.
     """
 
@@ -35,6 +36,11 @@ class TargetModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id the model reads."""
+        ...
+
+    @property
+    def num_masks(self) -> int:
+        """How many mask tokens it reads, numbered from ``vocab_size`` on."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.recycling import Adjacency
+from ragaccel.draft.space_calibration import SpaceCalibration
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.figures import Figures, MemoryFigures
 from ragaccel.memory.files import Changes, Filed, named
@@ -35,6 +36,7 @@ class Recollection:
     adjacency: Adjacency
     calibration: Calibration = field(default_factory=Calibration)
     recycling_calibration: Calibration = field(default_factory=Calibration)
+    space_calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
     changes: Changes = field(default_factory=Changes, repr=False, compare=False)
 
     @property
@@ -62,6 +64,7 @@ class Recollection:
         self.adjacency.clear()
         self.calibration.clear()
         self.recycling_calibration.clear()
+        self.space_calibration.clear()
         self.changes.mark()
 
     def figures(self) -> Figures:
@@ -89,9 +92,16 @@ class Recollection:
         self.adjacency.restore(part(state, "adjacency/"), self.history.vocab_size)
         self.calibration.restore(part(state, "calibration/"))
         self.recycling_calibration.restore(part(state, "recycling_calibration/"))
+        self.space_calibration.restore(part(state, "space_calibration/"))
 
 
-_LEARNERS = ("history", "adjacency", "calibration", "recycling_calibration")
+_LEARNERS = (
+    "history",
+    "adjacency",
+    "calibration",
+    "recycling_calibration",
+    "space_calibration",
+)
 
 
 def part(state: State, prefix: str) -> State:

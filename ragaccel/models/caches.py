@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ragaccel.engine.layout import is_plain, reaches_past
 from ragaccel.models.attention import enter_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ragaccel.engine.kv_cache import KVCache
-    from ragaccel.engine.layout import Rows
+    from ragaccel.engine.layout import Masks, Rows
+    from ragaccel.models.architecture import Architecture
 
 
 class PassCache(Cache):
@@ -104,3 +106,20 @@ class CacheAdapter(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Return how many tokens are cached."""
         return self._cache.length
+
+
+def stock_mask(
+    rows: Rows, masks: Masks, architecture: Architecture
+) -> Tensor | dict[str, Tensor | None] | None:
+    """Make the mask that a model's own attention is given for the rows of one sequence."""
+    span, window = rows.spans[0], architecture.window
+    skips = architecture.skips_plain_masks
+    if not architecture.is_mixed:
+        if skips and is_plain(span, window):
+            return None
+        return masks.make(rows, span, window)[None, None]
+    full = None if skips and is_plain(span) else masks.make(rows, span)[None, None]
+    near = full
+    if reaches_past(span, window):
+        near = masks.make(rows, span, window)[None, None]
+    return {"full_attention": full, "sliding_attention": near}

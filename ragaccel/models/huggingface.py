@@ -8,6 +8,7 @@ window put into the mask, so that any layer can roll back.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,14 +18,17 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.graphs import CaptureError
 from ragaccel.engine.host_memory import free_bytes
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Masks, Rows, is_plain, reaches_past
+from ragaccel.engine.layout import Masks, Rows
+from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending
-from ragaccel.models.caches import CacheAdapter, PassCache
+from ragaccel.models.caches import CacheAdapter, PassCache, stock_mask
 from ragaccel.models.packing import PackedLinear, has_packed, pack_linears, packed_bytes
 from ragaccel.models.packing_choices import PackingChoices
 from ragaccel.models.row_by_row import activate_row_by_row
 from ragaccel.models.self_check import check_model, expected_passes, passes_check
+from ragaccel.models.space import WornSpace
+from ragaccel.models.static import StaticNetwork, make_graphs, triton_kernel
 from ragaccel.models.twin import make_twin
 from ragaccel.models.watching import WeightWatch
 from ragaccel.models.weights import cost_key, input_device, weight_bytes
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from ragaccel.engine.graphs import StepGraphs
     from ragaccel.engine.static_pass import Kernel
     from ragaccel.models.self_check import Expected
-    from ragaccel.models.static import StaticNetwork
+    from ragaccel.models.space_adapter import SpaceAdapter
 
 
 _GRAPHED = (torch.bfloat16, torch.float16, torch.float32)  # what the kernels multiply
@@ -101,9 +105,12 @@ class HuggingFaceModel:
         self._packed: list[PackedLinear] = []
         self.arena: Arena | None = None
         """Where caches must lie for passes to be replayed as CUDA graphs."""
-        self._graphs: StepGraphs | None = None
+        self.graphs: StepGraphs | None = None
+        """What runs passes of few rows over static buffers, where there are such."""
         self._static: StaticNetwork | None = None
         self._num_captures = 0  # of graphs that are no longer used
+        self.num_masks = 0  # that it reads, numbered from ``vocab_size`` on
+        self._space: WornSpace | None = None
         expected = expected_passes(self) if self_check else None
         self._choose_network(expected)
         if self._attends and pack is not False:
@@ -126,14 +133,9 @@ class HuggingFaceModel:
         return self._masks.dtype
 
     @property
-    def graphs(self) -> StepGraphs | None:
-        """What runs passes of few rows over static buffers, where there are such."""
-        return self._graphs
-
-    @property
     def num_captures(self) -> int:
         """How many passes were captured so far, or were to be; they took longer than others."""
-        return self._num_captures if self._graphs is None else self._graphs.num_captures
+        return self._num_captures if self.graphs is None else self.graphs.num_captures
 
     @property
     def joins_sequences(self) -> bool:
@@ -144,6 +146,21 @@ class HuggingFaceModel:
     def why_apart(self) -> str:
         """Why no pass can, and what helps; empty where ``joins_sequences``."""
         return "" if self._attends else self._why_apart
+
+    def use_space(self, adapter: SpaceAdapter) -> None:
+        """Wear a SPACE adapter from now on: what real tokens give stays the same to the last bit.
+
+        Raises:
+            ConfigurationError: it is for another model, or another one is worn.
+        """
+        if self._space is not None:
+            raise ConfigurationError("this model wears a SPACE adapter already: load it anew")
+        adapter.check(self.model)
+        self._space = WornSpace(adapter, self.network, self.dtype)
+        self.num_masks, self.cost_key = adapter.num_masks, f"{self.cost_key}-space"
+        if self._static is not None:
+            self._static.use_space(self._space)
+            self.free_memory()  # passes captured before know nothing of it
 
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
@@ -171,8 +188,8 @@ class HuggingFaceModel:
         for layer in self._packed:
             if id(layer.weight) in changed:
                 layer.pack_again()
-        if changed and self._graphs is not None:
-            self._graphs.clear()
+        if changed and self.graphs is not None:
+            self.graphs.clear()
         return self._watch.version
 
     def weights_changed(self) -> None:
@@ -194,8 +211,8 @@ class HuggingFaceModel:
 
     def free_memory(self) -> None:
         """Free captured passes; they are captured anew when they are wanted again."""
-        if self._graphs is not None:
-            self._graphs.clear()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
@@ -203,14 +220,18 @@ class HuggingFaceModel:
         Raises:
             ValueError: rows of several sequences, where ``joins_sequences`` is false.
         """
-        if self._graphs is not None and keep == rows.num_rows and self._graphs.takes(rows):
+        if self.graphs is not None and keep == rows.num_rows and self.graphs.takes(rows):
             try:
-                return self._graphs.run(rows)
+                return self.graphs.run(rows)
             except CaptureError as error:
                 logger.warning("passes are launched operation by operation: %s", error)
-                self._num_captures = self._graphs.num_captures
-                self._graphs = None  # caches stay where they are, other passes read them as well
-        rows = rows.to(self.device)
+                self._num_captures = self.graphs.num_captures
+                self.graphs = None  # caches stay where they are, other passes read them as well
+        space = None if rows.is_probe is None else self._space
+        with nullcontext() if space is None else space.marked(rows.token_ids):
+            return self._forward(rows.to(self.device), keep)
+
+    def _forward(self, rows: Rows, keep: int) -> Tensor:
         for span in rows.spans:
             span.cache.settle()
         if self._attends:
@@ -223,11 +244,15 @@ class HuggingFaceModel:
         cache = rows.spans[0].cache
         if not isinstance(cache.adapter, CacheAdapter):
             cache.adapter = CacheAdapter(cache, self.architecture.num_layers)
-        return self._run(rows, self._attention_mask(rows), cache.adapter, keep)
+        mask = stock_mask(rows, self._masks, self.architecture)
+        return self._run(rows, mask, cache.adapter, keep)
 
     def _run(self, rows: Rows, mask: Any, cache: Cache, keep: int) -> Tensor:
+        given: dict[str, Any] = {"input_ids": rows.token_ids}
+        if self._space is not None and rows.is_probe is not None:
+            given = {"inputs_embeds": self._space.embed(self.network, rows.token_ids)}
         output = self.network(
-            input_ids=rows.token_ids,
+            **given,
             attention_mask=mask,
             position_ids=rows.positions,
             past_key_values=cache,
@@ -244,52 +269,31 @@ class HuggingFaceModel:
             self._packed = pack_linears(trees, keep=not owned, choices=choices)
 
     def _make_graphs(self, expected: Expected | None) -> None:
-        try:
-            from ragaccel.engine.kernels import TritonKernel
-        except ImportError:
-            logger.info("no triton: passes are launched operation by operation")
-            return
-        self.use_graphs(TritonKernel, capture=True)
-        if expected is not None and not passes_check(self, expected):
-            self.launch_each()
+        kernel = triton_kernel()
+        if kernel is not None:
+            self.use_graphs(kernel, capture=True)
+            if expected is not None and not passes_check(self, expected):
+                self.launch_each()
 
     def use_graphs(self, make_kernel: Callable[[], Kernel], *, capture: bool) -> None:
         """Run passes of few rows over static buffers with this attention, if the model can."""
-        from ragaccel.models.static import make_graphs
-
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
-            self.arena, self._graphs, self._static = made
+            self.arena, self.graphs, self._static = made
 
     def launch_each(self) -> None:
         """Launch passes operation by operation from now on: no static buffers, no graphs."""
-        self.arena, self._graphs, self._static = None, None, None
+        self.arena, self.graphs, self._static = None, None, None
 
     def compile(self) -> bool:
         """Have torch compile the passes that are replayed; say whether there are such."""
         if self._static is None:
             return False
         self._static.compile()
-        if self._graphs is not None:
-            self._graphs.clear()  # they replay what was captured before
+        self.free_memory()  # graphs replay what was captured before
         return True
 
     @property
     def is_compiled(self) -> bool:
         """Whether replayed passes are compiled; not where torch did not take the model."""
         return self._static is not None and self._static.is_compiled
-
-    def _attention_mask(self, rows: Rows) -> Tensor | dict[str, Tensor | None] | None:
-        architecture, span = self.architecture, rows.spans[0]
-        window = architecture.window
-        if not architecture.is_mixed:
-            if architecture.skips_plain_masks and is_plain(span, window):
-                return None
-            return self._masks.make(rows, span, window)[None, None]
-        full = None
-        if not (architecture.skips_plain_masks and is_plain(span)):
-            full = self._masks.make(rows, span)[None, None]
-        near = full
-        if reaches_past(span, window):
-            near = self._masks.make(rows, span, window)[None, None]
-        return {"full_attention": full, "sliding_attention": near}

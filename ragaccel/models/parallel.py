@@ -53,6 +53,8 @@ class ParallelModel:
         channel: to the others, who ``follow``.
     """
 
+    num_masks = 0  # an adapter's changes are not split
+
     def __init__(self, target: HuggingFaceModel, channel: Channel) -> None:
         self.target = target
         self._lead = lead = _Lead(channel)

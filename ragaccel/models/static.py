@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ragaccel.engine.static_pass import Kernel
     from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.space import WornSpace
 
 NAME = "ragaccel_static"
 
@@ -105,14 +106,27 @@ class StaticNetwork:
         self._windows = target.architecture.windows
         self._is_mixed = target.architecture.is_mixed
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
+        self._space: WornSpace | None = None
+
+    def use_space(self, space: WornSpace) -> None:
+        """Let passes have mask tokens among their rows."""
+        space.wrap(self._eager)
+        self._space = space
 
     def compute(self, static: StaticPass) -> Tensor:
         """Run the model over a static pass; return the logits of all its rows, [N, V]."""
         _RUNNING.static, _RUNNING.windows = static, self._windows
         try:
-            return self._run(static.token_ids, static.positions)
+            return self._compute(static)
         finally:
             _RUNNING.static = None
+
+    def _compute(self, static: StaticPass) -> Tensor:
+        ids, space = static.token_ids, self._space
+        if space is None or not static.size.has_masks:
+            return self._run({"input_ids": ids}, static.positions)
+        with space.marked(ids, is_static=True):
+            return self._run({"inputs_embeds": space.embed(self._eager, ids)}, static.positions)
 
     def compile(self) -> None:
         """Have torch compile the pass at its next runs, for any number of rows."""
@@ -123,24 +137,24 @@ class StaticNetwork:
         """Whether passes are compiled, or will be at their next run."""
         return self._network is not self._eager
 
-    def _run(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def _run(self, given: dict[str, Tensor], positions: Tensor) -> Tensor:
         kinds = ("full_attention", "sliding_attention")
         mask = dict.fromkeys(kinds, self._mask) if self._is_mixed else self._mask
         try:
-            output = self._forward(token_ids, positions, mask)
+            output = self._forward(given, positions, mask)
         except Exception as error:
             if self._network is self._eager or isinstance(error, torch.OutOfMemoryError):
                 raise
             cause = next(filter(None, str(error).splitlines()), type(error).__name__)
             logger.warning("torch.compile does not take this model, it runs without: %s", cause)
             self._network = self._eager
-            output = self._forward(token_ids, positions, mask)
+            output = self._forward(given, positions, mask)
         logits: Tensor = output.logits[0]
         return logits
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, mask: Any) -> Any:
+    def _forward(self, given: dict[str, Tensor], positions: Tensor, mask: Any) -> Any:
         return self._network(
-            input_ids=token_ids,
+            **given,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=_Through(),
@@ -169,6 +183,16 @@ def make_graphs(
     arena, network = Arena(layout), StaticNetwork(target, twin)
     graphs = StepGraphs(network.compute, arena, make_kernel, group=group, capture=capture)
     return arena, graphs, network
+
+
+def triton_kernel() -> Callable[[], Kernel] | None:
+    """Return the maker of our GPU attention; None where triton is not installed."""
+    try:
+        from ragaccel.engine.kernels import TritonKernel
+    except ImportError:
+        logger.info("no triton: passes are launched operation by operation")
+        return None
+    return TritonKernel
 
 
 class _Through(Cache):

@@ -83,7 +83,7 @@ def test_replayed_graphs_give_the_same_tokens_across_buckets(family):
         request = Request(prompt, max_new_tokens=40)
         assert decode(engine, request, NoDrafter()) == expected
         assert decode(engine, request, Cheat(prompt, expected), 40) == expected
-    assert len(target._graphs._passes) > 5
+    assert len(target.graphs._passes) > 5
 
 
 def test_sequences_share_replayed_graphs():
@@ -98,7 +98,7 @@ def test_sequences_share_replayed_graphs():
 def test_graphs_that_were_freed_are_captured_again():
     model = make_tiny_model("llama", torch.float32, max_position_embeddings=4096).cuda()
     target = HuggingFaceModel(model)
-    engine, graphs = Engine(target, kept_prefixes=0), target._graphs
+    engine, graphs = Engine(target, kept_prefixes=0), target.graphs
     graphs._max_passes = 2
     for length in (30, 520, 30, 1030):
         prompt = random_prompt(length, length)

@@ -61,7 +61,7 @@ def captured(target, monkeypatch):
         graph.logits = graphs._step(static)
         return graph, graph.logits
 
-    monkeypatch.setattr(target._graphs, "_capture", True)
+    monkeypatch.setattr(target.graphs, "_capture", True)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(StepGraphs, "_captured", record)
     monkeypatch.setattr(Replay, "count", 0)
@@ -106,7 +106,7 @@ def sizes_run(monkeypatch):
 def test_the_passes_that_were_not_used_for_longest_are_freed(
     monkeypatch, captured, expected, bound
 ):
-    graphs = captured._graphs
+    graphs = captured.graphs
     graphs.__dict__.update(bound)
     made, kept = sizes_run(monkeypatch), []
     for drafter in drafters(expected):
@@ -122,7 +122,7 @@ def test_the_passes_that_were_not_used_for_longest_are_freed(
 
 @torch.inference_mode()
 def test_the_last_used_passes_stay(captured):
-    graphs, cache = captured._graphs, captured.new_cache(None, None)
+    graphs, cache = captured.graphs, captured.new_cache(None, None)
     graphs._max_passes = 2
     for number in (1, 8, 1, 20):
         captured.forward(run_rows(range(number), cache), number)
@@ -132,7 +132,7 @@ def test_the_last_used_passes_stay(captured):
 
 def test_what_is_kept_is_counted(monkeypatch, captured, expected):
     monkeypatch.setattr(PlainKernel, "num_bytes", 1000)
-    graphs = captured._graphs
+    graphs = captured.graphs
     decode(Engine(captured), Request(PROMPT, max_new_tokens=NEW), Cheat(PROMPT, expected))
     logits = sum(static.recorded[1].nbytes for static in graphs._passes.values())
     assert graphs.num_bytes > logits + 1000 * len(graphs._passes)
@@ -146,14 +146,14 @@ def test_a_replay_that_finds_no_memory_loses_no_move(monkeypatch, captured, expe
     monkeypatch.setattr(Replay, "fails", frozenset(range(at, at + times)))
     engine, request = Engine(captured), Request(PROMPT, max_new_tokens=NEW)
     drafter = Beside(expected)
-    freed, clear = [], captured._graphs.clear
-    monkeypatch.setattr(captured._graphs, "clear", lambda: freed.append(clear()))
+    freed, clear = [], captured.graphs.clear
+    monkeypatch.setattr(captured.graphs, "clear", lambda: freed.append(clear()))
     if times == 1:
         assert decode(engine, request, drafter, 5) == expected
     else:
         with pytest.raises(CapacityError, match=r"no memory left on cpu for a pass of \d+ rows"):
             decode(engine, request, drafter, 5)
-        assert not captured._graphs._passes
+        assert not captured.graphs._passes
         assert decode(engine, request, drafter, 5) == expected
     assert len(freed) == times
     assert captured.graphs is not None
@@ -177,7 +177,7 @@ def test_moves_that_find_no_memory_are_done_when_there_is_some(monkeypatch, targ
 
 @pytest.mark.parametrize("at", range(1, 8))
 def test_passes_that_find_no_memory_do_no_move_twice(monkeypatch, target, expected, at):
-    compute, calls = target._graphs._compute, []
+    compute, calls = target.graphs._compute, []
 
     def failing(static):
         calls.append(static)
@@ -185,7 +185,7 @@ def test_passes_that_find_no_memory_do_no_move_twice(monkeypatch, target, expect
             raise FULL
         return compute(static)
 
-    monkeypatch.setattr(target._graphs, "_compute", failing)
+    monkeypatch.setattr(target.graphs, "_compute", failing)
     request = Request(PROMPT, max_new_tokens=NEW)
     assert decode(Engine(target), request, Beside(expected), 5) == expected
     assert len(calls) > at
@@ -216,9 +216,9 @@ def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, ex
 def test_memory_is_freed_for_those_who_need_it(captured, expected):
     engine, request = Engine(captured), Request(PROMPT, max_new_tokens=NEW)
     decode(engine, request, Cheat(PROMPT, expected))
-    assert captured._graphs._passes
+    assert captured.graphs._passes
     assert engine.pool.num_idle
     engine.free_memory()
-    assert not captured._graphs._passes
+    assert not captured.graphs._passes
     assert not engine.pool.num_idle
     assert decode(engine, request, Cheat(PROMPT, expected)) == expected

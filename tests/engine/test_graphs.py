@@ -35,7 +35,7 @@ def test_static_passes_give_the_same_tokens(family):
     for drafter in (NoDrafter(), RandomDrafter(1, VOCAB), Cheat(prompt, expected)):
         found = decode(engine, Request(prompt, max_new_tokens=25), drafter)
         assert found == expected
-    assert len(target._graphs._passes) > 2
+    assert len(target.graphs._passes) > 2
 
 
 def logits_of_a_tree(target):
@@ -80,17 +80,15 @@ def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, most
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     expected = [generate(tiny_model("llama"), prompt, 40) for prompt in prompts]
     target = static_target()
-    run, moves = target._graphs.run, []
+    run, moves = target.graphs.run, []
 
     def watched(rows):
         moves.append(sum(span.cache.num_moves for span in rows.spans))
         return run(rows)
 
-    monkeypatch.setattr(target._graphs, "run", watched)
-    takes = target._graphs.takes
-    monkeypatch.setattr(
-        target._graphs, "takes", lambda rows: takes(rows) or pytest.fail("launched")
-    )
+    monkeypatch.setattr(target.graphs, "run", watched)
+    takes = target.graphs.takes
+    monkeypatch.setattr(target.graphs, "takes", lambda rows: takes(rows) or pytest.fail("launched"))
     requests = [Request(prompt, max_new_tokens=40) for prompt in prompts]
     drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
     assert run_together(Engine(target), requests, drafters) == expected
@@ -110,19 +108,19 @@ def test_passes_that_ran_for_the_first_time_are_no_costs():
     request = Request(prompt, max_new_tokens=40)
     for seed in range(3):
         assert decode(engine, request, Cheat(prompt, expected, seed), 12) == expected
-    assert target.num_captures == len(target._graphs._passes) > 1
+    assert target.num_captures == len(target.graphs._passes) > 1
     assert engine.costs.of("greedy").num_passes == sum(verified) - target.num_captures > 0
 
 
 def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
     target, prompt = static_target(), random_prompt(21)
-    monkeypatch.setattr(target._graphs, "_capture", True)
+    monkeypatch.setattr(target.graphs, "_capture", True)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
 
     def refused(static):
         raise CaptureError("it waits for the device")
 
-    monkeypatch.setattr(target._graphs, "_captured", refused)
+    monkeypatch.setattr(target.graphs, "_captured", refused)
     engine = Engine(target)
     found = decode(engine, Request(prompt, max_new_tokens=9), NoDrafter())
     assert found == generate(tiny_model("llama"), prompt, 9)
@@ -168,7 +166,7 @@ def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten():
 
     request = Request(random_prompt(9), max_new_tokens=3)
     decode(engine, request, NoDrafter())
-    for static in target._graphs._passes.values():
+    for static in target.graphs._passes.values():
         static._copied = Copied(static)
     with patch("torch.cuda.current_stream"):
         decode(engine, Request(random_prompt(9, 1), max_new_tokens=3), NoDrafter())
@@ -210,7 +208,7 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(mo
         calls.append(rows)
         raise CaptureError("it waits for the device")
 
-    monkeypatch.setattr(target._graphs, "run", refused)
+    monkeypatch.setattr(target.graphs, "run", refused)
     expected = generate(tiny_model("llama"), prompt, 25)
     request = Request(prompt, max_new_tokens=25)
     assert decode(Engine(target), request, Cheat(prompt, expected)) == expected
@@ -233,6 +231,6 @@ def test_static_passes_are_checked_as_others_are(monkeypatch):
     expected = expected_passes(target)
     check_model(target, expected)
     monkeypatch.setattr(PlainKernel, "__call__", lambda _, q, *_args, **_settings: q * 0.0)
-    target._graphs.clear()
+    target.graphs.clear()
     with pytest.raises(ModelRefusedError, match="deviates from plain decoding"):
         check_model(target, expected)
