@@ -1,0 +1,279 @@
+"""Models that wear a SPACE adapter: the paper's layout, rows as they were, answers as they were."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from decoding import decode, run_together
+from fakes import RandomDrafter
+from space_models import masks_of, random_adapter, wearing
+from static_passes import static_target
+from tiny_models import FAMILIES, VOCAB, generate, make_tiny_model, random_prompt, tiny_model
+
+from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.draft.mixture import Mixture
+from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.draft.trie import TrieDrafter
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.layout import Masks, run_rows, tree_rows
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.huggingface import HuggingFaceModel
+
+SOME = ["llama", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gpt2", "opt"]
+
+
+def paper_tree(num_masks):
+    """The paper's figure: the last token, k candidates, k mask tokens under each of them."""
+    tree = DraftTree.chain(range(1, num_masks + 2))
+    return attach_probes(tree, range(VOCAB, VOCAB + num_masks), range(num_masks + 1))
+
+
+@pytest.mark.parametrize("num_masks", [1, 2, 5])
+def test_layout_is_the_papers_figure(num_masks):
+    target = HuggingFaceModel(tiny_model("llama"))
+    cache = target.new_cache(None, None)
+    target.forward(run_rows(random_prompt(7), cache), 1)
+    cache.keep(range(7))
+    k, tree = num_masks, paper_tree(num_masks)
+    rows = tree_rows(tree, cache)
+    assert rows.num_rows == (k + 1) ** 2
+    assert rows.is_probe.tolist() == [False] * (k + 1) + [True] * (k * (k + 1))
+    positions, sees = rows.positions[0].tolist(), rows.spans[0].sees
+    for c in range(k + 1):  # the root and candidate c stand one after another
+        assert positions[c] == 7 + c
+        assert sees[c].nonzero()[:, 0].tolist() == list(range(c + 1))
+        for m in range(k):  # its mask tokens see what it sees, itself and those before them
+            row = k + 1 + c * k + m
+            assert positions[row] == 7 + c + 1 + m
+            own = range(row - m, row + 1)
+            assert sees[row].nonzero()[:, 0].tolist() == [*range(c + 1), *own]
+            # SPACE's rule: as many visible keys as the position says
+            assert int(sees[row].sum()) + 7 - 1 == positions[row]
+    mask = Masks(torch.float64, torch.device("cpu")).make(rows, rows.spans[0])
+    assert torch.equal(mask[:, :7], torch.zeros(len(tree), 7, dtype=torch.float64))
+    assert torch.equal(mask[:, 7:] == 0, sees)
+
+
+def alone(target, prompt, path, adapter):
+    """Logits of transformers' own pass over a prompt, some tokens and all mask tokens behind."""
+    model, k = target.model, adapter.num_masks
+    ids = torch.tensor([[*prompt, *path]])
+    embedding = model.get_input_embeddings()
+    given = torch.cat((embedding(ids), adapter.mask_embeddings.to(target.dtype)[None]), dim=1)
+    positions = torch.arange(given.shape[1])[None]
+    space = target._space
+    if getattr(model.config, "attn_logit_softcapping", None):
+        target.network.set_attn_implementation("eager")
+    with torch.no_grad(), space.marked(torch.tensor([[*prompt, *path, *masks_of(target)]])):
+        found = target.network(inputs_embeds=given, position_ids=positions, use_cache=False)
+    return found.logits[0, -k:]
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_mask_tokens_see_their_own_group_alone(family):
+    target = wearing(family)
+    cache = target.new_cache(None, None)
+    prompt = random_prompt(6)
+    target.forward(run_rows(prompt, cache), 1)
+    cache.keep(range(len(prompt)))
+    tree = paper_tree(3)
+    with torch.inference_mode():
+        logits = target.forward(tree_rows(tree, cache), len(tree))
+    logits = logits.clone()
+    for c in range(4):
+        wanted = alone(target, prompt, tree.token_ids[: c + 1], target._space.adapter)
+        first = 4 + 3 * c
+        torch.testing.assert_close(logits[first : first + 3], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", SOME)
+def test_rows_of_real_tokens_are_the_same_to_the_last_bit(family, dtype):
+    model = make_tiny_model(family, dtype)
+    bare, worn = (
+        HuggingFaceModel(model, self_check=False),
+        HuggingFaceModel(model, self_check=False),
+    )
+    worn.use_space(random_adapter(model))
+    prompt, tree = random_prompt(20), paper_tree(3)
+    found = []
+    for target in (bare, worn):
+        cache = target.new_cache(None, None)
+        with torch.inference_mode():
+            read = target.forward(run_rows(prompt, cache), 20).clone()
+            cache.keep(range(20))
+            # a model without masks reads another token in their place
+            ids = tuple(min(t, VOCAB - 1 + 10**9 * (target is worn)) for t in tree.token_ids)
+            logits = target.forward(tree_rows(replace(tree, token_ids=ids), cache), len(tree))
+            found.append((read, logits.clone()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1][:4], found[1][1][:4])
+    assert not torch.equal(found[0][1][4:], found[1][1][4:])
+
+
+def drafters_of(target):
+    probes = masks_of(target)
+    return {
+        "paper": PaperSpaceDrafter(probes),
+        "tree": SpaceDrafter(probes),
+        "mixed": Mixture(TrieDrafter(), SpaceDrafter(probes)),
+        "among nonsense": Mixture(RandomDrafter(5, VOCAB), SpaceDrafter(probes)),
+        "paper among nonsense": Mixture(RandomDrafter(6, VOCAB), PaperSpaceDrafter(probes)),
+    }
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize(
+    "kind", ["paper", "tree", "mixed", "among nonsense", "paper among nonsense"]
+)
+def test_answers_stay_the_same(family, kind):
+    target = wearing(family)
+    engine, prompt = Engine(target), random_prompt(9)
+    request = Request(prompt_ids=prompt, max_new_tokens=30)
+    wanted = generate(target.model, prompt, 30)
+    for budget in (None, 3, 0):
+        assert decode(engine, request, drafters_of(target)[kind], token_budget=budget) == wanted
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("kind", ["paper", "tree", "mixed"])
+def test_a_seed_gives_the_same_text_with_and_without(family, kind):
+    target = wearing(family)
+    engine = Engine(target)
+    for seed in range(3):
+        request = Request(
+            prompt_ids=random_prompt(9, seed),
+            max_new_tokens=24,
+            sampling=Sampling(temperature=0.8, top_p=0.9, seed=seed),
+        )
+        plain = decode(engine, request, token_budget=0)
+        assert decode(engine, request, drafters_of(target)[kind], token_budget=None) == plain
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2", "phi3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_batch_of_four(family, temperature):
+    target = wearing(family)
+    engine = Engine(target)
+    requests = [
+        Request(
+            prompt_ids=random_prompt(5 + 3 * i, i),
+            max_new_tokens=12 + 5 * i,
+            sampling=Sampling(temperature=temperature, seed=i),
+        )
+        for i in range(4)
+    ]
+    wanted = [decode(engine, request, token_budget=0) for request in requests]
+    kinds = ["paper", "tree", "mixed", "tree"]
+    for budget in (None, 3):
+        drafters = [drafters_of(target)[kind] for kind in kinds]
+        assert run_together(engine, requests, drafters, token_budget=budget) == wanted
+
+
+def test_processors_and_penalties_stay_what_they_are():
+    target = wearing("llama")
+    shown = []
+
+    def processor(ids, scores):
+        shown.append(ids[0].tolist())
+        return scores.index_fill(-1, ids[0, -1:] % 7, -1e9)
+
+    request = Request(
+        prompt_ids=random_prompt(8),
+        max_new_tokens=20,
+        repetition_penalty=1.3,
+        no_repeat_ngram_size=3,
+        processors=(processor,),
+    )
+    engine = Engine(target)
+    plain = decode(engine, request, token_budget=0)
+    shown.clear()
+    assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == plain
+    assert max(max(ids) for ids in shown) < VOCAB  # no mask token is ever shown
+
+
+def test_near_the_end_of_what_a_model_reads():
+    target = wearing("llama", max_position_embeddings=32)
+    prompt = random_prompt(10)
+    request = Request(prompt_ids=prompt, max_new_tokens=22)
+    engine = Engine(target)
+    plain = decode(engine, request, token_budget=0)
+    for kind in ("paper", "tree"):
+        assert decode(engine, request, drafters_of(target)[kind], token_budget=None) == plain
+
+
+def test_a_packed_model_wears_one_too():
+    target = HuggingFaceModel(make_tiny_model("llama", torch.float32, hidden_size=256), pack=True)
+    prompt = random_prompt(12)
+    request = Request(prompt_ids=prompt, max_new_tokens=20)
+    plain = decode(Engine(target), request, token_budget=0)
+    target.use_space(random_adapter(target.model))
+    assert decode(Engine(target), request, token_budget=0) == plain
+    assert decode(Engine(target), request, SpaceDrafter(masks_of(target))) == plain
+
+
+def test_without_an_adapter_mask_tokens_are_any_token():
+    target = HuggingFaceModel(tiny_model("llama"))
+    request = Request(prompt_ids=random_prompt(8), max_new_tokens=20)
+    engine = Engine(target)
+    plain = decode(engine, request, token_budget=0)
+    for probes in ((3, 4), (VOCAB + 5, VOCAB + 6)):
+        assert decode(engine, request, SpaceDrafter(probes), token_budget=None) == plain
+
+
+def test_a_model_wears_one_adapter():
+    target = wearing("llama")
+    with pytest.raises(ConfigurationError, match="already"):
+        target.use_space(random_adapter(target.model))
+    with pytest.raises(ConfigurationError, match="model_type"):
+        HuggingFaceModel(make_tiny_model("llama")).use_space(random_adapter(tiny_model("gpt2")))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen2"])
+def test_static_passes_take_mask_tokens(family):
+    model = make_tiny_model(family, torch.float32)
+    adapter = random_adapter(model)
+    static, launched = static_target(model=model), HuggingFaceModel(model)
+    found = []
+    for target in (launched, static):
+        target.use_space(adapter)
+        cache = target.new_cache(None, 64)
+        with torch.inference_mode():
+            target.forward(run_rows(random_prompt(20), cache), 1)
+            cache.keep(range(20))
+            tree = paper_tree(3)
+            found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert {size.has_masks for size in static.graphs._passes} == {True}
+
+
+def test_static_rows_of_real_tokens_are_the_same_to_the_last_bit():
+    model = make_tiny_model("llama", torch.float32)
+    found = []
+    for adapter in (random_adapter(model), random_adapter(model, seed=1)):
+        target = static_target(model=model)
+        target.use_space(adapter)
+        cache, tree = target.new_cache(None, 64), paper_tree(3)
+        with torch.inference_mode():
+            target.forward(run_rows(random_prompt(20), cache), 1)
+            cache.keep(range(20))
+            found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
+    assert torch.equal(found[0][:4], found[1][:4])
+    assert not torch.equal(found[0][4:], found[1][4:])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_static_answers_stay_the_same(temperature):
+    target = static_target(model=make_tiny_model("llama"))
+    prompt = random_prompt(9)
+    sampling = Sampling(temperature=temperature, seed=4)
+    request = Request(prompt_ids=prompt, max_new_tokens=30, sampling=sampling)
+    plain = decode(Engine(target), request, token_budget=0)
+    target.use_space(random_adapter(target.model))
+    for drafter in drafters_of(target).values():
+        assert decode(Engine(target), request, drafter, token_budget=None) == plain
+
+
+def test_all_families_are_named():
+    assert set(SOME) <= set(FAMILIES)
