@@ -49,6 +49,9 @@ _MODULE_OF = {
     "CopyDrafter": "draft.copying",
     "TrieDrafter": "draft.trie",
     "RecyclingDrafter": "draft.recycling",
+    "SpaceDrafter": "draft.space",
+    "PaperSpaceDrafter": "draft.space",
+    "SpaceAdapter": "models.space_adapter",
     "Mixture": "draft.mixture",
     "Memory": "memory.namespaces",
     "AnswerMemory": "memory.answers",
@@ -102,6 +105,7 @@ if TYPE_CHECKING:
     from ragaccel.draft.copying import CopyDrafter
     from ragaccel.draft.mixture import Mixture
     from ragaccel.draft.recycling import RecyclingDrafter
+    from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
     from ragaccel.draft.trie import TrieDrafter
     from ragaccel.errors import (
         CapacityError,
@@ -126,6 +130,7 @@ if TYPE_CHECKING:
     from ragaccel.memory.process_registry import auto_references_enabled, default_registry
     from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.models.load import ModelOutline, outline_model
+    from ragaccel.models.space_adapter import SpaceAdapter
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.models.tool_probing import tool_format
     from ragaccel.passage import Document, Passage
@@ -182,6 +187,7 @@ __all__ = [
     "NoDrafter",
     "NothingIndexedError",
     "Origin",
+    "PaperSpaceDrafter",
     "ParallelError",
     "Passage",
     "Prompt",
@@ -193,6 +199,8 @@ __all__ = [
     "Segment",
     "Settings",
     "SharedModel",
+    "SpaceAdapter",
+    "SpaceDrafter",
     "Stats",
     "Store",
     "Stored",

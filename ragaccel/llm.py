@@ -63,7 +63,7 @@ class LLM(AbstractContextManager["LLM"]):
             guesses are verified with it. No proof, which ``exact`` is, and not measured to change
             fewer answers (eval/README.md). Not together with that.
         max_batch: most requests in one pass.
-        space: a SPACE adapter, or where one is (`docs/space.md`): the model guesses at mask tokens
+        space: a SPACE adapter, where one is, or True for the model's own: it guesses at mask tokens
             as well. Answers stay the same; not together with ``exact``.
 
     Raises:

@@ -41,17 +41,19 @@ def open_model(
     return load_model(str(name_or_path), **arguments)
 
 
-Space = Union["SpaceAdapter", str, "Path"]
-"""A SPACE adapter, or where one is: a folder or a name on the hub."""
+Space = Union["SpaceAdapter", str, "Path", bool]
+"""A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
 
 
 def use_space(model: HuggingFaceModel | ParallelModel, space: Space, *, exact: bool) -> None:
-    """Let a model wear a SPACE adapter.
+    """Let a model wear a SPACE adapter; none if ``space`` is false.
 
     Raises:
-        ModelNotFoundError: there is none of that name.
+        ModelNotFoundError: there is none of that name, or the model brings none.
         ConfigurationError: it does not fit the model, or nothing could be guessed with it.
     """
+    if space is False:
+        return
     if exact:
         raise ConfigurationError(
             "exact mode has no rows for mask tokens: leave out space, or exact=True"
@@ -61,4 +63,8 @@ def use_space(model: HuggingFaceModel | ParallelModel, space: Space, *, exact: b
             "a model that is spread over processes wears no SPACE adapter: load it without "
             "tensor_parallel, or without space"
         )
-    model.use_space(space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space))
+    if space is True:
+        adapter = SpaceAdapter.of_model(model.model.name_or_path)
+    else:
+        adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
+    model.use_space(adapter)

@@ -26,6 +26,8 @@ def ask(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     memory: options.Memory = None,
+    drafter: options.Drafter = None,
+    space: options.Space = None,
     compare: options.Compare = False,
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
@@ -57,6 +59,8 @@ def ask(
             "temperature": temperature,
             "seed": seed,
             "memory": memory,
+            "drafter": drafter,
+            "space": space,
         }
     )
     manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)

@@ -28,6 +28,8 @@ def chat(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     memory: options.Memory = None,
+    drafter: options.Drafter = None,
+    space: options.Space = None,
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
     no_accel: options.NoAccel = False,
@@ -55,6 +57,8 @@ def chat(
             "temperature": temperature,
             "seed": seed,
             "memory": memory,
+            "drafter": drafter,
+            "space": space,
         }
     )
     manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)

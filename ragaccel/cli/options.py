@@ -47,6 +47,18 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="FILE", help="Remember answers there, to guess from."),
 ]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        metavar="HOW",
+        help="How tokens are guessed: trees, copy, space or mixed (trees and space). [trees]",
+    ),
+]
+Space = Annotated[
+    str | None,
+    typer.Option("--space", metavar="DIR", help="SPACE adapter of the model. [its own]"),
+]
 NoAccel = Annotated[
     bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
 ]

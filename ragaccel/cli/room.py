@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.answering import Answering
 from ragaccel.cli.conversation import Conversation
+from ragaccel.cli.drafting import drafter_of, space_of
 from ragaccel.cli.knowledge import open_knowledge
 from ragaccel.cli.searching import Search, passages_of
 from ragaccel.cli.waiting import wait_for_rehearsal
@@ -67,10 +68,13 @@ def open_room(
         search = Search(_passage_source(knowledge, settings), source.name)
         rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
         talk = Conversation(terminal, source.name, resume=resume)
-        generation = {
+        generation: dict[str, Any] = {
             "temperature": settings.number("temperature"),
             "seed": settings.whole("seed"),
         }
+        drafter = drafter_of(settings, llm)
+        if drafter is not None:
+            generation["drafter"] = drafter
         answering = Answering(terminal, rag, search, talk, manner=manner, generation=generation)
         answering.model = settings.text("model") or "bundled reader"
         answering.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
@@ -107,6 +111,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
         name = name or str(bundled_reader_path())
         return LLM.load(
             name,
+            space=space_of(settings),
             dtype=settings.text("dtype") or "auto",
             device=settings.text("device"),
             memory=settings.text("memory"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Value = str | int | float | None
+DRAFTERS = ("trees", "copy", "space", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,14 @@ SETTINGS = (
     Setting(
         "memory", str, None, "file that remembers answers between runs, to guess from; unset: none"
     ),
+    Setting(
+        "drafter",
+        str,
+        None,
+        "how tokens are guessed; unset: trees, or mixed where a SPACE adapter is named",
+        choices=DRAFTERS,
+    ),
+    Setting("space", str, None, "SPACE adapter: a folder or a hub name; unset: the model's own"),
     Setting("k", int, 6, "passages retrieved for a question", least=1, most=1000),
     Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
     Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),

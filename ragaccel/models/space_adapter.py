@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
 from ragaccel.models.gated import linear_sizes
+from ragaccel.models.space_files import (
+    CONFIG_FILE,
+    FOLDER,
+    FORMAT,
+    WEIGHTS_FILE,
+    fetched,
+    read_config,
+)
 from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
@@ -29,10 +36,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-CONFIG_FILE, WEIGHTS_FILE = "space_config.json", "space.safetensors"
-FOLDER = "space"
-"""Where a model's folder holds its own adapter."""
-_FORMAT = 1
 _SAMPLE = 16  # numbers of a model's embedding that tell it from others
 _ALIKE = 0.02  # the share by which they differ after rounding at most
 
@@ -120,7 +123,7 @@ class SpaceAdapter:
         temporary.chmod(0o644)  # written for its owner alone otherwise
         temporary.replace(folder / WEIGHTS_FILE)
         config = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "num_masks": self.num_masks,
             "rank": self.rank,
             "base": asdict(self.base),
@@ -131,14 +134,14 @@ class SpaceAdapter:
 
     @classmethod
     def load(cls, name_or_path: str | Path, **hub: Any) -> SpaceAdapter:
-        """Read a folder, or a repository of the hub; ``hub`` is ``revision``, ``token`` and such.
+        """Read a folder, or one of the hub; ``hub`` is ``revision``, ``subfolder`` and such.
 
         Raises:
             ModelNotFoundError: neither.
             ConfigurationError: a folder that holds no whole adapter.
         """
-        folder = _fetched(name_or_path, hub)
-        config = _read_config(folder)
+        folder = fetched(name_or_path, hub)
+        config = read_config(folder)
         path = folder / WEIGHTS_FILE
         try:
             tensors = load_file(path)
@@ -152,6 +155,25 @@ class SpaceAdapter:
             )
         except (OSError, KeyError, TypeError, SafetensorError) as error:
             raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
+
+    @classmethod
+    def of_model(cls, name_or_path: str | Path) -> SpaceAdapter:
+        """Read the adapter that a model brings with it, in its folder ``space``.
+
+        Raises:
+            ModelNotFoundError: it brings none.
+            ConfigurationError: one that is not whole.
+        """
+        own = Path(name_or_path) / FOLDER
+        if own.is_dir():
+            return cls.load(own)
+        with suppress(ModelNotFoundError, ConfigurationError):
+            if name_or_path and not Path(name_or_path).exists():
+                return cls.load(str(name_or_path), subfolder=FOLDER)
+        raise ModelNotFoundError(
+            f"the model {str(name_or_path)!r} brings no SPACE adapter: name the folder of one, or "
+            f"train one with `ragaccel train space`"
+        )
 
     def check(self, model: Any) -> None:
         """Look whether a model can wear it; warn if it has the shape but not the weights.
@@ -248,45 +270,3 @@ def _alike(sample: Sequence[float], other: Sequence[float]) -> bool:
     return len(sample) == len(other) and all(
         abs(one - two) <= _ALIKE * largest for one, two in zip(sample, other, strict=True)
     )
-
-
-def _fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
-    """The folder of an adapter; from the hub only where the cache has it not."""
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir() or isinstance(name_or_path, Path):
-        return folder
-    from huggingface_hub import snapshot_download
-
-    wanted = [CONFIG_FILE, WEIGHTS_FILE]
-    try:
-        with suppress(LocalEntryNotFoundError):
-            found = snapshot_download(
-                name_or_path, allow_patterns=wanted, local_files_only=True, **hub
-            )
-            if (Path(found) / CONFIG_FILE).is_file():
-                return Path(found)
-        return Path(snapshot_download(name_or_path, allow_patterns=wanted, **hub))
-    except Exception as error:
-        raise ModelNotFoundError(
-            f"no SPACE adapter {name_or_path!r} in a folder, in the cache or on the hub "
-            f"({type(error).__name__}): check the name, or train one with `ragaccel train space`"
-        ) from error
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if config["format"] > _FORMAT:
-            raise ConfigurationError(
-                f"{path} is of a later format ({config['format']}): update ragaccel"
-            )
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"{folder} holds no {CONFIG_FILE}: name a folder that `ragaccel train space` wrote"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"{path} is no description of a SPACE adapter: {error}") from error
-    return config

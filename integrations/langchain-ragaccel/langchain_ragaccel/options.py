@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOADING = (
     "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact", "near_ties",
-    "memory",
+    "memory", "space",
 )  # fmt: skip
 """Options of ``LLM.load``; ``model_kwargs`` go there as well."""
 
@@ -66,6 +66,8 @@ class ModelOptions(BaseLanguageModel[Any]):
     near_ties: bool | None = None
     memory: str | None = None
     """A file in which what earlier requests taught is kept."""
+    space: str | bool | None = None
+    """A SPACE adapter, by its folder or name; True for the model's own. Answers stay the same."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of transformers' ``from_pretrained``."""
 

@@ -59,7 +59,7 @@ class Ragaccel(CustomLLM):
         tokenizer: that of a loaded model.
         device, device_map, dtype: where to put the model, how to spread it, type of its weights.
         model_kwargs: further options of ``ragaccel.LLM.load``, such as ``quantization_config``,
-            ``memory`` or ``exact``. A ``token`` among them is left out of what is saved.
+            ``memory``, ``space`` or ``exact``. A ``token`` among them is left out of what is saved.
         context_window: most tokens of a prompt with its answer, if fewer than the model reads.
         max_new_tokens: most tokens of an answer.
         temperature: 0 takes the likeliest token, more samples.

@@ -1,0 +1,74 @@
+"""How answers are drafted: flags and settings, with a real model and a real adapter."""
+
+import json
+
+import pytest
+from fakes import HashEmbedder
+from space_models import random_adapter
+from tiny_folder import save_tiny_model
+
+from ragaccel import LLM
+from ragaccel.cli import knowledge
+from ragaccel.cli.drafting import drafter_of, space_of
+from ragaccel.cli.settings import resolve
+
+
+@pytest.mark.parametrize(
+    ("drafter", "space", "worn"),
+    [
+        (None, None, None),
+        (None, "dir", "dir"),
+        ("trees", "dir", None),
+        ("copy", None, None),
+        ("space", None, True),
+        ("space", "dir", "dir"),
+        ("mixed", None, True),
+    ],
+)
+def test_an_adapter_is_worn_where_it_is_used(home, drafter, space, worn):
+    assert space_of(resolve({"drafter": drafter, "space": space})) == worn
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    folder = save_tiny_model(tmp_path / "model")
+    random_adapter(LLM.load(folder).model.model).save(folder / "space")
+    return folder
+
+
+def test_every_drafter_gives_the_same_answer(cli, tmp_path, model):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "key.txt").write_text("The key hangs behind the water tank on the north side.\n")
+    answers = {}
+    for drafter in ("trees", "copy", "space", "mixed", None):
+        flags = ("--drafter", drafter) if drafter else ("--no-accel",)
+        ended = cli(
+            "ask", docs, "Where is it?", "--model", model, "--json", "--max-tokens", "20", *flags
+        )
+        assert ended.code == 0, ended.err
+        answers[drafter] = json.loads(ended.out)["answer"]
+    assert len(set(answers.values())) == 1
+
+
+def test_a_drafter_that_there_is_not(cli, tmp_path):
+    ended = cli("ask", tmp_path, "Where?", "--drafter", "tree")
+    assert ended.code == 2
+    assert "one of trees, copy, space, mixed" in ended.err
+
+
+def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
+    (tmp_path / "key.txt").write_text("The key hangs behind the water tank.\n")
+    for file in (model / "space").iterdir():
+        file.unlink()
+    (model / "space").rmdir()
+    ended = cli("ask", tmp_path, "Where?", "--model", model, "--drafter", "space")
+    assert ended.code == 1
+    assert "brings no SPACE adapter" in ended.err
+    assert "ragaccel train space" in ended.err
+
+
+def test_the_models_own_drafter_is_left_to_it(home):
+    for drafter in (None, "trees", "mixed"):
+        assert drafter_of(resolve({"drafter": drafter}), None) is None

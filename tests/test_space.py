@@ -1,0 +1,131 @@
+"""An LLM with a SPACE adapter: the same answers in every way of asking, and clear refusals."""
+
+import asyncio
+
+import pytest
+from space_models import random_adapter
+from tiny_folder import save_tiny_model
+from tiny_llm import tiny_tokenizer
+from tiny_models import make_tiny_model
+
+from ragaccel import (
+    LLM,
+    ConfigurationError,
+    ModelNotFoundError,
+    NoDrafter,
+    PaperSpaceDrafter,
+    SpaceAdapter,
+    SpaceDrafter,
+)
+from ragaccel.rehearsal import REHEARSAL
+
+PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    assert REHEARSAL.wait(120)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    model = make_tiny_model("llama", vocab_size=380, max_position_embeddings=2048)
+    return LLM(model, tiny_tokenizer(), space=random_adapter(model))
+
+
+def plainly(llm, prompt, **settings):
+    return llm.generate(prompt, drafter=NoDrafter(), max_new_tokens=24, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize("kind", ["own", "space", "paper"])
+def test_answers_are_the_same_whole_streamed_batched_and_awaited(llm, kind, settings):
+    drafter = {
+        "own": None,
+        "space": SpaceDrafter(llm.probe_ids),
+        "paper": PaperSpaceDrafter(llm.probe_ids),
+    }[kind]
+    settings = {**settings, "drafter": drafter, "max_new_tokens": 24}
+    given = {name: settings[name] for name in ("temperature", "seed") if name in settings}
+    wanted = [plainly(llm, prompt, **given).token_ids for prompt in PROMPTS]
+    assert [llm.generate(prompt, **settings).token_ids for prompt in PROMPTS] == wanted
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, **settings)] == wanted
+    with llm.stream(PROMPTS[0], **settings) as stream:
+        text = "".join(stream)
+    assert (stream.answer.token_ids, stream.answer.text) == (wanted[0], text)
+    assert asyncio.run(llm.agenerate(PROMPTS[1], **settings)).token_ids == wanted[1]
+
+
+def test_its_own_drafts_have_mask_tokens(llm):
+    answer = llm.generate(PROMPTS[0], max_new_tokens=60)
+    assert (
+        answer.token_ids
+        == llm.generate(PROMPTS[0], max_new_tokens=60, drafter=NoDrafter()).token_ids
+    )
+    calibration = llm.memory.of("").space_calibration
+    assert len(llm.probe_ids) == 3
+    assert calibration.values != type(calibration)().values  # it has seen mask tokens
+
+
+def test_namespaces_learn_apart(llm):
+    llm.generate(PROMPTS[0], max_new_tokens=30, namespace="one")
+    one, two = (llm.memory.of(name).space_calibration for name in ("one", "two"))
+    assert one.values != two.values
+
+
+def test_no_adapter_no_mask_tokens():
+    bare = LLM(make_tiny_model("llama", vocab_size=380), tiny_tokenizer())
+    assert len(bare.probe_ids) == 0
+    with pytest.raises(ConfigurationError, match=r"space=\.\.\."):
+        SpaceDrafter(bare.probe_ids)
+    with pytest.raises(ConfigurationError, match="wants the mask token 381"):
+        bare.generate("Who?", drafter=SpaceDrafter((380, 381)))
+    with pytest.raises(ConfigurationError, match="wants the mask token 381"):
+        LLM(bare.model, tiny_tokenizer(), drafter=PaperSpaceDrafter((380, 381)))
+    # A mask token of the vocabulary, as published checkpoints have it, needs no adapter.
+    wanted = bare.generate("Who?", drafter=NoDrafter(), max_new_tokens=20).token_ids
+    found = bare.generate("Who?", drafter=PaperSpaceDrafter((379,) * 3), max_new_tokens=20)
+    assert found.token_ids == wanted
+
+
+def test_exact_mode_takes_no_mask_tokens():
+    model = make_tiny_model("llama", vocab_size=380)
+    with pytest.raises(ConfigurationError, match="exact mode has no rows for mask tokens"):
+        LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
+
+
+def test_near_ties_and_mask_tokens_go_together():
+    model = make_tiny_model("llama", vocab_size=380)
+    llm = LLM(model, tiny_tokenizer(), space=random_adapter(model), near_ties=True)
+    wanted = plainly(llm, PROMPTS[0]).token_ids
+    assert llm.generate(PROMPTS[0], max_new_tokens=24).token_ids == wanted
+
+
+def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):
+    folder = save_tiny_model(tmp_path / "model")
+    bare = LLM.load(folder)
+    wanted = bare.generate("Who?", max_new_tokens=16).token_ids
+    with pytest.raises(ModelNotFoundError, match="brings no SPACE adapter"):
+        LLM.load(folder, space=True)
+    assert len(LLM.load(folder, space=False).probe_ids) == 0
+    adapter = random_adapter(bare.model.model, num_masks=2)
+    adapter.save(tmp_path / "other")
+    adapter.save(folder / "space")
+    for space in (True, tmp_path / "other", str(tmp_path / "other"), adapter):
+        llm = LLM.load(folder, space=space)
+        assert len(llm.probe_ids) == 2
+        assert llm.generate("Who?", max_new_tokens=16).token_ids == wanted
+    with pytest.raises(ConfigurationError, match="holds no space_config"):
+        LLM.load(folder, space=tmp_path)
+    assert SpaceAdapter.load(folder / "space").num_masks == 2
+
+
+def test_what_space_learned_outlives_the_process(tmp_path):
+    model = make_tiny_model("llama", vocab_size=380)
+    space = random_adapter(model)
+    llm = LLM(model, tiny_tokenizer(), space=space, memory=tmp_path / "memory")
+    llm.generate(PROMPTS[0], max_new_tokens=30)
+    llm.memory.save()
+    again = LLM(llm.model, tiny_tokenizer(), memory=tmp_path / "memory")
+    learned = llm.memory.of("").space_calibration
+    assert again.memory.of("").space_calibration.values == learned.values
