@@ -17,7 +17,8 @@ class Context:
     """The tokens so far, the references, and what became of the last draft.
 
     Grows by what each verify pass emits; its last token is the root of the next draft tree.
-    Drafters read it and change nothing. The first ``num_prompt`` of ``token_ids`` are the prompt.
+    Drafters read it and change nothing. The first ``num_prompt`` of ``token_ids`` are the prompt;
+    ``foreseen`` is what mask tokens behind it showed, if any were read with it.
     """
 
     def __init__(self, token_ids: Sequence[int], references: Sequence[Reference] = ()) -> None:
@@ -25,6 +26,7 @@ class Context:
         self.references = tuple(references)
         self.num_prompt = len(self.token_ids)
         self.last: Acceptance | None = None
+        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
         self._shared: dict[Any, Any] = {}
 
     def advance(self, acceptance: Acceptance) -> None:

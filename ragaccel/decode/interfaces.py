@@ -71,7 +71,12 @@ class Choices:
 
 
 class Verifier(Protocol):
-    """A target model and its KV cache over one sequence."""
+    """A target model and its KV cache over one sequence.
+
+    One that can have mask tokens read together with the prompt, at no pass of their own, has a
+    method ``foresee(probe_ids)``, to be called first, and then ``foreseen``: as
+    ``Choices.probed``, for the first tokens of the answer.
+    """
 
     @property
     def max_rows(self) -> int:

@@ -71,6 +71,8 @@ class Session:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
         if verifier.chains_only and self.num_probes:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
+        if self._gains is not None and self.num_probes and hasattr(verifier, "foresee"):
+            verifier.foresee(drafter.probe_ids)
         if 1 + self.num_probes > verifier.max_rows:
             raise ConfigurationError(
                 f"{self.num_probes} probes and a root exceed the {verifier.max_rows} rows "
@@ -90,6 +92,7 @@ class Session:
             return
         self._mark = perf_counter()
         self.verifier.prefill(self.request)
+        self.context.foreseen = getattr(self.verifier, "foreseen", ())
         self._prefilled = True
         self.stats.prefill_seconds += self._lap()
 

@@ -145,6 +145,21 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
     return likeliest(union, budget)
 
 
+def behind(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
+    """Hang a branch, whose root is the token of a node, under that node alone.
+
+    What is left of the tree is the path to it. The branch's chances count if the node is right.
+    """
+    path = tree.path(node)
+    end, prob = len(path) - 1, tree.path_probs[node]
+    return DraftTree(
+        (*(tree.token_ids[i] for i in path), *branch.token_ids[1:]),
+        (*range(-1, end), *(parent + end for parent in branch.parents[1:])),
+        (*(tree.path_probs[i] for i in path), *(prob * own for own in branch.path_probs[1:])),
+        (*(tree.origins[i] for i in path), *branch.origins[1:]),
+    )
+
+
 def likeliest(tree: DraftTree, budget: int) -> DraftTree:
     """Keep the ``budget`` likeliest guesses of a tree without probes, the earlier of equals."""
     if tree.num_drafts <= budget:

@@ -107,10 +107,10 @@ def put_in_order(probs: Table, waiting: Ids, head: int, tail: int, room: int, ne
 
 @compiled
 def grow(
-    request: Corpus, past: Corpus, successors: Successors, end: int, evidence: Evidence,
+    request: Corpus, past: Corpus, successors: Successors, before: Ids, evidence: Evidence,
     odds: Table, common: Ids, shares: Table, limits: Limits, votes: Votes, pool: Pool,
 ) -> Ids:  # fmt: skip
-    """Grow a tree under the token before ``end``: always the likeliest guess next.
+    """Grow a tree under the last of the tokens ``before`` [CONTEXT]: the likeliest guess first.
 
     ``shares`` [vocabulary] are those of each token where nothing matches, ``common`` the tokens of
     greatest share, the greatest first. Returns the pool's indices of the nodes [budget + 1 at
@@ -119,7 +119,7 @@ def grow(
     nodes = np.zeros(limits.budget + 1, np.int32)
     waiting = np.zeros(limits.budget + 1, np.int32)  # the likeliest first
     context = np.empty(CONTEXT + limits.depth, np.int32)
-    context[:CONTEXT] = request.token_ids[end - CONTEXT : end]
+    context[:CONTEXT] = before
     pool.path_probs[0], pool.depths[0], pool.parents[0], pool.places[0] = 1.0, 0, -1, ROOT
     head = tail = 0
     num_nodes = num_thought = 1

@@ -177,11 +177,11 @@ class RecyclingDrafter:
         self._learn(context, grown)
         budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, WIDTH, WIDTH, LEAST_PROB, hope=1.0)
-        text = np.array([BOUNDARY] * CONTEXT + context.token_ids[-1:], np.int32)
+        text = np.array([BOUNDARY] * (CONTEXT - 1) + context.token_ids[-1:], np.int32)
         pool, empty, grown.num_tokens = grown.pool, grown.empty, len(context.token_ids)
         pool.token_ids[0] = context.token_ids[-1]
         nodes = grown.nodes = grow(
-            empty._replace(token_ids=text), empty, self.adjacency.table, len(text), self.evidence,
+            empty._replace(token_ids=text), empty, self.adjacency.table, text, self.evidence,
             self.calibration.odds, grown.none, grown.no_shares, limits, grown.votes, pool,
         )  # fmt: skip
         origins = ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1))

@@ -64,6 +64,13 @@ class SearchedText:
         """What can be searched now."""
         return Corpus(self._token_ids, self._kinds, self._places, self._num_places, self._none)
 
+    def last(self, guesses: Sequence[int] = ()) -> Ids:
+        """The last tokens, with some that are guessed to follow. [CONTEXT]."""
+        known = self._token_ids[self.end - CONTEXT : self.end]
+        if not len(guesses):
+            return known
+        return np.concatenate([known, np.array(guesses, np.int32)])[-CONTEXT:]
+
     def counts(self, size: int) -> Ids:
         """How often each token id below ``size`` occurs so far."""
         ids = self._token_ids[CONTEXT : self.end]

@@ -54,7 +54,9 @@ class SpaceDrafter:
         """Learn from what became of the last guesses, then guess at most ``budget`` tokens."""
         state: _Drafted = context.shared(self._open)
         self._learn(context, state)
-        state.ranked = ranked_after(context.last)
+        state.ranked = (
+            ranked_after(context.last) if context.last else [list(row) for row in context.foreseen]
+        )
         state.num_tokens = len(context.token_ids)
         chances = self.calibration.corrected(state.ranked)
         return likeliest_tree(context.token_ids[-1], chances, budget)

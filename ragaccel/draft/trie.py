@@ -25,6 +25,8 @@ from ragaccel.draft.votes import new_votes
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ragaccel.decode.context import Context
     from ragaccel.decode.tree import DraftTree
 
@@ -112,16 +114,30 @@ class TrieDrafter:
         emitted = request.text.advance()
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.pool, request.nodes, emitted)
+        request.nodes, tree = self._grown(request, (), request.pool, budget)
+        return tree
+
+    def draft_after(self, context: Context, guesses: Sequence[int], budget: int) -> DraftTree:
+        """Guess what follows if some guesses are right; the root is the last of them.
+
+        For a mixture in which another drafter made them; ``draft`` comes first.
+        """
+        request: _Request = context.shared(self._open)
+        return self._grown(request, guesses, request.spare, budget)[1]
+
+    def _grown(
+        self, request: _Request, guesses: Sequence[int], pool: Pool, budget: int
+    ) -> tuple[Ids, DraftTree]:
         budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], LEAST_PROB, HOPE)
-        text, pool = request.text, request.pool
-        pool.token_ids[0] = context.token_ids[-1]
-        nodes = request.nodes = grow(
-            text.corpus, request.past, request.successors, text.end, self.evidence,
+        text, before = request.text, request.text.last(guesses)
+        pool.token_ids[0] = before[-1]
+        nodes = grow(
+            text.corpus, request.past, request.successors, before, self.evidence,
             self.calibration.odds, request.common, request.shares, limits, request.votes, pool,
         )  # fmt: skip
         origins = Origins(text, pool.kinds[nodes], pool.lengths[nodes], pool.places[nodes])
-        return tree_of(pool, nodes, origins)
+        return nodes, tree_of(pool, nodes, origins)
 
     def _open(self, context: Context) -> _Request:
         return _Request(context, self)
@@ -141,6 +157,7 @@ class _Request:
         self.common = most_common(self.shares)
         self.votes = new_votes()
         self.pool: Pool = new_pool(drafter.decoding_length, len(self.common))
+        self.spare: Pool = new_pool(drafter.decoding_length, len(self.common))
         self.nodes: Ids = np.zeros(0, np.int32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from ragaccel.engine.layout import (
     Rows,
     exact_rows,
     impossible_tokens_replaced,
-    run_rows,
+    prompt_rows,
     together,
     tree_rows,
 )
@@ -152,7 +152,7 @@ class Engine:
     def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
         """Compute the next chunk of a prompt; the first call finds out what is known of it.
 
-        The lock is let go between chunks, so that a long prompt delays others by one only.
+        The lock is let go between chunks: a long prompt delays others by one only.
         """
         with self._pass_lock, torch.inference_mode():
             holding = verifier.begin()
@@ -160,10 +160,12 @@ class Engine:
             chunk = verifier.wanted_ids[start : start + self.prefill_chunk]
             if not chunk:
                 return
-            cache = holding.cache
-            rows = self._in_memory(lambda: run_rows(chunk, cache), "a larger cache")
+            cache, probes = holding.cache, verifier.probes_after(start + len(chunk))
+            lay_out = partial(prompt_rows, chunk, cache, probes, self.model.max_positions)
+            rows = self._in_memory(lay_out, "a larger cache")
+            logits = self._run(replace(rows, exact=self.exact), 1 + len(probes))
             # Else what comes next, which may be another request's, would seem to take as long.
-            wait_for(self._run(replace(rows, exact=self.exact), 1))
+            verifier.read_foreseen(logits[1:]) if probes else wait_for(logits)
             cache.keep(range(len(chunk)))
             if holding.num_settled == start and len(chunk) == self.prefill_chunk:
                 holding.num_settled += len(chunk)
@@ -178,12 +180,11 @@ class Engine:
         Raises:
             ValueError: a tree of more rows than a pass takes.
         """
-        found: list[Choices] = []
-        for choices in self.verify_each(batch):
+        found = self.verify_each(batch)
+        for choices in found:
             if isinstance(choices, Exception):
                 raise choices
-            found.append(choices)
-        return found
+        return cast("list[Choices]", found)
 
     def verify_each(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
@@ -253,8 +254,8 @@ class Engine:
     ) -> Tensor:
         if verifier.request.processors:  # not to be called twice
             return verifier.chooser.choose(logits, *asked)
-        what = f"choosing from {len(logits)} rows of logits"
-        return self._in_memory(lambda: verifier.chooser.choose(logits, *asked), what)
+        choose = partial(verifier.chooser.choose, logits, *asked)
+        return self._in_memory(choose, f"choosing from {len(logits)} rows of logits")
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache

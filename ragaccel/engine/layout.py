@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decode.tree import DraftTree, attach_probes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,6 +136,23 @@ def tree_rows(
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
     spans = (Span(cache, 0, n, start, max(depths), sees),)
     return Rows(inputs[:1], inputs[1:], spans, is_probe)
+
+
+def prompt_rows(
+    chunk: Sequence[int],
+    cache: KVCache,
+    probe_ids: Sequence[int] = (),
+    max_positions: int | None = None,
+) -> Rows:
+    """Lay out a part of a prompt, and mask tokens behind its last token. Begins the pass.
+
+    Raises:
+        CapacityError: they do not fit.
+    """
+    if not probe_ids:
+        return run_rows(chunk, cache)
+    tree = attach_probes(DraftTree.chain(chunk), probe_ids, [len(chunk) - 1])
+    return tree_rows(tree, cache, max_positions=max_positions)
 
 
 def exact_rows(

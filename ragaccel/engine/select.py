@@ -62,10 +62,7 @@ class Chooser:
         """
         scores = judged = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
-            positions = [start + depth + 1 for depth in tree.depths()]
-            if self._noise is None:
-                self._noise = TokenNoise(logits.shape[-1], logits.device)
-            judged = self._noise.gumbel(self._sampling.seed, positions).add_(scores)
+            judged = self._noised(scores, [start + depth + 1 for depth in tree.depths()])
         parts = [_best(judged)]
         if num_runner_ups:
             count = min(num_runner_ups + 1, scores.shape[-1])
@@ -75,6 +72,25 @@ class Chooser:
         if self._near_ties:
             parts.append(_is_near_tie(judged, logits.dtype))
         return torch.cat(parts, dim=1)
+
+    def rank(self, logits: Tensor, start: int) -> Tensor:
+        """Rank what may follow each of a run of mask tokens, of which the first is at ``start``.
+
+        Logits [M, V]; returns int64 [M, 2 * PROBE_RANKS], for ``read_ranks``. They are guesses: no
+        processor is asked about them.
+        """
+        scores = logits
+        if self._sampling.temperature > 0.0:
+            scores = warp(
+                logits if logits.dtype == torch.float64 else logits.float(), self._sampling
+            )
+            scores = self._noised(scores, [start + 1 + i for i in range(len(logits))])
+        return _probed(scores, len(scores))
+
+    def _noised(self, scores: Tensor, positions: list[int]) -> Tensor:
+        if self._noise is None:
+            self._noise = TokenNoise(scores.shape[-1], scores.device)
+        return self._noise.gumbel(self._sampling.seed, positions).add_(scores)
 
     def process(self, logits: Tensor, tree: DraftTree) -> Tensor:
         """Return what the choice is made from: processed and warped scores, [n, V].
@@ -132,11 +148,17 @@ def read_choices(
     probed: list[list[tuple[int, float]]] = []
     if num_probes:
         end -= 2 * PROBE_RANKS
-        probed = [_pairs(row[end : end + 2 * PROBE_RANKS]) for row in rows[-num_probes:]]
+        probed = read_ranks([row[end : end + 2 * PROBE_RANKS] for row in rows[-num_probes:]])
     if num_runner_ups == 0:
         return Choices(chosen, uncertain=uncertain, probed=probed)
     others = [[token for token in row[1:end] if token != row[0]] for row in rows]
     return Choices(chosen, [row[:num_runner_ups] for row in others], uncertain, probed)
+
+
+def read_ranks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
+    """Read what ``Chooser.rank`` returned: tokens and their chances, without those of no chance."""
+    pairs = (zip(row[:PROBE_RANKS], row[PROBE_RANKS:], strict=True) for row in rows)
+    return [[(token, share / _WHOLE) for token, share in row if share > 0] for row in pairs]
 
 
 def _best(scores: Tensor) -> Tensor:
@@ -161,12 +183,6 @@ def _probed(scores: Tensor, num_probes: int) -> Tensor:
     found[-num_probes:, 0, :count] = best.indices
     found[-num_probes:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
     return found.flatten(1)
-
-
-def _pairs(columns: Sequence[int]) -> list[tuple[int, float]]:
-    """Tokens and chances as ``_probed`` wrote them, without those of no chance."""
-    tokens, chances = columns[:PROBE_RANKS], columns[PROBE_RANKS:]
-    return [(t, c / _WHOLE) for t, c in zip(tokens, chances, strict=True) if c > 0]
 
 
 def _is_near_tie(scores: Tensor, dtype: torch.dtype) -> Tensor:

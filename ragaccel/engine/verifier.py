@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ragaccel.engine.kept_costs import way_of_choosing
-from ragaccel.engine.select import Chooser
+from ragaccel.engine.select import Chooser, read_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from ragaccel.decode.interfaces import Choices
     from ragaccel.decode.request import Request
@@ -31,6 +33,9 @@ class EngineVerifier:
         self.way = way_of_choosing(request)
         self._cost, self._cost_until = engine.cost_alone(self)
         self._is_closed = False
+        self._probe_ids: tuple[int, ...] = ()
+        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
+        """What mask tokens behind the prompt showed, as ``Choices.probed``."""
 
     @property
     def max_rows(self) -> int:
@@ -70,7 +75,7 @@ class EngineVerifier:
         """
         if request is not self.request or self._is_used:
             self._engine.check_fits(request)
-            self.request, self.tree = request, None
+            self.request, self.tree, self.foreseen = request, None, ()
             self.wanted_ids = request.prompt_ids[:-1]
             self.chooser = Chooser(request, near_ties=self._engine.near_ties)
             self.way = way_of_choosing(request)
@@ -78,6 +83,25 @@ class EngineVerifier:
             self._give_back()
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)
+
+    def foresee(self, probe_ids: Sequence[int]) -> None:
+        """Have mask tokens read with the end of the prompt; not where all of it is known already.
+
+        Those that the model does not read are left out.
+        """
+        model = self._engine.model
+        limit = model.vocab_size + model.num_masks
+        if max(probe_ids, default=0) < limit and not self._engine.exact:
+            self._probe_ids = tuple(probe_ids)
+
+    def probes_after(self, num_cached: int) -> tuple[int, ...]:
+        """Which mask tokens are to be read once so many tokens are cached."""
+        return self._probe_ids if num_cached == len(self.wanted_ids) else ()
+
+    def read_foreseen(self, logits: Tensor) -> None:
+        """Note what mask tokens behind the prompt show, from their logits [M, V]."""
+        ranks = self.chooser.rank(logits, len(self.wanted_ids))
+        self.foreseen = read_ranks(ranks.tolist())
 
     def begin(self) -> Holding:
         """Take a cache, with what of the prompt is known already; the engine calls it.

@@ -7,6 +7,7 @@ from ragaccel.decode.tree import (
     MalformedTreeError,
     Origin,
     attach_probes,
+    behind,
     check_tree,
     likeliest,
     likeliest_chain,
@@ -115,3 +116,14 @@ def test_probes_hang_in_chains_under_chosen_nodes():
 def test_malformed_trees_are_named(bad, message):
     with pytest.raises(MalformedTreeError, match=message):
         check_tree(bad, 7, 2)
+
+
+def test_a_branch_hangs_behind_the_path_to_a_node():
+    tree = DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (1.0, 0.3, 0.6, 0.5), ((),) * 4)
+    branch = DraftTree((3, 7, 8), (-1, 0, 0), (1.0, 0.5, 0.25), ((),) * 3)
+    found = behind(tree, 2, branch)
+    assert found.token_ids == (1, 3, 7, 8)
+    assert found.parents == (-1, 0, 1, 1)
+    assert found.path_probs == (1.0, 0.6, 0.3, 0.15)
+    check_tree(found, 1, 3)
+    assert behind(tree, 0, DraftTree.chain([1, 9])).token_ids == (1, 9)

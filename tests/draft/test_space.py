@@ -228,3 +228,70 @@ def test_a_drafter_needs_mask_tokens():
     for drafter in (SpaceDrafter, PaperSpaceDrafter):
         with pytest.raises(ConfigurationError, match="probe_ids"):
             drafter(())
+
+
+def test_the_first_guesses_come_with_the_prompt():
+    class Foreseeing(Watching):
+        foreseen = ()
+
+        def foresee(self, probe_ids):
+            self.asked = tuple(probe_ids)
+
+        def prefill(self, request):
+            super().prefill(request)
+            text, shown = list(request.prompt_ids), []
+            for _ in self.asked:
+                text.append(self.next_token(text))
+                shown.append([(text[-1], 0.7)])
+            self.foreseen = shown
+
+    verifier, request = Foreseeing(wander), Request((1, 2), max_new_tokens=30)
+    result = run(verifier, SpaceDrafter(MASKS), request, token_budget=3)
+    assert verifier.asked == MASKS
+    assert result.token_ids == decode_plainly(wander, request)[0]
+    assert verifier.trees[0].num_drafts == 3
+    paper = Watching(wander)  # the paper's has nothing to be asked
+    paper.foresee = lambda probe_ids: pytest.fail("asked")
+    run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
+
+
+class Sequel:
+    """Goes on from guesses by a table."""
+
+    probe_ids = ()
+
+    def __init__(self, after):
+        self.after = after
+
+    def draft(self, context, budget):
+        return DraftTree.chain(context.token_ids[-1:])
+
+    def draft_after(self, context, guesses, budget):
+        tokens = self.after.get(tuple(guesses), [])[:budget]
+        return DraftTree.chain([guesses[-1], *tokens], [0.5**i for i in range(1 + len(tokens))])
+
+
+def test_others_go_on_from_what_the_model_guesses():
+    drafter = Mixture(Sequel({(5,): [8, 9], (5, 6): [7]}), SpaceDrafter(MASKS))
+    context = Context([1])
+    context.foreseen = [[(5, 0.8), (4, 0.05)], [(6, 0.5)]]
+    tree = drafter.draft(context, 6)
+    paths = {tuple(tree.token_ids[i] for i in tree.path(node)) for node in range(len(tree))}
+    assert {(1, 5, 8), (1, 5, 8, 9), (1, 5, 6, 7), (1, 4)} <= paths
+    probs = {tree.token_ids[i]: tree.path_probs[i] for i in range(len(tree))}
+    assert probs[8] == pytest.approx(0.4)
+    assert probs[7] == pytest.approx(0.2)
+    assert len(drafter.draft(context, 2)) == 3
+
+
+def test_a_trie_goes_on_from_a_guess():
+    from ragaccel.draft.trie import TrieDrafter
+
+    trie = TrieDrafter()
+    context = Context([1, 2, 3, 4, 5, 6, 7, 8, 9, 2])
+    plain = trie.draft(context, 8)
+    found = trie.draft_after(context, [6], 8)
+    assert found.token_ids[:4] == (6, 7, 8, 9)
+    assert trie.draft_after(context, [], 8).token_ids == plain.token_ids
+    assert trie.draft(context, 8).token_ids == plain.token_ids  # nothing was taken in
+    assert trie.draft_after(context, [5, 77], 8).token_ids[0] == 77

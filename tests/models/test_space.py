@@ -277,3 +277,73 @@ def test_static_answers_stay_the_same(temperature):
 
 def test_all_families_are_named():
     assert set(SOME) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
+def test_mask_tokens_are_read_with_the_prompt(family, length):
+    target = wearing(family)
+    prompt = random_prompt(length)
+    request = Request(prompt_ids=prompt, max_new_tokens=8)
+    engine = Engine(target, prefill_chunk=16, kept_prefixes=0)
+    plain = decode(engine, request, token_budget=0)
+    verifier = engine.open(request)
+    verifier.foresee(masks_of(target))
+    verifier.prefill(request)
+    if length == 1:
+        assert not verifier.foreseen  # nothing is read before the first pass
+    else:
+        # what a group under the last token but one shows in a pass of its own
+        behind = engine.open(Request(prompt_ids=prompt[:-1], max_new_tokens=8))
+        behind.prefill(behind.request)
+        tree = attach_probes(DraftTree.chain(prompt[-2:-1]), masks_of(target), [0])
+        wanted = behind.verify(tree).probed
+        assert [[token for token, _ in row] for row in verifier.foreseen] == [
+            [token for token, _ in row] for row in wanted
+        ]
+        for found, own in zip(verifier.foreseen, wanted, strict=True):
+            assert [p for _, p in found] == pytest.approx([p for _, p in own], rel=1e-4)
+        behind.close()
+    verifier.close()
+    assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == plain
+
+
+def test_a_prompt_that_is_known_already_foresees_nothing():
+    target = wearing("llama")
+    request = Request(prompt_ids=random_prompt(20), max_new_tokens=6)
+    engine = Engine(target)
+    first = decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None)
+    verifier = engine.open(request)
+    verifier.foresee(masks_of(target))
+    verifier.prefill(request)
+    assert not verifier.foreseen
+    verifier.close()
+    assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == first
+
+
+def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
+    target = wearing("llama")
+    # A model that knows no more than its mask tokens: what is drawn is what was foreseen.
+    with torch.no_grad():
+        for weights in target.model.parameters():
+            weights.zero_()
+    target.weights_changed()
+    sampling = Sampling(temperature=1.0, seed=5)
+    request = Request(prompt_ids=random_prompt(9), max_new_tokens=12, sampling=sampling)
+    engine = Engine(target, kept_prefixes=0)
+    verifier = engine.open(request)
+    verifier.foresee(masks_of(target))
+    verifier.prefill(request)
+    drawn = decode(engine, request, token_budget=0)
+    assert [row[0][0] for row in verifier.foreseen] == drawn[:3]
+    verifier.close()
+
+
+def test_a_batch_foresees_each_prompt():
+    target = wearing("llama")
+    engine = Engine(target)
+    requests = [Request(prompt_ids=random_prompt(12, i), max_new_tokens=10) for i in range(4)]
+    wanted = [decode(engine, request, token_budget=0) for request in requests]
+    engine.free_memory()
+    drafters = [SpaceDrafter(masks_of(target)) for _ in requests]
+    assert run_together(engine, requests, drafters) == wanted
