@@ -1,0 +1,48 @@
+"""Small networks that read mask tokens, with changes large enough to be seen."""
+
+import torch
+from tiny_models import VOCAB, make_tiny_model, random_prompt
+
+from ragaccel.train.space.layout import Plan, lay_out
+from ragaccel.train.space.network import SpaceNetwork
+from ragaccel.train.space.recipe import make_recipe
+from ragaccel.train.space.samples import Sample
+
+MASKS = 3
+SAMPLES = [
+    Sample(tuple(random_prompt(14 + 9 * i, i)), tuple(random_prompt(8 + i, 50 + i)))
+    for i in range(2)
+]
+PLANS = [Plan(sample, tuple(len(sample.prompt_ids) + i for i in (-1, 2, 5))) for sample in SAMPLES]
+
+
+def network_of(family, mode="gated", dtype=torch.float64, **changes):
+    model = make_tiny_model(family, dtype)
+    recipe = make_recipe(mode, **{"num_masks": MASKS, **changes})
+    network = SpaceNetwork(model, recipe).to(dtype).eval()
+    with torch.no_grad():  # or a new adapter changes nothing
+        for name, weight in network.trained().items():
+            if mode != "full" or name == "mask_embeddings":
+                weight.normal_(0, 0.3)
+    return network
+
+
+def layout_of(plans, **settings):
+    return lay_out(plans, num_masks=MASKS, vocab_size=VOCAB, **settings)
+
+
+def all_logits(network, layout):
+    with torch.no_grad():
+        return network.logits(layout, torch.arange(len(layout)))
+
+
+def alone(network, ids, masks):
+    """The logits of mask tokens behind visible ones: the model itself, nothing packed."""
+    embedding = network.model.get_input_embeddings()
+    real = embedding(torch.tensor(ids))
+    vectors = torch.cat((real, network.mask_embeddings[:masks].to(real.dtype)))
+    network._rows.index = torch.arange(len(ids), len(ids) + masks)
+    with torch.no_grad():
+        found = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
+    network._rows.clear()
+    return found

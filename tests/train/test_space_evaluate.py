@@ -1,0 +1,115 @@
+"""Evaluation: the walk of SPACE's decoding on choices made by hand, and on real networks."""
+
+import pytest
+import torch
+from space_networks import MASKS, network_of
+from tiny_models import random_prompt
+
+from ragaccel.train.space.evaluate import count_passes, evaluate, guess
+from ragaccel.train.space.samples import Sample
+
+ANSWER = [5, 6, 7, 8, 9]
+RIGHT = [[6, 7, 8], [7, 8, 9], [8, 9, 0], [9, 0, 0]]
+WRONG = [[0, 0, 0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("guesses", "num_masks", "passes"),
+    [
+        (WRONG, 3, 5),  # a token each
+        (RIGHT, 1, 3),  # 5 | 6 7 | 8 9
+        (RIGHT, 2, 3),  # 5 | 6 7 8 | 9
+        (RIGHT, 3, 2),  # 5 | 6 7 8 9
+        ([[6, 0, 0], [0] * 3, [0, 9, 0], [0] * 3], 3, 4),  # 5 | 6 7 | 8 | 9, not 9 for 8
+        ([[0, 7, 8], [7, 0, 0], [0] * 3, [9, 0, 0]], 3, 4),  # 5 | 6 | 7 8 | 9
+        ([[0, 7, 8], [0] * 3, [8, 0, 0], [0] * 3], 3, 4),  # 5 | 6 | 7 | 8 9
+        ([[0] * 3, [0] * 3, [8, 9, 0], [0] * 3], 2, 4),  # 5 | 6 | 7 | 8 9 with the end accepted
+    ],
+)
+def test_the_walk(guesses, num_masks, passes):
+    assert count_passes(ANSWER, guesses, num_masks) == passes
+
+
+def walk_by_decoding(network, sample, num_masks):
+    """The same walk in the plainest way: a pass per step over visible tokens and masks."""
+    prompt, answer = list(sample.prompt_ids), list(sample.answer_ids)
+    known, guesses, passes = 0, [], 0
+    while known < len(answer):
+        accepted = 0
+        rest = answer[known:]
+        while accepted < min(len(guesses), len(rest)) and guesses[accepted] == rest[accepted]:
+            accepted += 1
+        seen = prompt + answer[: known + accepted]
+        with torch.no_grad():
+            embedding = network.model.get_input_embeddings()
+            vectors = torch.cat((embedding(torch.tensor(seen)), network.mask_embeddings))
+            network._rows.index = torch.arange(len(seen), len(vectors))
+            logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
+            network._rows.clear()
+        guesses = logits[len(seen) :].argmax(-1).tolist()[:num_masks]
+        known += accepted + 1
+        passes += 1
+    return passes
+
+
+def taught(seed):
+    """A network, and an answer that its own masks guess here and there."""
+    network = network_of("llama", num_masks=MASKS)
+    sample = Sample(tuple(random_prompt(9, seed)), tuple(random_prompt(12, seed + 100)))
+    answer = list(sample.answer_ids)
+    for place in range(1, len(answer)):  # right guesses by construction, some of them
+        made = Sample(sample.prompt_ids, tuple(answer))
+        guesses, _ = guess(network, made, 500)
+        if place % 4:
+            answer[place] = guesses[place - 1][0]
+    return network, Sample(sample.prompt_ids, tuple(answer))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_pass_knows_what_step_by_step_decoding_meets(seed):
+    network, sample = taught(seed)
+    guesses, own = guess(network, sample, 500)
+    assert len(guesses) == len(sample.answer_ids) - 1
+    assert len(own) == len(sample.answer_ids)
+    figures = evaluate(network, [sample])
+    for count in range(1, MASKS + 1):
+        passes = walk_by_decoding(network, sample, count)
+        assert count_passes(sample.answer_ids, guesses, count) == passes
+        assert figures.tokens_per_pass[count - 1] == len(sample.answer_ids) / passes
+    assert figures.tokens_per_pass[0] > 1.2, "something must be guessed for this to tell anything"
+
+
+def test_long_answers_take_several_passes_and_say_the_same():
+    network, sample = taught(0)
+    whole = guess(network, sample, 500)
+    assert guess(network, sample, len(sample) + 2 * MASKS) == whole
+    assert guess(network, sample, 5) == whole
+
+
+def test_figures_are_pooled_and_processes_add_up():
+    network, one = taught(0)
+    _, two = taught(1)
+    both = evaluate(network, [one, two])
+    apart = [evaluate(network, [sample]) for sample in (one, two)]
+    length = len(one.answer_ids)
+    passes = [length / figures.tokens_per_pass[1] for figures in apart]
+    assert both.tokens_per_pass[1] == pytest.approx(2 * length / sum(passes))
+    assert both.samples == 2
+    doubled = evaluate(network, [one], reduce=lambda counts: counts * 2)
+    assert doubled.samples == 2
+    assert doubled.right == apart[0].right
+
+
+def test_own_choices_are_told():
+    network = network_of("llama").train()
+    prompt, answer = random_prompt(6), []
+    for _ in range(8):
+        with torch.no_grad():
+            ids = torch.tensor([prompt + answer])
+            answer.append(int(network.model(ids).logits[0, -1].argmax()))
+    own = Sample(tuple(prompt), tuple(answer))
+    assert evaluate(network, [own]).own == 1.0
+    assert network.training
+    other = Sample(tuple(prompt), (*answer[:-1], (answer[-1] + 1) % 97))
+    assert evaluate(network, [other]).own == 7 / 8
+    assert evaluate(network, [own]).as_dict()["own"] == 1.0
