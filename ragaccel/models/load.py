@@ -140,6 +140,26 @@ def load_model(
     return (shared_by_processes(target) if count > 1 else target), words
 
 
+def load_for_training(
+    name_or_path: str | Path | None = None, *, dtype: str | torch.dtype = "auto"
+) -> tuple[Any, Tokenizer]:
+    """Load a stock model of transformers, on the CPU and nothing packed, and its tokenizer.
+
+    Arguments and errors are those of ``load_model``; the bundled reader without a name.
+    """
+    name = bundled_reader_path() if name_or_path is None else name_or_path
+    source, arguments = _located(name, {})
+    with _explained(name), _progress(shown=not _is_bundled(name) and is_first()):
+        config = AutoConfig.from_pretrained(source, **arguments)
+        refuse_by_config(config, {})
+        kind = _dtype(dtype, config, _place(None, None))
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=kind, **arguments
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    return model, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
+
+
 def as_target(model: Any, packing_file: Path | None = None) -> HuggingFaceModel | ParallelModel:
     """Make a target model of one of transformers; what is one already stays as it is.
 

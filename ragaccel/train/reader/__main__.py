@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.train.reader.corpus import Article, HumanQuestion, load_articles, load_questions
+from ragaccel.train.reader.corpus import (
+    Article,
+    HumanQuestion,
+    load_articles,
+    load_questions,
+    without_most_books,
+)
 from ragaccel.train.reader.evaluate import evaluate
 from ragaccel.train.reader.examples import ExampleMaker
 from ragaccel.train.reader.fit import Fit
@@ -23,7 +28,6 @@ from ragaccel.train.reader.network import new_reader
 from ragaccel.train.reader.publish import publish
 from ragaccel.train.reader.vocabulary import train_tokenizer
 
-BOOK_CHARACTERS = 8_000_000
 TOKENS = 30.0  # millions
 
 
@@ -48,7 +52,7 @@ def main(
         raise ConfigurationError(
             "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
         )
-    articles, questions = _limited(load_articles(folder), seed), load_questions(folder)
+    articles, questions = without_most_books(load_articles(folder), seed), load_questions(folder)
     tokenizer = _tokenizer(out / "tokenizer", articles, questions)
     embedder = load_embedder()
     makers = [
@@ -92,19 +96,6 @@ def main(
     publish(model.cpu(), tokenizer, out / "reader")
     trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
     print(json.dumps({"trained": trained, "held_out": figures}))
-
-
-def _limited(articles: list[Article], seed: int) -> list[Article]:
-    """All articles, but of the books (nine tenths of the text) only a part."""
-    random.Random(seed).shuffle(articles)
-    kept, characters = [], 0
-    for article in articles:
-        if article.source.startswith("books"):
-            characters += sum(map(len, article.sentences))
-            if characters > BOOK_CHARACTERS:
-                continue
-        kept.append(article)
-    return kept
 
 
 def _tokenizer(

@@ -54,6 +54,12 @@ class Figures:
             "own": round(self.own, 4),
         }
 
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Figures:
+        """The figures that ``as_dict`` told."""
+        per_pass, right = tuple(told["tokens_per_pass"]), tuple(told["right"])
+        return cls(told["samples"], per_pass, right, told["own"])
+
 
 def evaluate(
     network: SpaceNetwork,
@@ -73,7 +79,7 @@ def evaluate(
     num_masks, was_training = network.recipe.num_masks, network.training
     room = network.recipe.row_tokens if row_tokens is None else row_tokens
     # samples, tokens, own choices; then by mask: passes, right guesses, guesses
-    counts = torch.zeros(3 + 3 * num_masks, dtype=torch.float64)
+    counts = torch.zeros(3 + 3 * num_masks, dtype=torch.long)
     network.eval()
     try:
         with torch.no_grad():
@@ -85,7 +91,7 @@ def evaluate(
     total = reduce(counts).tolist()
     passes, right, tried = (total[3 + i * num_masks :][:num_masks] for i in range(3))
     return Figures(
-        samples=round(total[0]),
+        samples=total[0],
         tokens_per_pass=tuple(total[1] / max(1, count) for count in passes),
         right=tuple(one / max(1, of) for one, of in zip(right, tried, strict=True)),
         own=total[2] / max(1, total[1]),
@@ -159,4 +165,4 @@ def _counts(answer: Sequence[int], guesses: Sequence[Sequence[int]], own: Sequen
             tried[ahead] += 1
             right[ahead] += token == answer[place + 1 + ahead]
     agreed = sum(one == two for one, two in zip(own, answer, strict=True))
-    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried], dtype=torch.float64)
+    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried], dtype=torch.long)

@@ -1,0 +1,81 @@
+"""The reader's questions as samples for SPACE: ``python -m ragaccel.train.reader.samples``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from transformers import PreTrainedTokenizerFast
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.load import bundled_reader_path
+from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.train.reader.corpus import load_articles, load_questions, without_most_books
+from ragaccel.train.reader.examples import Example, ExampleMaker
+from ragaccel.train.reader.fit import CURRICULUM
+from ragaccel.train.space.samples import write_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="File of JSON lines to write.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of text archives and question sets.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many questions.")] = 3000,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of documents that the reader never saw.")
+    ] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the vectors of all sentences.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every choice.")] = 0,
+) -> None:
+    """Write questions with passages and answers, as the bundled reader was trained on them."""
+    folder = data or Path(os.environ.get("RAGACCEL_DATA", ""))
+    if not (folder / "text").is_dir():
+        raise ConfigurationError(
+            "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
+        )
+    articles = without_most_books(load_articles(folder), 0)
+    maker = ExampleMaker(
+        [article for article in articles if article.held_out == held_out],
+        [question for question in load_questions(folder) if question.held_out == held_out],
+        PreTrainedTokenizerFast.from_pretrained(bundled_reader_path()),
+        seed=seed,
+        embedder=load_embedder(),
+        cache=cache,
+        strange=not held_out,
+    )
+    written = write_samples(out, rows(maker, count))
+    print(f"{written} questions in {out}", file=sys.stderr)
+
+
+def rows(maker: ExampleMaker, count: int) -> Iterator[dict[str, Any]]:
+    """Draw examples of the shapes that training ends with."""
+    stage = CURRICULUM[-1][1]
+    shares, shapes = [share for share, _ in stage], [shape for _, shape in stage]
+    for _ in range(count):
+        yield row(maker.make(maker.rng.choices(shapes, shares)[0]))
+
+
+def row(example: Example) -> dict[str, Any]:
+    """An example as a sample: its answer begins behind the answer's marker."""
+    start = example.answer_start + 1
+    return {
+        "question": example.question,
+        "prompt_ids": example.token_ids[:start],
+        "answer_ids": example.token_ids[start:],
+    }
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")
