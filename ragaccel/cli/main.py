@@ -16,6 +16,7 @@ from ragaccel.cli.ls import ls
 from ragaccel.cli.rm import rm
 from ragaccel.cli.search import search
 from ragaccel.cli.stats import stats
+from ragaccel.cli.train import train
 from ragaccel.cli.verb import verb
 
 _EPILOG = (
@@ -35,6 +36,7 @@ app = typer.Typer(
 for function in (ask, chat, index, search, ls, rm, stats, logs, doctor):
     app.command(function.__name__)(verb(function))
 app.add_typer(config, name="config")
+app.add_typer(train, name="train")
 
 
 def _show_version(wanted: bool) -> None:

@@ -149,7 +149,7 @@ def load_for_training(
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _located(name, {})
-    with _explained(name), _progress(shown=not _is_bundled(name) and is_first()):
+    with _explained(name), _progress(shown=False):
         config = AutoConfig.from_pretrained(source, **arguments)
         refuse_by_config(config, {})
         kind = _dtype(dtype, config, _place(None, None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "sqlite3")
-VERBS = ("ask", "chat", "index", "search", "ls", "rm", "stats", "logs", "doctor", "config")
+VERBS = ("ask", "chat", "index", "search", "ls", "rm", "stats", "logs", "doctor", "config", "train")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["--version"]])
@@ -57,6 +57,10 @@ def test_every_verb_has_help(cli, verb):
         ["rm", "."],
         ["rm", ".", "--all"],
         ["config", "nothing"],
+        ["train", "nothing"],
+        ["train", "space", "no-such-file", "--out", "there"],
+        ["train", "space", "no-such-file"],
+        ["train", "space", "no-such-file", "--out", "there", "--mode", "other"],
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(cli, arguments):

@@ -20,7 +20,8 @@ from ragaccel.errors import (
     ModelRefusedError,
 )
 from ragaccel.models import load, locate, processes
-from ragaccel.models.load import bundled_reader_path, load_model, outline_model
+from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, outline_model
+from ragaccel.models.packing import has_packed
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +173,15 @@ def test_the_bundled_reader_loads_without_a_progress_bar(capfd):
     load_model(bundled_reader_path())
     assert "Loading" not in capfd.readouterr().err
     assert logging.is_progress_bar_enabled() == enabled
+
+
+def test_what_is_trained_is_a_stock_model(folder, capfd):
+    model, tokenizer = load_for_training(folder)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert not has_packed(model)
+    assert tokenizer.eos_ids == {1, 7}
+    assert load_for_training(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
+    assert "Loading" not in capfd.readouterr().err
+    assert load_for_training()[0].config.vocab_size > 8000, "the bundled reader"
+    with pytest.raises(ModelNotFoundError):
+        load_for_training("someone/nothing")

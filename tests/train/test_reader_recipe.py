@@ -9,7 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.sentences import split_sentences
+from ragaccel.train.reader import samples
 from ragaccel.train.reader.batches import BATCH_TOKENS, Batches, collate
 from ragaccel.train.reader.corpus import Article, HumanQuestion
 from ragaccel.train.reader.disguise import Disguise, with_twin
@@ -22,6 +24,7 @@ from ragaccel.train.reader.publish import publish
 from ragaccel.train.reader.questions import make_question
 from ragaccel.train.reader.sources import Piece
 from ragaccel.train.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
+from ragaccel.train.space.samples import read_samples, write_samples
 
 SMALL = Shape(192, 2, 60)
 FOUND = Shape(384, 4, 150, min_passages=2, max_sentences=2)
@@ -363,3 +366,25 @@ def test_sentences_are_what_the_template_numbers():
         "One stands here.",
         "Two follows it.",
     ]
+
+
+def test_questions_become_samples_for_guessing(maker, tokenizer, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    drawn = samples.rows(maker, 12)
+    assert write_samples(path, drawn) == 12
+    found = read_samples(path, Tokenizer(tokenizer), vocab_size=len(tokenizer))
+    assert len(found.rows) == 12
+    for sample in found.rows:
+        assert tokenizer.decode(sample.prompt_ids[-1]) == "<answer>"
+        assert sample.answer_ids[-1] == tokenizer.eos_token_id
+        marker = tokenizer.decode(sample.answer_ids[0])
+        assert marker in (*MARKERS, "<none>")
+    example = maker.make(SMALL)
+    row = samples.row(example)
+    assert [*row["prompt_ids"], *row["answer_ids"]] == example.token_ids
+    assert row["question"] == example.question
+
+
+def test_samples_need_the_archives(tmp_path):
+    with pytest.raises(ConfigurationError, match="pass --data"):
+        samples.main(out=tmp_path / "samples.jsonl", data=tmp_path)

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
-from functools import cache
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from space_networks import MASKS
+from space_runs import HELD_OUT, SAMPLES, SMALL, fit_of, network_of, weights_of
 from tiny_models import make_tiny_model
 
 from ragaccel.errors import ConfigurationError, MissingExtraError
@@ -17,45 +18,7 @@ from ragaccel.train.space.fit import Fit, make_accelerator, rate
 from ragaccel.train.space.network import SpaceNetwork
 from ragaccel.train.space.recipe import make_recipe
 from ragaccel.train.space.run_folder import RunFolder
-from ragaccel.train.space.samples import Sample, Samples
-
-COUNT = 20  # tokens of a text that counts, and begins again
-
-
-def counting(start, length=14):
-    ids = tuple((start + i) % COUNT for i in range(length))
-    return Sample(ids[:3], ids[3:])
-
-
-SAMPLES = Samples(tuple(counting(start) for start in range(COUNT)))
-HELD_OUT = tuple(counting(start, 11) for start in range(COUNT))
-SMALL = {"num_masks": MASKS, "row_tokens": 160, "num_cuts": 6, "warmup": 0.1}
-
-
-@cache
-def counting_weights():
-    model = make_tiny_model("llama", torch.float32, initializer_range=0.05)
-    ids = torch.tensor([sample.token_ids for sample in SAMPLES.rows])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(40):
-        logits = model(ids[:, :-1]).logits
-        torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
-def network_of(mode="gated", **changes):
-    """A network over a model that counts already, so that a gated one has what to learn from."""
-    model = make_tiny_model("llama", torch.float32, initializer_range=0.05)
-    model.load_state_dict(counting_weights())
-    return SpaceNetwork(model, make_recipe(mode, **{**SMALL, **changes}))
-
-
-def fit_of(folder, mode="gated", report=None, **changes):
-    network = network_of(mode, **changes)
-    return Fit(network, SAMPLES, RunFolder(folder), held_out=HELD_OUT, report=report)
-
+from ragaccel.train.space.samples import Samples
 
 MODES = [
     ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 60}),
@@ -85,10 +48,6 @@ def test_the_plain_variant_learns_too(tmp_path):
         tmp_path, "full", variant="plain", num_cuts=1, learning_rate=5e-3, steps=60, accumulate=2
     )
     assert fit.run().figures.right[0] > 0.6
-
-
-def weights_of(network):
-    return {name: weight.detach().clone() for name, weight in network.trained().items()}
 
 
 @pytest.mark.parametrize(("mode", "changes"), MODES)
@@ -213,3 +172,22 @@ def test_devices_that_are_not_there(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
     with pytest.raises(MissingExtraError, match=r"ragaccel\[train\]"):
         make_accelerator()
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    """The same rows a step, half of them in each process."""
+    script = Path(__file__).parents[1] / "space_spread.py"
+    spread = tmp_path / "spread"
+    command = [sys.executable, str(script), str(spread)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    alone = fit_of(tmp_path / "alone", steps=4, accumulate=4)
+    expected = alone.run()
+    assert told["tokens"] == expected.progress.tokens
+    assert told["samples"] == expected.figures.samples
+    weights = RunFolder(spread).load()[0]["weights"]
+    for name, weight in weights_of(alone.network).items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ConfigurationError, match="num_processes 2 there, 1 here"):
+        fit_of(spread, steps=4, accumulate=2)

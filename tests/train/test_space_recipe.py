@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.train.space.recipe import Recipe, make_recipe
+from ragaccel.train.space.recipe import Recipe, make_recipe, parse_changes
 
 
 def test_the_defaults_are_the_papers():
@@ -54,6 +54,34 @@ def test_a_gated_base_is_its_own_teacher():
 def test_what_cannot_work_is_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         make_recipe(**changes)
+
+
+def test_changes_are_read_as_they_are_typed():
+    typed = ["variant=plain", "shared_mask=true", "targets=q_proj, v_proj", "warmup = 0.1"]
+    assert parse_changes([*typed, "late_cuts=False", "steps=7"]) == {
+        "variant": "plain",
+        "shared_mask": True,
+        "targets": ("q_proj", "v_proj"),
+        "warmup": 0.1,
+        "late_cuts": False,
+        "steps": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("warmup", "write name=value, names are accumulate"),
+        ("speed=3", "sets nothing"),
+        ("mode=full", "sets nothing"),
+        ("warmup=fast", "warmup is of type float, not 'fast'"),
+        ("shared_mask=1", "of type bool"),
+        ("steps=1.5", "of type int"),
+    ],
+)
+def test_changes_that_are_none(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_changes([text])
 
 
 def test_a_recipe_can_be_written_down():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MODES = ("gated", "lora", "full")
 VARIANTS = ("efficient", "plain")
@@ -148,6 +151,37 @@ class Recipe:
         """All fields, as JSON knows them."""
         found = asdict(self)
         return {**found, "targets": None if self.targets is None else list(self.targets)}
+
+
+def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """Read changes of a recipe as they are typed: ``name=value``.
+
+    Lists are written with commas; on and off are true and false.
+
+    Raises:
+        ConfigurationError: no such field, or a value of another type than its own.
+    """
+    kinds = {field.name: str(field.type).split(" ")[0] for field in fields(Recipe)}
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or name not in kinds or name == "mode":
+            known = ", ".join(sorted(set(kinds) - {"mode"}))
+            raise ConfigurationError(f"{text!r} sets nothing: write name=value, names are {known}")
+        try:
+            changes[name] = _parsed(value.strip(), kinds[name])
+        except (ValueError, KeyError):
+            raise ConfigurationError(f"{name} is of type {kinds[name]}, not {value!r}") from None
+    return changes
+
+
+def _parsed(value: str, kind: str) -> Any:
+    if kind == "bool":
+        return {"true": True, "false": False}[value.lower()]
+    if kind.startswith("tuple"):
+        return tuple(part.strip() for part in value.split(",") if part.strip()) or None
+    return {"int": int, "float": float, "str": str}[kind](value)
 
 
 def make_recipe(mode: str = "gated", **changes: Any) -> Recipe:

@@ -1,0 +1,126 @@
+"""Training: a run drawn on stderr while it lasts, and its figures as a table at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ragaccel.cli.exits import ExitCode
+from ragaccel.train.space.run import Listener, train_space
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ragaccel.cli.terminal import Terminal
+    from ragaccel.train.space.evaluate import Figures
+    from ragaccel.train.space.fit import Standing
+    from ragaccel.train.space.recipe import Recipe
+    from ragaccel.train.space.run import Job
+
+_LINES = 20  # told of a run where nobody watches a bar
+
+
+def train_with(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
+    """Carry a run out and tell how it went."""
+    terminal.pass_on_warnings()
+    with TrainingProgress(terminal) as progress:
+        try:
+            result = train_space(job, recipe, progress)
+        except KeyboardInterrupt:
+            progress.stop()
+            terminal.note("interrupted: the same command goes on from here")
+            return ExitCode.INTERRUPTED
+    if result is None:  # not the first of several processes
+        return ExitCode.OK
+    if result["held_out"]:
+        _tell(terminal, result["held_out"])
+    terminal.note(
+        f"{result['steps']:,} steps over {result['tokens']:,} tokens, "
+        f"{result['seconds_per_step']:.2f} s each: {job.out}"
+    )
+    if as_json:
+        terminal.json(result)
+    return ExitCode.OK
+
+
+class TrainingProgress(Listener):
+    """Takes what a run tells of itself and draws bars; without a terminal, a line now and then."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bars = Progress(
+            TextColumn("[dim]{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[told]}"),
+            console=terminal.err,
+            transient=True,
+            disable=not terminal.interactive,
+        )
+        self._answers = self._bars.add_task("answering", total=None, told="", visible=False)
+        self._steps = self._bars.add_task("training", total=None, told="", visible=False)
+        self._told = 0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bars off the screen."""
+        self._bars.stop()
+
+    def note(self, text: str) -> None:
+        """Tell what the run found or decided."""
+        self._terminal.note(text)
+
+    def answered(self, done: int, total: int) -> None:
+        """Draw how many prompts the model has answered."""
+        self._bars.update(self._answers, completed=done, total=total, visible=done < total)
+        self._line(done, total, f"answered {done:,} of {total:,}")
+
+    def stepped(self, standing: Standing) -> None:
+        """Draw where training stands."""
+        told = f"loss {standing.loss:.3f}, {standing.guessed:.0%} guessed"
+        self._bars.update(
+            self._steps, completed=standing.step, total=standing.steps, visible=True, told=told
+        )
+        self._line(
+            standing.step, standing.steps, f"step {standing.step:,} of {standing.steps:,}: {told}"
+        )
+        if standing.figures is not None:
+            self._terminal.note(f"step {standing.step:,}: {_in_short(standing.figures)}")
+
+    def _line(self, done: int, total: int, text: str) -> None:
+        share = done * _LINES // max(1, total)
+        if not self._terminal.interactive and (share != self._told or done == total):
+            self._told = share
+            self._terminal.note(text)
+
+
+def _in_short(figures: Figures) -> str:
+    values = ", ".join(f"{value:.2f}" for value in figures.tokens_per_pass)
+    return f"{values} tokens a pass with 1 to {len(figures.tokens_per_pass)} mask tokens"
+
+
+def _tell(terminal: Terminal, figures: dict[str, Any]) -> None:
+    """Tell figures by the number of mask tokens."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("mask tokens", "tokens a pass", "guesses right"):
+        table.add_column(heading, justify="right")
+    rows = zip(figures["tokens_per_pass"], figures["right"], strict=True)
+    for count, (per_pass, right) in enumerate(rows, start=1):
+        table.add_row(str(count), f"{per_pass:.2f}", f"{right:.1%}")
+    terminal.note(table)
+    own = f"{figures['own']:.1%} of their tokens are the model's own choice"
+    terminal.note(f"{figures['samples']:,} held-out answers; {own}")

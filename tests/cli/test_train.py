@@ -1,0 +1,154 @@
+"""``ragaccel train space``: a tiny model from samples to folders that are loaded again."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from small_tokenizers import byte_level
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from ragaccel.models.space_adapter import SpaceAdapter
+
+SMALL = ("--masks", 3, "--steps", 4, "--row-tokens", 200, "--device", "cpu")
+TEXTS = ["wind north-west, sea rough", "the keeper keeps the light", "ships go out tonight"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a tiny model with a tokenizer."""
+    folder = tmp_path / "tiny"
+    tokenizer = byte_level()
+    made = make_tiny_model("llama", torch.float32, vocab_size=len(tokenizer), eos_token_id=1)
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def samples(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    rows = [{"prompt": f"{i} lights:", "answer": f" {TEXTS[i % 3]} {i}"} for i in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_from_samples_to_an_adapter(cli, model, samples, tmp_path):
+    arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    ended = cli(*arguments, "--rank", 2, "--json", "--set", "held=1")
+    assert ended.code == 2
+    assert "sets nothing" in ended.err
+    ended = cli(*arguments, "--rank", 2, "--json", "--evaluate-every", 2)
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert told["steps"] == 4
+    assert len(told["held_out"]["tokens_per_pass"]) == 3
+    assert "step 4 of 4: loss" in ended.err
+    assert "tokens a pass" in ended.err
+    assert {path.name for path in (tmp_path / "work" / "there").iterdir()} == {
+        "space_config.json",
+        "space.safetensors",
+    }
+    adapter = SpaceAdapter.load("there")
+    adapter.check(AutoModelForCausalLM.from_pretrained(model))
+    assert adapter.training["recipe"]["rank"] == adapter.rank == 2
+    assert adapter.training["held_out"] == told["held_out"]
+    again = cli(*arguments, "--rank", 2, "--json", "--evaluate-every", 2, "-q")
+    assert json.loads(again.out)["held_out"] == told["held_out"]
+    assert again.err == ""
+    other = cli(*arguments, "--rank", 3)
+    assert other.code == 2
+    assert "recipe.rank 2 there, 3 here" in other.err
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_low_rank_changes_of_all_rows(cli, model, samples, merge):
+    arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    ended = cli(*arguments, "--mode", "lora", "--rank", 2, *["--merge"] * merge)
+    assert ended.code == 0, ended.err
+    adapter = SpaceAdapter.load("there/space")
+    assert adapter.rank == 0
+    if merge:
+        adapter.check(AutoModelForCausalLM.from_pretrained("there"))
+        assert os.path.exists("there/tokenizer.json")
+    else:
+        from peft import PeftModel
+
+        base = AutoModelForCausalLM.from_pretrained(model)
+        adapter.check(base)
+        with pytest.warns(FutureWarning):
+            assert PeftModel.from_pretrained(base, "there").peft_config["default"].r == 2
+    names = [name for _, _, files in os.walk("there") for name in files]
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
+
+
+def test_all_weights(cli, model, samples):
+    ended = cli(
+        *["train", "space", samples, "--model", model, "--out", "there", *SMALL],
+        *["--mode", "full", "--learning-rate", 0.01, "--precision", "bfloat16"],
+    )
+    assert ended.code == 0, ended.err
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, "there"))
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
+    SpaceAdapter.load("there/space").check(after)
+
+
+def test_own_answers_are_what_is_learned(cli, model, samples):
+    arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    ended = cli(*arguments, "--own-answers", "--answer-tokens", 12, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["held_out"]["own"] == 1.0
+    assert "answered" in ended.err
+    lines = Path("there-run/answers.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    assert all(2 <= len(row["answer_ids"]) <= 12 for row in kept)
+
+
+def test_prompts_without_room_are_told(cli, model, samples):
+    long = {"prompt": "the light " * 300, "answer": "is on tonight"}
+    samples.write_text("\n".join([json.dumps(long), samples.read_text()]))
+    line = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    assert "1 left out" in cli(*line).err
+    samples.write_text(json.dumps(long))
+    ended = cli(*line, "--out", "elsewhere")
+    assert ended.code == 2
+    assert "take a larger row_tokens" in ended.err
+
+
+def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch):
+    from ragaccel.cli.training import TrainingProgress
+
+    def interrupt(self, standing):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "stepped", interrupt)
+        ended = cli(*arguments)
+    assert ended.code == 130
+    assert "the same command goes on from here" in ended.err
+    assert not os.path.exists("there")
+    assert cli(*arguments).code == 0
+    log = json.loads(Path("there-run/log.json").read_text())
+    assert len(log) == 2, "the last step and its figures"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--merge"], "cannot be merged"),
+        (["--held-out", "none.jsonl"], "none.jsonl cannot be read"),
+        (["--device", "cuda:7"], "CUDA_VISIBLE_DEVICES"),
+        (["--masks", 0], "num_masks must be 1"),
+        (["--answer-tokens", 0], "answer_tokens must be 2"),
+    ],
+)
+def test_what_cannot_work_is_refused(cli, model, samples, arguments, message):
+    line = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
+    ended = cli(*line, *arguments)
+    assert ended.code == 2, ended.err
+    assert message in ended.err
+    assert not os.path.exists("there")

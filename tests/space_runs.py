@@ -1,0 +1,63 @@
+"""A model that counts, and runs that teach it to guess how counting goes on."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from space_networks import MASKS
+from tiny_models import make_tiny_model
+
+from ragaccel.train.space.fit import Fit
+from ragaccel.train.space.network import SpaceNetwork
+from ragaccel.train.space.recipe import make_recipe
+from ragaccel.train.space.run_folder import RunFolder
+from ragaccel.train.space.samples import Sample, Samples
+
+COUNT = 20  # tokens of a text that counts, and begins again
+
+
+def counting(start, length=14):
+    ids = tuple((start + i) % COUNT for i in range(length))
+    return Sample(ids[:3], ids[3:])
+
+
+SAMPLES = Samples(tuple(counting(start) for start in range(COUNT)))
+HELD_OUT = tuple(counting(start, 11) for start in range(COUNT))
+SMALL = {"num_masks": MASKS, "row_tokens": 160, "num_cuts": 6, "warmup": 0.1}
+
+
+@cache
+def counting_weights():
+    model = make_tiny_model("llama", torch.float32, initializer_range=0.05)
+    ids = torch.tensor([sample.token_ids for sample in SAMPLES.rows])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(40):
+        logits = model(ids[:, :-1]).logits
+        torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def network_of(mode="gated", **changes):
+    """A network over a model that counts already, so that a gated one has what to learn from."""
+    model = make_tiny_model("llama", torch.float32, initializer_range=0.05)
+    model.load_state_dict(counting_weights())
+    return SpaceNetwork(model, make_recipe(mode, **{**SMALL, **changes}))
+
+
+def fit_of(folder, mode="gated", report=None, accelerator=None, **changes):
+    """A run in a folder."""
+    return Fit(
+        network_of(mode, **changes),
+        SAMPLES,
+        RunFolder(folder),
+        held_out=HELD_OUT,
+        accelerator=accelerator,
+        report=report,
+    )
+
+
+def weights_of(network):
+    """What a network has learned."""
+    return {name: weight.detach().clone() for name, weight in network.trained().items()}
