@@ -30,6 +30,19 @@ def test_the_walk(guesses, num_masks, passes):
     assert count_passes(ANSWER, guesses, num_masks) == passes
 
 
+@pytest.mark.parametrize(
+    ("guesses", "foreseen", "passes"),
+    [
+        (WRONG, [5, 6, 0], 3),  # 5 6 7 | 8 | 9
+        (WRONG, [0, 6, 7], 5),
+        (RIGHT, [5, 6, 7], 2),  # 5 6 7 8 | 9
+        (RIGHT, [5, 0, 0], 2),  # 5 6 | 7 8 9
+    ],
+)
+def test_the_walk_with_guesses_from_the_prompt(guesses, foreseen, passes):
+    assert count_passes(ANSWER, guesses, 3, foreseen) == passes
+
+
 def walk_by_decoding(network, sample, num_masks):
     """The same walk in the plainest way: a pass per step over visible tokens and masks."""
     prompt, answer = list(sample.prompt_ids), list(sample.answer_ids)
@@ -59,7 +72,7 @@ def taught(seed):
     answer = list(sample.answer_ids)
     for place in range(1, len(answer)):  # right guesses by construction, some of them
         made = Sample(sample.prompt_ids, tuple(answer))
-        guesses, _ = guess(network, made, 500)
+        guesses, _, _ = guess(network, made, 500)
         if place % 4:
             answer[place] = guesses[place - 1][0]
     return network, Sample(sample.prompt_ids, tuple(answer))
@@ -68,7 +81,7 @@ def taught(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_one_pass_knows_what_step_by_step_decoding_meets(seed):
     network, sample = taught(seed)
-    guesses, own = guess(network, sample, 500)
+    guesses, own, foreseen = guess(network, sample, 500)
     assert len(guesses) == len(sample.answer_ids) - 1
     assert len(own) == len(sample.answer_ids)
     figures = evaluate(network, [sample])
@@ -76,7 +89,25 @@ def test_one_pass_knows_what_step_by_step_decoding_meets(seed):
         passes = walk_by_decoding(network, sample, count)
         assert count_passes(sample.answer_ids, guesses, count) == passes
         assert figures.tokens_per_pass[count - 1] == len(sample.answer_ids) / passes
+    length = len(sample.answer_ids)
+    fewer = [length / count_passes(sample.answer_ids, guesses, n, foreseen) for n in (1, 2, 3)]
+    assert list(figures.with_prompt) == fewer
     assert figures.tokens_per_pass[0] > 1.2, "something must be guessed for this to tell anything"
+
+
+def test_the_first_guesses_come_from_before_the_prompts_last_token():
+    network, sample = taught(0)
+    foreseen = guess(network, sample, 500)[2]
+    seen = torch.tensor(sample.prompt_ids[:-1])
+    with torch.no_grad():
+        vectors = torch.cat((network.model.get_input_embeddings()(seen), network.mask_embeddings))
+        network._rows.index = torch.arange(len(seen), len(vectors))
+        logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
+        network._rows.clear()
+    assert foreseen == logits[len(seen) :].argmax(-1).tolist()
+    paper = network_of("llama", num_masks=MASKS, early_cuts=False)
+    assert guess(paper, sample, 500)[2] == []
+    assert evaluate(paper, [sample]).with_prompt == ()
 
 
 def test_long_answers_take_several_passes_and_say_the_same():

@@ -114,21 +114,30 @@ def test_packed_samples_see_themselves_only():
     assert start == len(packed)
 
 
-@pytest.mark.parametrize(("late", "places"), [(False, [2, 3, 4, 5]), (True, [2, 3, 4, 5, 6, 7])])
-def test_where_samples_are_cut(late, places):
-    recipe = make_recipe("gated", num_masks=3, late_cuts=late, num_cuts=1)
+@pytest.mark.parametrize(
+    ("early", "late", "places"),
+    [
+        (False, False, [2, 3, 4, 5]),
+        (False, True, [2, 3, 4, 5, 6, 7]),
+        (True, True, [1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_where_samples_are_cut(early, late, places):
+    recipe = make_recipe("gated", num_masks=3, early_cuts=early, late_cuts=late, num_cuts=1)
     assert list(cut_places(SAMPLE, recipe)) == places
     rng = random.Random(0)
     found = {plan_sample(SAMPLE, recipe, rng).cuts for _ in range(300)}
     assert found == {(place,) for place in places}
     short = Sample((1, 2, 3), (4, 5))
-    assert list(cut_places(short, recipe)) == [2]
+    assert list(cut_places(short, recipe)) == [2 - early, 2][not early :]
+    shortest = Sample((1,), (4, 5))
+    assert list(cut_places(shortest, recipe)) == [0]
 
 
 def test_cuts_are_as_many_as_there_is_room():
     recipe = make_recipe("gated", num_masks=2, num_cuts=50)
     rng = random.Random(0)
-    assert plan_sample(SAMPLE, recipe, rng).cuts == (2, 3, 4, 5, 6, 7)
+    assert plan_sample(SAMPLE, recipe, rng).cuts == (1, 2, 3, 4, 5, 6, 7)
     tight = make_recipe("gated", num_masks=2, num_cuts=50, row_tokens=17)
     assert len(plan_sample(SAMPLE, tight, rng).cuts) == 3
 

@@ -36,6 +36,8 @@ class Figures:
         samples: how many answers.
         tokens_per_pass: with 1 to K mask tokens: all tokens over all verify passes, the end token
             and the first pass included.
+        with_prompt: the same where the first pass has guesses too, from mask tokens that were read
+            with the prompt; empty where the recipe has no early cuts.
         right: share of the first to the K-th mask token's guesses that are the recorded token.
         own: share of recorded tokens that are the model's own choice.
     """
@@ -44,6 +46,7 @@ class Figures:
     tokens_per_pass: tuple[float, ...]
     right: tuple[float, ...]
     own: float
+    with_prompt: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The figures rounded, as JSON knows them."""
@@ -52,13 +55,15 @@ class Figures:
             "tokens_per_pass": [round(value, 3) for value in self.tokens_per_pass],
             "right": [round(value, 3) for value in self.right],
             "own": round(self.own, 4),
+            "with_prompt": [round(value, 3) for value in self.with_prompt],
         }
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Figures:
         """The figures that ``as_dict`` told."""
         per_pass, right = tuple(told["tokens_per_pass"]), tuple(told["right"])
-        return cls(told["samples"], per_pass, right, told["own"])
+        with_prompt = tuple(told.get("with_prompt", ()))
+        return cls(told["samples"], per_pass, right, told["own"], with_prompt)
 
 
 def evaluate(
@@ -78,38 +83,43 @@ def evaluate(
     """
     num_masks, was_training = network.recipe.num_masks, network.training
     room = network.recipe.row_tokens if row_tokens is None else row_tokens
-    # samples, tokens, own choices; then by mask: passes, right guesses, guesses
-    counts = torch.zeros(3 + 3 * num_masks, dtype=torch.long)
+    # samples, tokens, own choices; then by mask: passes, right guesses, guesses, passes if foreseen
+    counts = torch.zeros(3 + 4 * num_masks, dtype=torch.long)
     network.eval()
     try:
         with torch.no_grad():
             for sample in samples:
-                guesses, own = guess(network, sample, room)
-                counts += _counts(sample.answer_ids, guesses, own)
+                guesses, own, foreseen = guess(network, sample, room)
+                counts += _counts(sample.answer_ids, guesses, own, foreseen)
     finally:
         network.train(was_training)
     total = reduce(counts).tolist()
-    passes, right, tried = (total[3 + i * num_masks :][:num_masks] for i in range(3))
+    passes, right, tried, fewer = (total[3 + i * num_masks :][:num_masks] for i in range(4))
+    is_early = network.recipe.early_cuts
     return Figures(
         samples=total[0],
         tokens_per_pass=tuple(total[1] / max(1, count) for count in passes),
         right=tuple(one / max(1, of) for one, of in zip(right, tried, strict=True)),
         own=total[2] / max(1, total[1]),
+        with_prompt=tuple(total[1] / max(1, count) for count in fewer) if is_early else (),
     )
 
 
 def guess(
     network: SpaceNetwork, sample: Sample, row_tokens: int
-) -> tuple[list[list[int]], list[int]]:
+) -> tuple[list[list[int]], list[int], list[int]]:
     """What mask tokens guess behind every token of an answer, and what the model chooses itself.
 
     Returns:
         guesses: [T - 1] lists of K; the first stand behind the prompt's last token, the j-th guess
             of list t is of answer token t + j (from 0, where the first guess has j = 1).
         own: [T] the model's choice of each answer token after the recorded ones.
+        foreseen: [K] of the answer's first tokens, from behind the prompt's last token but one;
+            empty where the recipe has no early cuts.
     """
     num_masks, first = network.recipe.num_masks, len(sample.prompt_ids) - 1
-    cuts = range(first, len(sample) - 2)
+    early = min(first, int(network.recipe.early_cuts))
+    cuts = range(first - early, len(sample) - 2)
     at_once = max(1, (row_tokens - len(sample)) // num_masks)
     guesses: list[list[int]] = []
     own: list[int] = []
@@ -125,10 +135,16 @@ def guess(
         chosen = network.logits(layout, rows).argmax(-1).tolist()
         guesses += [chosen[i : i + num_masks] for i in range(0, len(part) * num_masks, num_masks)]
         own += chosen[len(part) * num_masks :]
-    return guesses, own
+    foreseen = guesses.pop(0) if early else []
+    return guesses, own, foreseen
 
 
-def count_passes(answer: Sequence[int], guesses: Sequence[Sequence[int]], num_masks: int) -> int:
+def count_passes(
+    answer: Sequence[int],
+    guesses: Sequence[Sequence[int]],
+    num_masks: int,
+    foreseen: Sequence[int] = (),
+) -> int:
     """Count the verify passes that SPACE's decoding takes for an answer of T tokens.
 
     The first pass has no guesses and yields one token; every other one yields the guesses that are
@@ -138,11 +154,11 @@ def count_passes(answer: Sequence[int], guesses: Sequence[Sequence[int]], num_ma
         answer: its tokens, the ending one included.
         guesses: as ``guess`` returns them.
         num_masks: how many of each group are used.
+        foreseen: guesses of the first pass, if it has some.
     """
-    passes, done = 1, 1
-    leaf = 0  # the group behind the token before the last one that is known
+    passes = done = 0
+    chain = foreseen[:num_masks]
     while done < len(answer):
-        chain = guesses[leaf][:num_masks]
         accepted = 0
         while (
             accepted < len(chain)
@@ -150,13 +166,20 @@ def count_passes(answer: Sequence[int], guesses: Sequence[Sequence[int]], num_ma
             and chain[accepted] == answer[done + accepted]
         ):
             accepted += 1
-        leaf = done + accepted
+        leaf = done + accepted  # the group behind the token before the last one that is known
         done += accepted + 1
         passes += 1
+        if done < len(answer):
+            chain = guesses[leaf][:num_masks]
     return passes
 
 
-def _counts(answer: Sequence[int], guesses: Sequence[Sequence[int]], own: Sequence[int]) -> Tensor:
+def _counts(
+    answer: Sequence[int],
+    guesses: Sequence[Sequence[int]],
+    own: Sequence[int],
+    foreseen: Sequence[int],
+) -> Tensor:
     num_masks = len(guesses[0])
     passes = [count_passes(answer, guesses, count) for count in range(1, num_masks + 1)]
     right, tried = [0] * num_masks, [0] * num_masks
@@ -165,4 +188,7 @@ def _counts(answer: Sequence[int], guesses: Sequence[Sequence[int]], own: Sequen
             tried[ahead] += 1
             right[ahead] += token == answer[place + 1 + ahead]
     agreed = sum(one == two for one, two in zip(own, answer, strict=True))
-    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried], dtype=torch.long)
+    sizes = range(1, num_masks + 1)
+    fewer = [count_passes(answer, guesses, count, foreseen) for count in sizes]
+    counts = [1, len(answer), agreed, *passes, *right, *tried, *fewer]
+    return torch.tensor(counts, dtype=torch.long)

@@ -74,10 +74,11 @@ def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
 def cut_places(sample: Sample, recipe: Recipe) -> range:
     """Numbers of the real tokens behind which mask tokens may stand.
 
-    From the prompt's last token on. The paper's last place is the one where all mask tokens have a
-    label; late cuts go on to where one has.
+    From the prompt's last token on; early cuts begin at the one before it, where mask tokens are
+    read with the prompt. The paper's last place is the one where all mask tokens have a label; late
+    cuts go on to where one has.
     """
-    first, end = len(sample.prompt_ids) - 1, len(sample) - 2
+    first, end = max(0, len(sample.prompt_ids) - 1 - recipe.early_cuts), len(sample) - 2
     if not recipe.late_cuts:
         end = max(first + 1, len(sample) - 1 - recipe.num_masks)
     return range(first, end)

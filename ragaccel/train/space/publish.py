@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragaccel.models.space_adapter import FOLDER, base_of
+from ragaccel.models.space_adapter import base_of
+from ragaccel.models.space_files import FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path

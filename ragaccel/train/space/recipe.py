@@ -20,6 +20,7 @@ _OF_MODE: dict[str, dict[str, Any]] = {
     "gated": {
         "mask_probability": 1.0,
         "num_cuts": 24,
+        "early_cuts": True,
         "distill": True,
         "learning_rate": 2e-3,
     },
@@ -47,6 +48,8 @@ class Recipe:
             are learned in one pass; "plain" cuts the answer and puts them in the rest's place.
         mask_probability: of a sample getting mask tokens; the others are learned as they are.
         num_cuts: places of a sample that get mask tokens; the paper's is one.
+        early_cuts: cut before the prompt's last token as well: the first guesses come from there,
+            as mask tokens can be read with the prompt. The paper has none.
         late_cuts: cut near the answer's end as well, where the last mask tokens have no label;
             the paper never does, so that the ends of answers are guessed untrained.
         loss_weight: of a mask token's prediction beside a real token's.
@@ -77,6 +80,7 @@ class Recipe:
     variant: str = "efficient"
     mask_probability: float = 0.5
     num_cuts: int = 1
+    early_cuts: bool = False
     late_cuts: bool = True
     loss_weight: float = 1.0
     distill: bool = False
