@@ -1,8 +1,9 @@
-"""Race: the same question answered plainly and accelerated, live, and the tokens compared.
+"""Race: one question answered plainly, by the model's own guesses and with copies, live.
 
 python demos/race.py "What caused the fire in the lantern of Wether Holm?"
 
-One runs after the other, so that neither takes the processor from the other.
+One runs after the other, so that none takes the processor from another; the tokens are compared.
+The second lane is SPACE: the bundled reader guesses at mask tokens, as its adapter taught it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Answer, FocusedRetriever, NoDrafter, Prompt, Retriever, Store
-from ragaccel import default_index_path, index_folder, load_embedder
+from ragaccel import LLM, RAG, Answer, Drafter, FocusedRetriever, NoDrafter, Prompt, Retriever
+from ragaccel import SpaceDrafter, Store, default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"
@@ -27,7 +28,7 @@ QUESTION = "What caused the fire in the lantern of Wether Holm?"
 class Lane:
     """One runner: its drafter (None is the LLM's own) and what it has written so far."""
 
-    def __init__(self, name: str, drafter: NoDrafter | None) -> None:
+    def __init__(self, name: str, drafter: Drafter | None) -> None:
         self.name, self.drafter = name, drafter
         self.text, self.seconds = "", 0.0
 
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default=QUESTION)
     parser.add_argument("--folder", type=Path, default=DOCUMENTS)
     parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
+    parser.add_argument("--space", help="SPACE adapter of the model; the bundled reader has one")
     options = parser.parse_args()
 
     console = Console(highlight=False)
@@ -70,22 +72,26 @@ def main() -> None:
         # the small bundled reader chooses better among few sentences
         focused = FocusedRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
         source = retriever if options.model else focused
-        rag = RAG(LLM.load(options.model), source)
+        rag = RAG(LLM.load(options.model, space=options.space or options.model is None), source)
         prompt = rag.prompt(options.question)
 
     rag.llm.generate(prompt, remember=False)  # the first request pays for all that is lazy
     lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
+    if rag.llm.probe_ids:
+        lanes.insert(1, Lane("SPACE alone", SpaceDrafter(rag.llm.probe_ids)))
     with Live(track(lanes), console=console) as live:
-        plain, fast = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]
+        answers = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]
 
-    for lane, answer in zip(lanes, (plain, fast), strict=True):
+    plain, fast = answers[0], answers[-1]
+    for lane, answer in zip(lanes, answers, strict=True):
         stats = answer.stats
         console.print(
-            f"{lane.name:9} {stats.new_tokens} tokens in {stats.verify_passes} passes, "
+            f"{lane.name:11} {stats.new_tokens} tokens in {stats.verify_passes} passes, "
             f"{stats.tokens_per_second:.0f} tokens/s"
         )
     console.print(f"{plain.stats.total_seconds / fast.stats.total_seconds:.2f} times as fast")
-    console.print(f"same tokens: {'yes' if plain.token_ids == fast.token_ids else 'NO'}")
+    same = all(answer.token_ids == plain.token_ids for answer in answers)
+    console.print(f"same tokens: {'yes' if same else 'NO'}")
 
 
 if __name__ == "__main__":
