@@ -1,0 +1,69 @@
+"""From training to decoding: an adapter that was written guesses in use what evaluation said."""
+
+import pytest
+import torch
+from small_tokenizers import byte_level
+from space_runs import COUNT, fit_of
+
+from ragaccel.draft.space import PaperSpaceDrafter
+from ragaccel.llm import LLM
+from ragaccel.models.gated import ungate_linears
+from ragaccel.models.space_adapter import SpaceAdapter
+from ragaccel.train.space.evaluate import count_passes, guess
+from ragaccel.train.space.publish import publish
+from ragaccel.train.space.samples import Sample
+
+SETTINGS = {"max_new_tokens": 12, "remember": False}
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("gated", {"rank": 8, "learning_rate": 1e-2}),
+        ("lora", {"rank": 8, "learning_rate": 1e-2, "num_cuts": 3}),
+        ("full", {"learning_rate": 5e-3}),
+    ],
+)
+def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, changes):
+    fit = fit_of(tmp_path / "run", mode, steps=40, **changes)
+    fit.run()
+    network, out = fit.network.eval(), tmp_path / "out"
+    with torch.no_grad():  # what is written is rounded
+        for name, weight in network.trained().items():
+            if mode == "gated" or name == "mask_embeddings":
+                weight.copy_(weight.bfloat16())
+    expected = {}
+    prompts = [[start, start + 1, start + 2] for start in range(2, COUNT - 5, 3)]
+    for prompt in prompts:
+        answer = greedy(network.model, prompt, SETTINGS["max_new_tokens"])
+        guesses, own = guess(network, Sample(tuple(prompt), tuple(answer)), 500)
+        assert own == answer
+        expected[prompt[0]] = answer, count_passes(answer, guesses, 3)
+    publish(network, byte_level(), out, training={}, merge=mode == "lora")
+    model = network.model if mode != "lora" else network.model.merge_and_unload()
+    ungate_linears(model)
+    llm = LLM(
+        model,
+        byte_level(),
+        space=SpaceAdapter.load(out if mode == "gated" else out / "space"),
+        token_budget=3,
+        keep_costs=False,
+    )
+    for prompt in prompts:
+        answer = llm.generate(prompt, drafter=PaperSpaceDrafter(llm.probe_ids), **SETTINGS)
+        tokens, passes = expected[prompt[0]]
+        assert list(answer.token_ids) == tokens
+        assert answer.stats.verify_passes == passes
+        assert passes < len(tokens)
+
+
+def greedy(model, prompt, count):
+    """What the model says by itself, a token a pass."""
+    answer = []
+    for _ in range(count):
+        with torch.no_grad():
+            ids = torch.tensor([prompt + answer])
+            answer.append(int(model(ids).logits[0, -1].argmax()))
+        if answer[-1] == byte_level().eos_token_id:
+            break
+    return answer
