@@ -55,19 +55,11 @@ def space(
     from ragaccel.train.space.run import Job
 
     named = {
-        "num_masks": masks,
-        "rank": rank,
-        "num_cuts": cuts,
-        "learning_rate": learning_rate,
-        "steps": steps,
-        "epochs": epochs,
-        "row_tokens": row_tokens,
-        "accumulate": accumulate,
-        "precision": precision,
-        "seed": seed,
-        "evaluate_every": evaluate_every,
+        "num_masks": masks, "rank": rank, "num_cuts": cuts, "learning_rate": learning_rate,
+        "steps": steps, "epochs": epochs, "row_tokens": row_tokens, "accumulate": accumulate,
+        "precision": precision, "seed": seed, "evaluate_every": evaluate_every,
         "save_every": save_every,
-    }
+    }  # fmt: skip
     typed = parse_changes(set_ or ())
     changes = typed | {name: value for name, value in named.items() if value is not None}
     job = Job(

@@ -19,10 +19,8 @@ from ragaccel.train.space.run_folder import RunFolder
 from ragaccel.train.space.samples import Samples, fitted, read_samples, split_held_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ragaccel.models.tokenizer import Tokenizer
-    from ragaccel.train.space.fit import Standing
+    from ragaccel.train.space.fit import Fitted, Standing
     from ragaccel.train.space.recipe import Recipe
 
 
@@ -103,8 +101,8 @@ def train_space(
     if job.own_answers:
         longest = _longest(recipe, model)
         with accelerator.main_process_first():
-            samples = _own(job, samples, "answers", longest, listener.answered)
-            held_out = _own(job, held_out, "held-out-answers", longest, listener.answered)
+            samples = _own(job, samples, "answers", listener, longest=longest)
+            held_out = _own(job, held_out, "held-out-answers", listener, longest=longest)
     listener.note(_told("to train on", samples))
     listener.note(_told("to evaluate on", held_out))
     saved_dtype = model.dtype
@@ -119,14 +117,7 @@ def train_space(
     ).run()
     if not accelerator.is_main_process:
         return None
-    training = {
-        "recipe": recipe.as_dict(),
-        "samples": len(samples.rows),
-        "own_answers": job.own_answers,
-        "steps": done.progress.steps,
-        "tokens": done.progress.tokens,
-        "held_out": None if done.figures is None else done.figures.as_dict(),
-    }
+    training = _told_of(job, recipe, samples, done)
     publish(
         network,
         tokenizer.tokenizer,
@@ -136,12 +127,23 @@ def train_space(
         dtype=saved_dtype,
     )
     seconds = done.progress.seconds
-    each = round(seconds / done.progress.steps, 4)
     return {
         **training,
         "out": str(job.out),
         "seconds": round(seconds, 1),
-        "seconds_per_step": each,
+        "seconds_per_step": round(seconds / done.progress.steps, 4),
+    }
+
+
+def _told_of(job: Job, recipe: Recipe, samples: Samples, done: Fitted) -> dict[str, Any]:
+    """What the result says of its making: nothing that differs between machines."""
+    return {
+        "recipe": recipe.as_dict(),
+        "samples": len(samples.rows),
+        "own_answers": job.own_answers,
+        "steps": done.progress.steps,
+        "tokens": done.progress.tokens,
+        "held_out": None if done.figures is None else done.figures.as_dict(),
     }
 
 
@@ -197,16 +199,20 @@ def _read(job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer) -> tuple[S
     return samples, replace(held_out, rows=held_out.rows[: job.evaluated])
 
 
-def _own(
-    job: Job, samples: Samples, name: str, longest: int, report: Callable[[int, int], None]
-) -> Samples:
+def _own(job: Job, samples: Samples, name: str, listener: Listener, *, longest: int) -> Samples:
     """The samples with the model's own answers, which are kept in the run's folder."""
     from ragaccel.llm import LLM
 
     path = job.kept_in / f"{name}.jsonl"
     if len(kept_answers(path, samples.rows)) < len(samples.rows):
         with LLM.load(job.model, device=job.device, keep_costs=False) as llm:
-            answer_samples(llm, samples.rows, path, max_new_tokens=job.answer_tokens, report=report)
+            answer_samples(
+                llm,
+                samples.rows,
+                path,
+                max_new_tokens=job.answer_tokens,
+                report=listener.answered,
+            )
     found = fitted(kept_answers(path, samples.rows), longest)
     return Samples(
         found.rows, samples.num_cut + found.num_cut, samples.num_skipped + found.num_skipped
