@@ -36,13 +36,13 @@ def all_logits(network, layout):
         return network.logits(layout, torch.arange(len(layout)))
 
 
-def alone(network, ids, masks):
+def alone(network, ids, masks, learns=False):
     """The logits of mask tokens behind visible ones: the model itself, nothing packed."""
     embedding = network.model.get_input_embeddings()
     real = embedding(torch.tensor(ids))
     vectors = torch.cat((real, network.mask_embeddings[:masks].to(real.dtype)))
     network._rows.index = torch.arange(len(ids), len(ids) + masks)
-    with torch.no_grad():
+    with torch.set_grad_enabled(learns):
         found = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
     network._rows.clear()
     return found

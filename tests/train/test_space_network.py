@@ -91,6 +91,24 @@ def test_a_gated_base_learns_nothing():
     )
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_gradients_are_those_of_passes_over_what_is_seen(family):
+    network = network_of(family, distill=False)
+    torch.autograd.backward(network(layout_of(PLANS)).loss)
+    found = {name: weight.grad for name, weight in network.trained().items()}
+    network.zero_grad()
+    losses = []
+    for plan in PLANS:
+        ids = plan.sample.token_ids
+        for cut in plan.cuts:
+            labels = ids[cut + 2 : cut + 2 + MASKS]
+            logits = alone(network, ids[: cut + 1], MASKS, learns=True)[cut + 1 :]
+            losses += F.cross_entropy(logits[: len(labels)], torch.tensor(labels), reduction="none")
+    torch.autograd.backward(torch.stack(losses).mean())
+    for name, weight in network.trained().items():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_a_row_without_masks_still_reaches_their_embeddings():
     """Or several processes would wait for a gradient that never comes."""
     network = network_of("llama", "full", dtype=torch.float32)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import DynamicCache
 
 from ragaccel.errors import MissingExtraError
 from ragaccel.models.architecture import read_architecture
@@ -21,6 +22,7 @@ from ragaccel.train.space.layout import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers.cache_utils import Cache
 
     from ragaccel.train.space.layout import Layout
     from ragaccel.train.space.recipe import Recipe
@@ -105,19 +107,60 @@ class SpaceNetwork(nn.Module):
     def logits(self, layout: Layout, rows: Tensor) -> Tensor:
         """Run a packed row; return the logits of the wanted tokens, [M, V]."""
         masked = layout.is_mask.nonzero()[:, 0]
-        self._rows.index = masked if self._changed else None
+        embedded = self._embedded(layout, masked)
+        if self.recipe.mode == "gated":
+            return self._logits_apart(layout, embedded, rows)
+        everything = torch.arange(len(layout), device=rows.device)
+        return self._run(layout, embedded, everything, rows)
+
+    def _logits_apart(self, layout: Layout, embedded: Tensor, rows: Tensor) -> Tensor:
+        """Real tokens first, then mask tokens over the keys and values that those left.
+
+        Nothing that real tokens compute is learned where the base is gated: no gradient needs to
+        pass through their rows, which are most.
+        """
+        is_mask = layout.is_mask
+        real, masked = (~is_mask).nonzero()[:, 0], is_mask.nonzero()[:, 0]
+        # Where a token stands among those of its kind.
+        place = torch.where(is_mask, is_mask.cumsum(0), (~is_mask).cumsum(0)) - 1
+        of_masks = is_mask[rows]
+        cache = DynamicCache()
+        with torch.no_grad():
+            said = self._run(layout, embedded, real, place[rows[~of_masks]], cache=cache)
+        if not len(masked):
+            return said
+        self._rows.index = torch.arange(len(masked), device=rows.device)
         try:
-            output = self.model(
-                inputs_embeds=self._embedded(layout, masked)[None],
-                attention_mask=self._masks(layout),
-                position_ids=layout.positions[None],
-                use_cache=False,
-                logits_to_keep=rows,
-            )
+            guessed = self._run(layout, embedded, masked, place[rows[of_masks]], cache=cache)
         finally:
             self._rows.clear()
-        found: Tensor = output.logits[0]
-        return found
+        order = torch.cat(((~of_masks).nonzero()[:, 0], of_masks.nonzero()[:, 0])).argsort()
+        return torch.cat((said, guessed))[order]
+
+    def _run(
+        self,
+        layout: Layout,
+        embedded: Tensor,
+        queries: Tensor,
+        wanted: Tensor,
+        *,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Run some tokens behind those whose keys and values are cached; wanted ones' logits."""
+        before = cache.get_seq_length() if cache is not None else 0
+        keys = queries
+        if before:
+            keys = torch.cat(((~layout.is_mask).nonzero()[:, 0], queries))
+        output = self.model(
+            inputs_embeds=embedded[queries][None],
+            attention_mask=self._masks(layout, queries, keys),
+            position_ids=layout.positions[queries][None],
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=wanted,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
 
     def adapter(self, training: dict[str, Any] | None = None) -> SpaceAdapter:
         """What was learned beside the model's own weights, rounded to bfloat16."""
@@ -153,15 +196,14 @@ class SpaceNetwork(nn.Module):
         masks = self.mask_embeddings[number.clamp(max=len(self.mask_embeddings) - 1)]
         return found.index_copy(0, masked, masks.to(found.dtype))
 
-    def _masks(self, layout: Layout) -> Tensor | dict[str, Tensor]:
+    def _masks(self, layout: Layout, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks as the model's attention takes them."""
         window = self.architecture.window
+        near = self._additive(layout.sees(window)[queries][:, keys])
         if not self.architecture.is_mixed:
-            return self._additive(layout.sees(window))
-        return {
-            "full_attention": self._additive(layout.sees()),
-            "sliding_attention": self._additive(layout.sees(window)),
-        }
+            return near
+        far = self._additive(layout.sees()[queries][:, keys])
+        return {"full_attention": far, "sliding_attention": near}
 
     def _additive(self, sees: Tensor) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
