@@ -183,9 +183,11 @@ class SpaceNetwork(nn.Module):
         wanted, place = torch.unique(teachers[known], return_inverse=True)
         logits = self.logits(layout, torch.cat((rows, wanted))).float()
         own, said = logits[: len(rows)], logits[len(rows) :].detach()
-        soft = F.one_hot(layout.labels[rows], own.shape[-1]).to(own.dtype)
+        right = layout.labels[rows]
+        right[known] = said.argmax(-1)[place]
+        soft = torch.zeros_like(own).scatter_(1, right[:, None], 1.0)
         soft[known] = said.softmax(-1)[place]
-        return own, soft, soft.argmax(-1)
+        return own, soft, right
 
     def _embedded(self, layout: Layout, masked: Tensor) -> Tensor:
         """Token embeddings [N, D]; the masks' are learned, even by a row that has none."""
