@@ -66,13 +66,16 @@ def test_the_loss_is_the_mean_of_labels_by_weight():
     torch.testing.assert_close(found.guessed, right)
 
 
-def test_a_taught_mask_learns_what_the_model_says():
-    network = network_of("llama")
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_taught_mask_learns_what_the_model_says(decay):
+    network = network_of("llama", mask_decay=decay)
     layout = layout_of(PLANS)
     logits = all_logits(network, layout).float()
     rows = (layout.teachers >= 0).nonzero()[:, 0]
     taught = logits[layout.teachers[rows]].softmax(-1)
-    expected = -(taught * logits[rows].log_softmax(-1)).sum(-1).mean()
+    each = -(taught * logits[rows].log_softmax(-1)).sum(-1)
+    weights = decay ** (layout.token_ids[rows] - network.base.vocab_size)
+    expected = (each * weights).sum() / weights.sum()
     torch.testing.assert_close(network(layout).loss, expected)
 
 
@@ -93,7 +96,7 @@ def test_a_gated_base_learns_nothing():
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_gradients_are_those_of_passes_over_what_is_seen(family):
-    network = network_of(family, distill=False)
+    network = network_of(family, distill=False, mask_decay=1.0)
     torch.autograd.backward(network(layout_of(PLANS)).loss)
     found = {name: weight.grad for name, weight in network.trained().items()}
     network.zero_grad()

@@ -85,7 +85,7 @@ class SpaceNetwork(nn.Module):
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def forward(self, layout: Layout) -> Losses:
-        """Compute a packed row's losses; a mask token's label counts ``loss_weight`` times."""
+        """Compute a packed row's losses, mask tokens' labels weighted as the recipe says."""
         rows = (layout.labels != IGNORED).nonzero()[:, 0]
         teachers = layout.teachers[rows]
         if not self.recipe.distill or not bool((teachers >= 0).any()):
@@ -95,7 +95,9 @@ class SpaceNetwork(nn.Module):
             logits, soft, right = self._taught(layout, rows, teachers)
             each = F.cross_entropy(logits, soft, reduction="none")
         is_mask = layout.is_mask[rows]
-        weights = torch.where(is_mask, self.recipe.loss_weight, 1.0)
+        number = (layout.token_ids[rows] - self.base.vocab_size).clamp(min=0)
+        weights = self.recipe.loss_weight * self.recipe.mask_decay**number
+        weights = torch.where(is_mask, weights, 1.0)
         loss = (each * weights).sum() / weights.sum().clamp(min=1e-9)
         with torch.no_grad():
             hits = (logits.argmax(-1) == right).float()

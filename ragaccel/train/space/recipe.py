@@ -21,6 +21,7 @@ _OF_MODE: dict[str, dict[str, Any]] = {
         "mask_probability": 1.0,
         "num_cuts": 24,
         "early_cuts": True,
+        "mask_decay": 0.8,
         "distill": True,
         "learning_rate": 2e-3,
     },
@@ -53,6 +54,8 @@ class Recipe:
         late_cuts: cut near the answer's end as well, where the last mask tokens have no label;
             the paper never does, so that the ends of answers are guessed untrained.
         loss_weight: of a mask token's prediction beside a real token's.
+        mask_decay: factor of a mask token's weight for each one before it: guesses far ahead count
+            only if all nearer ones are right. The paper's is 1.
         distill: learn the model's own distribution after the real tokens rather than the tokens.
         learning_rate: the peak of AdamW's.
         schedule: "cosine" falls to nothing, "constant" stays.
@@ -83,6 +86,7 @@ class Recipe:
     early_cuts: bool = False
     late_cuts: bool = True
     loss_weight: float = 1.0
+    mask_decay: float = 1.0
     distill: bool = False
     learning_rate: float = 5e-5
     schedule: str = "cosine"
@@ -115,10 +119,10 @@ class Recipe:
             self._at_least(name, 0)
         if self.steps is not None:
             self._at_least("steps", 1)
-        for name in ("learning_rate", "max_gradient", "mask_probability"):
+        for name in ("learning_rate", "max_gradient", "mask_probability", "mask_decay"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("mask_probability", "warmup"):
+        for name in ("mask_probability", "mask_decay", "warmup"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigurationError(f"{name} must be 0 to 1, not {getattr(self, name)}")
         self._refuse_contradictions()
