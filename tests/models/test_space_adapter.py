@@ -1,6 +1,7 @@
 """SPACE adapters: folders without a pickle, refused where they do not fit."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +99,17 @@ def test_a_name_that_is_nowhere(tmp_path):
         SpaceAdapter.load("someone/nothing")
     with pytest.raises(ConfigurationError, match="holds no space_config"):
         SpaceAdapter.load(tmp_path)
+
+
+READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
+
+
+@pytest.mark.skipif(not (READER / "space").is_dir(), reason="the reader's adapter is not here")
+def test_the_readers_own_adapter_is_small_and_safe():
+    files = list((READER / "space").iterdir())
+    assert {file.name for file in files} == {"space_config.json", "space.safetensors"}
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
+    adapter = SpaceAdapter.of_model(READER)
+    assert adapter.num_masks >= 5
+    assert adapter.base.num_layers == 6
+    assert adapter.training["recipe"]["mode"] == "gated"
