@@ -87,8 +87,8 @@ class LLM(AbstractContextManager["LLM"]):
         space: Space | None = None,
     ) -> None:
         self.model = as_target(model, packing_file(keep=keep_costs))
-        if space is not None:
-            use_space(self.model, space, exact=exact)
+        self.probe_ids = use_space(self.model, space, exact=exact)
+        """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
         check_probes(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
@@ -200,11 +200,6 @@ class LLM(AbstractContextManager["LLM"]):
     def memory(self) -> Memory:
         """What earlier requests taught, by namespace."""
         return self._guessing.memory
-
-    @property
-    def probe_ids(self) -> range:
-        """The mask tokens of the SPACE adapter that the model wears, for drafters; else none."""
-        return range(self.model.vocab_size, self.model.vocab_size + self.model.num_masks)
 
     @property
     def context_length(self) -> int | None:

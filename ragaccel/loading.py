@@ -45,15 +45,21 @@ Space = Union["SpaceAdapter", str, "Path", bool]
 """A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
 
 
-def use_space(model: HuggingFaceModel | ParallelModel, space: Space, *, exact: bool) -> None:
-    """Let a model wear a SPACE adapter; none if ``space`` is false.
+def use_space(
+    model: HuggingFaceModel | ParallelModel, space: Space | None, *, exact: bool
+) -> range:
+    """Let a model wear a SPACE adapter; none if ``space`` is false or ``None``.
+
+    Returns:
+        the mask tokens that are worth their rows (``SpaceAdapter.num_useful``).
 
     Raises:
         ModelNotFoundError: there is none of that name, or the model brings none.
         ConfigurationError: it does not fit the model, or nothing could be guessed with it.
     """
-    if space is False:
-        return
+    first = model.vocab_size
+    if space is None or space is False:
+        return range(first, first)
     if exact:
         raise ConfigurationError(
             "exact mode has no rows for mask tokens: leave out space, or exact=True"
@@ -68,3 +74,4 @@ def use_space(model: HuggingFaceModel | ParallelModel, space: Space, *, exact: b
     else:
         adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
     model.use_space(adapter)
+    return range(first, first + adapter.num_useful)

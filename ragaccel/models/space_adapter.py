@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SAMPLE = 16  # numbers of a model's embedding that tell it from others
+_NEARLY = 0.99
 _ALIKE = 0.02  # the share by which they differ after rounding at most
 
 logger = logging.getLogger("ragaccel")
@@ -96,6 +97,17 @@ class SpaceAdapter:
         """How much memory its numbers take."""
         tensors = [self.mask_embeddings, *(part for pair in self.changes.values() for part in pair)]
         return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def num_useful(self) -> int:
+        """How many mask tokens are worth their rows.
+
+        The fewest that on held-out answers gave nearly as many tokens a pass as all of them; all
+        where nothing is known of that.
+        """
+        told = self.training.get("figures", {}).get("tokens_per_pass", [])[: self.num_masks]
+        enough = (k for k, found in enumerate(told, 1) if found >= _NEARLY * max(told))
+        return next(enough, self.num_masks)
 
     def with_masks(self, num_masks: int) -> SpaceAdapter:
         """Guess fewer tokens ahead: the first mask tokens do not depend on the later ones.

@@ -49,6 +49,18 @@ def test_fewer_masks_are_the_first_ones():
             adapter.with_masks(number)
 
 
+@pytest.mark.parametrize(
+    ("told", "useful"),
+    [([1.5, 1.9, 1.99, 2.0], 3), ([1.5, 1.6, 1.7, 1.8], 4), ([2.0, 1.9, 1.9, 1.9], 1), ([], 4)],
+)
+def test_masks_that_add_next_to_nothing_are_left_out(told, useful):
+    adapter = new_adapter(tiny_model("llama"), 4, 2)
+    assert adapter.num_useful == 4
+    adapter.training["figures"] = {"tokens_per_pass": told}
+    assert adapter.num_useful == useful
+    assert adapter.with_masks(2).num_useful <= 2
+
+
 def test_another_model_is_refused_by_what_differs(caplog):
     adapter = new_adapter(tiny_model("llama"), 2, 2)
     with pytest.raises(ConfigurationError, match="model_type llama, not qwen2"):
