@@ -124,6 +124,7 @@ def load_model(
             config=config,
             dtype=_dtype(dtype, config, place),
             device_map=device_map,
+            adapter_kwargs=_where_adapters_are(arguments, model_kwargs.pop("adapter_kwargs", {})),
             **arguments,
             **model_kwargs,
             **spread_arguments(config, count),
@@ -212,6 +213,12 @@ def _located(
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     source, arguments = locate_model(name_or_path, hub)
     return source, {**arguments, "trust_remote_code": model_kwargs.get("trust_remote_code", False)}
+
+
+def _where_adapters_are(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where transformers may look for a PEFT adapter: no network for a model that is cached."""
+    names = ("local_files_only", "cache_dir", "subfolder")
+    return {name: arguments[name] for name in names if name in arguments} | dict(given)
 
 
 def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:

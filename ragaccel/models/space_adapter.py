@@ -105,7 +105,7 @@ class SpaceAdapter:
         The fewest that on held-out answers gave nearly as many tokens a pass as all of them; all
         where nothing is known of that.
         """
-        told = self.training.get("figures", {}).get("tokens_per_pass", [])[: self.num_masks]
+        told = (self.training.get("held_out") or {}).get("tokens_per_pass", [])[: self.num_masks]
         enough = (k for k, found in enumerate(told, 1) if found >= _NEARLY * max(told))
         return next(enough, self.num_masks)
 

@@ -56,7 +56,7 @@ def test_fewer_masks_are_the_first_ones():
 def test_masks_that_add_next_to_nothing_are_left_out(told, useful):
     adapter = new_adapter(tiny_model("llama"), 4, 2)
     assert adapter.num_useful == 4
-    adapter.training["figures"] = {"tokens_per_pass": told}
+    adapter.training["held_out"] = {"tokens_per_pass": told}
     assert adapter.num_useful == useful
     assert adapter.with_masks(2).num_useful <= 2
 
