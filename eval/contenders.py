@@ -8,6 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from eval.adapters import chosen_adapter, masks_of, wearing
 from eval.forced import following
 from eval.passes import synchronize, watching
 from eval.runs import Run, model_stage
@@ -111,12 +112,7 @@ class Ours:
         """Generate greedily, timed."""
         synchronize(self._device)
         start = perf_counter()  # generate() too makes its cache and settings within its time
-        request = Request(
-            prompt_ids=job.prompt_ids,
-            references=job.apart if self._apart else job.references,
-            max_new_tokens=job.max_new_tokens,
-            eos_ids=job.eos_ids,
-        )
+        request = self._request(job)
         verifier = self._engine.open(request)
         try:
             with self._session(verifier, request) as session:
@@ -125,6 +121,14 @@ class Ours:
             return self._ended(run, perf_counter() - ended)
         finally:
             verifier.close()
+
+    def _request(self, job: Job) -> Request:
+        return Request(
+            prompt_ids=job.prompt_ids,
+            references=job.apart if self._apart else job.references,
+            max_new_tokens=job.max_new_tokens,
+            eos_ids=job.eos_ids,
+        )
 
     @contextmanager
     def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
@@ -168,18 +172,21 @@ class Ours:
 class Remembering(Ours):
     """Our loop as ``LLM`` runs it: trees over all that the requests before said and answered.
 
+    Where the target wears a SPACE adapter it guesses at mask tokens too.
+
     Its memory begins with the answers of ``warming``, which are jobs that are not measured, and
     with nothing where there are none. To remember an answer counts as decoding.
     """
 
     def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
         self._warming, self._vocab_size = warming, target.ours.vocab_size
+        self._probe_ids = masks_of(target)
         super().__init__(name, target, TrieDrafter)
 
     def forget(self) -> None:
         """Know what the memory began with, and no more."""
         memory = Memory(vocab_size=self._vocab_size)
-        self._guessing = Guessing(None, memory, None, self._vocab_size)
+        self._guessing = Guessing(None, memory, None, self._vocab_size, probe_ids=self._probe_ids)
         self._guessing.warm_up()
         for job in self._warming:
             memory.of("").remember(job.prompt_ids, job.answer_ids)
@@ -200,7 +207,7 @@ class Remembering(Ours):
 DEFAULT = ("ours", "ours_paper", "ours_plain", "generate", "generate_lookup")
 PLAIN, BASELINE, COPYING, STATIC = "ours_plain", "generate", "ours", "generate_static"
 LOOKUP = "generate_lookup"
-WARM = "ours_warm"
+WARM, SPACE = "ours_warm", "ours_space"
 
 
 def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Contender:
@@ -215,10 +222,12 @@ def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Co
     ``ours_near_ties`` is ``ours_tree`` with near ties asked again, ``ours_exact`` and
     ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
     is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses,
-    ``generate_static`` its greedy search over a static cache, compiled.
+    ``generate_static`` its greedy search over a static cache, compiled. ``ours_space`` is
+    ``ours_full`` with the SPACE adapter that lies in the model's own folder; it gives the model's
+    own answers, never recorded ones.
 
     Raises:
-        ValueError: names the contenders there are; or nothing to be warm with.
+        ValueError: names the contenders there are; or nothing to be warm with, or no adapter.
     """
     if name == WARM:
         if not warming:
@@ -245,6 +254,10 @@ def _tree(name: str, target: Target, **modes: Any) -> Contender:
     return Ours(name, target, TrieDrafter, **modes)
 
 
+def _space(name: str, target: Target) -> Contender:
+    return Remembering(name, wearing(target, chosen_adapter(target, None)))
+
+
 _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
     "ours": lambda name, target: Ours(name, target, CopyDrafter),
     "ours_paper": _paper,
@@ -254,6 +267,7 @@ _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
         name, target, lambda: Mixture(TrieDrafter(), RecyclingDrafter())
     ),
     "ours_full": Remembering,
+    SPACE: _space,
     "ours_near_ties": partial(_tree, near_ties=True),
     "ours_exact": partial(_tree, exact=True),
     "ours_exact_plain": partial(_plain, exact=True),

@@ -81,7 +81,10 @@ def following(
 
     def force(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         started = perf_counter()
-        _force(recording, args[0] if args else kwargs["input_ids"], kwargs, output)
+        given = args[0] if args else kwargs.get("input_ids")
+        if given is None:
+            raise ValueError("a pass with mask tokens follows no recording: take --real")
+        _force(recording, given, kwargs, output)
         forcing.passes += 1
         forcing.seconds += perf_counter() - started
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from eval.adapters import adapter_beside
 from eval.answer_tables import generation_table
-from eval.contenders import BASELINE, PLAIN, make_contender
+from eval.contenders import BASELINE, PLAIN, SPACE, make_contender
 from eval.examples import DATA_VARIABLE, Example, load_task
 from eval.jobs import fitting_jobs, under_task
 from eval.ledger import Ledger, kept_beside
@@ -141,7 +142,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     default = f"{', '.join(SHIPPED)}; with a data folder also {', '.join(IN_DATA)}"
     add("--tasks", help=f"comma-separated files of eval/tasks or .jsonl files (default: {default})")
-    add("--contenders", default=",".join(DECODERS), help="comma-separated (default: %(default)s)")
+    told = f"{','.join(DECODERS)}, and {SPACE} where the model's folder has an adapter"
+    add("--contenders", help=f"comma-separated (default: {told})")
     add(
         "--limit",
         type=int,
@@ -165,7 +167,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sets = load_sets(options)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
-    names = [name for name in options.contenders.split(",") if name != BASELINE]
+    wanted = options.contenders.split(",") if options.contenders else default_decoders(target)
+    names = [name for name in wanted if name != BASELINE]
     settings = _settings(options, target, sets) | {"contenders": [*names, BASELINE]}
     panel = Panel(
         target,
@@ -193,6 +196,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **({"left_out": left_out} if left_out else {}),
         groups=list(_groups(panel, asked, names)),
     )
+
+
+def default_decoders(target: Target) -> list[str]:
+    """Name the decoders, SPACE's where there is an adapter for it."""
+    return [*DECODERS, *[SPACE] * (adapter_beside(target) is not None)]
 
 
 def _settings(

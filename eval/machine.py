@@ -21,6 +21,9 @@ _LOCAL = (
     "--out",
     "--picture",
     "--indexes",
+    "--adapter",
+    "--run",
+    "--work",
 )  # options whose values name places on one machine only
 
 

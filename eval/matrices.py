@@ -28,6 +28,7 @@ COLUMNS = {
     "ours_tree": "ours trie",
     "ours_full": "ours full, memory cold",
     "ours_warm": "ours full, memory warm",
+    "ours_space": "ours full and SPACE",
 }
 PEERS = {BASELINE: "ratio_generate", STATIC: "ratio_static", LOOKUP: "ratio_lookup"}
 LEAST = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100

@@ -65,7 +65,8 @@ def watching(
         past = kwargs.get("past_key_values")
         if isinstance(past, Cache):
             passes.starts.append(int(past.get_seq_length()))
-        begin((args[0] if args else kwargs["input_ids"]).shape[1])
+        given = args[0] if args else kwargs.get("input_ids")
+        begin((kwargs["inputs_embeds"] if given is None else given).shape[1])  # of mask tokens
 
     def after(*_unused: Any) -> None:
         if passes.count == 1:

@@ -29,6 +29,11 @@ from eval.papers.llma_layout import (
     llma_tables_table,
 )
 from eval.papers.lookahead_tables import branches_table, memory_states_table, sweep_table
+from eval.papers.space_layout import (
+    space_curves_table,
+    space_reader_table,
+    space_scratch_table,
+)
 from eval.quality_tables import quality_sweep_table, quality_table
 from eval.rag_table import rag_speedup_table
 from eval.script import new_parser, note
@@ -89,6 +94,9 @@ TABLES = {
     "lookahead_sweep": sweep_table,
     "lookahead_branches": branches_table,
     "lookahead_memory": memory_states_table,
+    "space_reader": space_reader_table,
+    "space_curves": space_curves_table,
+    "space_scratch": space_scratch_table,
 }
 # Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
 TITLES = {
@@ -118,6 +126,9 @@ TITLES = {
     "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
     "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
     "lookahead_memory": "Lookahead's trie, cold and warm",
+    "space_reader": "SPACE: the bundled reader guesses ahead, alone and beside copying",
+    "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
+    "space_scratch": "SPACE: {model}, trained from nothing",
 }
 
 

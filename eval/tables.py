@@ -12,6 +12,7 @@ NAMES = {
     "ours_tree": "ours, trees",
     "ours_full": "ours, trees and memory",
     "ours_warm": "ours, memory warm",
+    "ours_space": "ours, trees, memory and SPACE",
     "ours_recycling": "ours, trees and recycling",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",

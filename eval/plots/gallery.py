@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from eval.captions import caption_of, caption_of_many
 from eval.contenders import BASELINE
 from eval.matrices import matrices, name_of
+from eval.papers.space_layout import papers
 from eval.pictures import Picture
 from eval.plots.bars import speedup_svg
 from eval.plots.grids import AXES, grid_svg, sets_of
+from eval.plots.guesses import curves_svg, masks_svg
 from eval.plots.lengths import lengths_svg
 from eval.plots.passes import cost_svg, curves_of, roofline_svg
 from eval.plots.reliability_diagram import reliability_svg
@@ -34,6 +36,7 @@ def pictures_of(documents: Documents) -> list[Picture]:
         _grids(documents),
         _answers(documents),
         _reliability(documents),
+        _guesses(documents),
     )
     return [picture for job in jobs for picture in _as_far_as_drawn(job)]
 
@@ -138,3 +141,25 @@ def _reliability(documents: Documents) -> Iterator[Picture]:
             )
             svg = reliability_svg(one["sources"])
             yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
+
+
+def _guesses(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        kind, caption = one["kind"], caption_of(one)
+        if kind in ("space_reader", "space_scratch"):
+            title = f"tokens a pass by mask tokens, beside copying: {one['settings']['model']}"
+            alt = "; ".join(_spoken_guesses(name, found) for name, found in one["sets"].items())
+            yield Picture(stem, kind, stem, title, alt, caption, masks_svg(one["sets"]))
+        if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
+            title = "tokens a pass over the training of an adapter, by mask tokens"
+            first, last = one["curve"][0], one["curve"][-1]
+            alt = "; ".join(
+                f"after {at['step']} steps {at['tokens_per_pass']}" for at in (first, last)
+            )
+            svg = curves_svg(one["curve"])
+            yield Picture(f"{stem}-steps", kind, stem, title, alt, caption, svg)
+
+
+def _spoken_guesses(name: str, figures: Mapping[str, Any]) -> str:
+    told = (f"k = {k} {one['tokens_per_pass']:.2f}" for k, one in papers(figures["greedy"]).items())
+    return f"{name}: {', '.join(told)}"
