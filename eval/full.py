@@ -51,6 +51,7 @@ WITH_DATA = (
     ("lookahead-sweep", "papers.lookahead_sweep", ()),
     ("lookahead-branches", "papers.lookahead_branches", ()),
     ("lookahead-memory", "papers.lookahead_memory", ()),
+    ("space-reader", "papers.space_reader", ()),
     ("llma-tables-llama-135m", "papers.llma_tables", (SMALL, BFLOAT16, "--limit=8")),
     ("llma-sweep-llama-135m", "papers.llma_sweep", (SMALL, BFLOAT16, "--limit=8", *SOME_POINTS)),
     ("lookahead-sweep-llama-135m", "papers.lookahead_sweep", (*ONE_SET, "--memory=cold")),

@@ -11,12 +11,14 @@ tables.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval import matrix
+from eval.examples import DATA_VARIABLE
 from eval.script import new_parser
-from eval.steps import Step, add_places, run_all
+from eval.steps import Step, add_places, note, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,13 +45,32 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Step]:
-    """What is measured, by model: passes, decoding, batches, exactness; matrix; memory."""
+    """What is measured, by model: passes, decoding, batches, exactness; matrix; memory; SPACE."""
     for model in options.models.split(","):
         yield from model_steps(model, options)
     yield from matrix.steps(matrix.parse(matrix_arguments(options)))
     asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
     last = options.models.split(",")[-1]  # the smallest
     yield step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
+    if has_text(options.data):
+        yield scratch_step(options)
+    else:
+        note("no text archives (--data): no model is trained for SPACE")
+
+
+def has_text(data: Path | None) -> bool:
+    """Whether a data folder is named that holds text to train on."""
+    named = data or os.environ.get(DATA_VARIABLE)
+    return named is not None and (Path(named) / "text").is_dir()
+
+
+def scratch_step(options: argparse.Namespace) -> Step:
+    """Train a model and its SPACE adapter, and have it guess ahead."""
+    shape = "tiny" if options.quick else "llama-135m"
+    out = options.out / f"space-scratch-{shape}.json"
+    data = [f"--data={options.data}"] * (options.data is not None)
+    asked = (f"--shape={shape}", f"--device={options.device}", *data, f"--out={out}")
+    return Step("eval.papers.space_scratch", asked, out)
 
 
 def model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:

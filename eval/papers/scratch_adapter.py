@@ -1,0 +1,141 @@
+"""An adapter for a model from nothing: its own continuations, and some minutes of SAR-SFT."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from eval.ledger import write_whole
+from eval.papers.scratch_text import draw_prompts
+from eval.papers.space_curves import curve_of, read_run
+from eval.script import note
+from ragaccel.llm import LLM
+from ragaccel.train.space.answers import answer_samples, kept_answers
+from ragaccel.train.space.recipe import Recipe, make_recipe
+from ragaccel.train.space.run import Job, Listener, train_space
+from ragaccel.train.space.samples import Sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from eval.papers.scratch_text import Text
+    from ragaccel.train.space.fit import Standing
+
+EVALUATIONS = 8
+_TRIED, _FIRST = 10, 3  # steps that tell what one takes; the first ones take longer
+_CONTENTS = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """How an adapter is trained: for how long, on how many answers of what length."""
+
+    minutes: float
+    num_masks: int = 8
+    rank: int = 32
+    samples: int = 2000
+    judged: int = 64
+    shortest: int = 48
+    longest: int = 160
+    answer_tokens: int = 128
+    row_tokens: int = 2048
+
+
+def own_answers(
+    model: Path, text: Text, lessons: Lessons, work: Path, *, device: str
+) -> tuple[Path, Path]:
+    """Have a model go on from pieces of text, greedily; what is there already is kept.
+
+    Returns:
+        The file to learn from, of held-in pieces, and the one to be judged on, of held-out ones.
+    """
+    sides = (
+        (work / "answers.jsonl", text.held_in, lessons.samples),
+        (work / "held-out-answers.jsonl", text.held_out, lessons.judged),
+    )
+    for seed, (path, documents, count) in enumerate(sides, start=1):
+        prompts = draw_prompts(
+            documents, count, shortest=lessons.shortest, longest=lessons.longest, seed=seed
+        )
+        samples = [Sample(prompt, ()) for prompt in prompts]
+        if len(kept_answers(path, samples)) < count:
+            note(f"{path.name}: {count} continuations")
+            with LLM.load(model, device=device, keep_costs=False) as llm:
+                answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
+    return sides[0][0], sides[1][0]
+
+
+class Watch(Listener):
+    """Notes how long steps take."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+
+    def stepped(self, standing: Standing) -> None:
+        """Keep the time, and say where the run stands."""
+        self.seconds[standing.step] = standing.seconds
+        if standing.figures is not None:
+            lengths = ", ".join(f"{one:.2f}" for one in standing.figures.tokens_per_pass)
+            note(f"the adapter: step {standing.step} of {standing.steps}, tokens a pass {lengths}")
+
+    @property
+    def each(self) -> float:
+        """Seconds of a step, the first ones left out."""
+        last = max(self.seconds)
+        return (self.seconds[last] - self.seconds[_FIRST]) / (last - _FIRST)
+
+
+def train_adapter(
+    model: Path,
+    answers: tuple[Path, Path],
+    lessons: Lessons,
+    work: Path,
+    *,
+    device: str,
+    dtype: str,
+) -> dict[str, Any]:
+    """Train an adapter for as many steps as the minutes are expected to take.
+
+    Returns:
+        What it took, and its evaluations; of a run that is there already, those of that one.
+    """
+    out = work / "adapter"
+    file = out / _CONTENTS
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    samples, held_out = answers
+    job = Job(samples, out, model=model, held_out=held_out, device=device.partition(":")[0])
+    recipe = make_recipe(
+        num_masks=lessons.num_masks,
+        rank=lessons.rank,
+        row_tokens=lessons.row_tokens,
+        precision=dtype,
+    )
+    steps = _steps_for(job, recipe, lessons.minutes, work)
+    every = -(-steps // EVALUATIONS)
+    told = train_space(job, replace(recipe, steps=steps, evaluate_every=every), Watch())
+    assert told is not None, "one process trains"
+    log, _ = read_run(job.kept_in)
+    kept = {"steps": steps, "seconds": told["seconds"], "curve": curve_of(log)}
+    write_whole(file, json.dumps(kept) + "\n")
+    return kept
+
+
+def _steps_for(job: Job, recipe: Recipe, minutes: float, work: Path) -> int:
+    """Try some steps on a run that is thrown away; return how many the minutes hold."""
+    file, trial, kept_in = work / "steps.json", work / "trial", work / "trial-run"
+    if file.exists():  # of the run that was stopped, which goes on
+        return int(json.loads(file.read_text(encoding="utf-8")))
+    for folder in (trial, kept_in):
+        shutil.rmtree(folder, ignore_errors=True)
+    watch = Watch()
+    tried = replace(job, out=trial, run_folder=kept_in, evaluated=0)
+    train_space(tried, replace(recipe, steps=_TRIED), watch)
+    for folder in (trial, kept_in):
+        shutil.rmtree(folder, ignore_errors=True)
+    steps = max(_TRIED, round(60.0 * minutes / max(1e-6, watch.each)))
+    write_whole(file, f"{steps}\n")
+    return steps

@@ -1,0 +1,157 @@
+"""A model from nothing: what it reads, that it learns, and the whole run on a processor."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+
+import pytest
+import torch
+from recorded import SENTENCE
+
+from eval import gpu, report, speed
+from eval.papers import scratch_model, space_scratch
+from eval.papers.scratch_adapter import Lessons, own_answers
+from eval.papers.scratch_model import Schooling, windows
+from eval.papers.scratch_text import draw_prompts, read_text, taken
+from eval.plots.gallery import pictures_of
+from eval.targets import load_tokenizer
+
+WORDS = "lamp keeper wick harbour tide granite oil dusk mole stair lens bell".split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data folder whose manuals are few words, again and again."""
+    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
+    (folder / "text").mkdir()
+    (folder / "rag").mkdir()
+    with tarfile.open(folder / "text" / "tech_docs.tar.xz", "w:xz") as tar:
+        for number in range(50):
+            text = "".join(f"The {rng.choice(WORDS)} of {number}. " * 3 for _ in range(30)).encode()
+            member = tarfile.TarInfo(f"manuals/{number}.md")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words():
+    return load_tokenizer("reader")
+
+
+@pytest.fixture(scope="module")
+def text(data, words):
+    return read_text(data, words, manuals_alone=True)
+
+
+def test_what_is_held_out_is_not_learned_and_documents_end(data, words, text):
+    (end,) = words.eos_ids
+    documents = [*text.held_in, *text.held_out]
+    assert len(documents) == 50
+    assert 1 <= len(text.held_out) <= 5
+    assert all(ids.count(end) == 1 and ids[-1] == end for ids in documents)
+    assert not {tuple(ids) for ids in text.held_in} & {tuple(ids) for ids in text.held_out}
+    short = read_text(data, words, manuals_alone=True, most=3000)
+    assert 0 < short.num_tokens < text.num_tokens / 5
+    assert taken(["abc", "defg"], 5) == taken(["abc", "defg"], 5)
+    assert sum(map(len, taken(["abc", "defg"], 5))) == 5
+
+
+def test_prompts_are_pieces_of_documents_and_none_twice(text):
+    prompts = draw_prompts(text.held_out, 12, shortest=5, longest=20, seed=1)
+    assert len(set(prompts)) == 12
+    assert {5 <= len(prompt) <= 20 for prompt in prompts} == {True}
+    inside = [" ".join(map(str, ids)) for ids in text.held_out]
+    assert all(any(" ".join(map(str, prompt)) in one for one in inside) for prompt in prompts)
+    assert draw_prompts(text.held_out, 12, shortest=5, longest=20, seed=1) == prompts
+    with pytest.raises(ValueError, match="take fewer"):
+        draw_prompts(text.held_out, 2, shortest=5, longest=10**6, seed=1)
+
+
+def test_windows_are_pieces_of_the_text():
+    generator = torch.Generator().manual_seed(0)
+    found = windows(torch.arange(50), Schooling(1.0, window=8, rows=5), generator)
+    assert found.shape == (5, 8)
+    assert (found[:, 1:] - found[:, :-1] == 1).all()
+    assert windows(torch.arange(6), Schooling(1.0, window=8, rows=2), generator).shape == (2, 5)
+
+
+def test_a_model_learns_what_it_is_shown(text, words):
+    model = scratch_model.new_model("tiny", words)
+    schooling = Schooling(10.0, most_steps=40, window=48, rows=8, rising=5)
+    before = scratch_model.judge(model, text.held_out, schooling, device="cpu", dtype="float32")
+    trained = scratch_model.train(model, text, schooling, device="cpu", dtype="float32")
+    assert trained["held_out_loss"] < before - 1.0
+    assert trained["steps"] == 40
+    assert trained["tokens_seen"] == 40 * 48 * 8
+    assert trained["text_tokens"] == text.num_tokens
+
+
+def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeypatch):
+    row = {"id": "1", "question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
+    work, out = tmp_path / "work", tmp_path / "r"
+    arguments = [
+        *(f"--data={data}", "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002"),
+        *(f"--work={work}", f"--out={out}", f"--tasks={tmp_path / 'asked.jsonl'}"),
+        *("--limit=2", "--max-new-tokens=5", "--threads=1"),
+    ]
+    space_scratch.main(arguments)
+    document = json.loads((out / "space-scratch-tiny.json").read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["sets"]
+    assert list(document["sets"]) == ["held-out text", "asked.jsonl"]
+    assert str(tmp_path) not in json.dumps(document)
+    assert document["settings"]["num_masks"] == 3
+    assert document["adapter"]["training"]["samples"] == 16
+    assert document["curve"][-1]["samples"] == 4
+    for figures in document["sets"].values():
+        for kind in ("greedy", "sampled"):
+            assert all(one["identical"] == figures["answers"] for one in figures[kind].values())
+    told = str(report.section_of("any", document))
+    for said in ("SPACE: tiny, trained here", "gated changes of rank 4", "**asked.jsonl**", "nats"):
+        assert said in told
+    first, *_ = pictures_of({"space-scratch-tiny": document})
+    assert "held-out text: k = 1" in first.alt
+    assert not list(work.glob("trial*"))
+
+    def never(*_args, **_kwargs):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(scratch_model, "train", never)
+    monkeypatch.setattr("eval.papers.scratch_adapter.train_space", never)
+    monkeypatch.setattr("eval.papers.scratch_adapter.answer_samples", never)
+    monkeypatch.setattr(speed, "run_once", never)
+    space_scratch.main(arguments)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["sets"]
+    with pytest.raises(SystemExit, match="of other settings: delete it"):
+        space_scratch.main([*arguments, "--minutes=0.03"])
+    with pytest.raises(SystemExit, match="must be above 0"):
+        space_scratch.main([*arguments, "--limit=0"])
+
+
+def test_own_answers_that_are_there_are_kept(text, tmp_path, monkeypatch):
+    lessons = Lessons(1.0, samples=2, judged=1, shortest=3, longest=6)
+    paths = tmp_path / "answers.jsonl", tmp_path / "held-out-answers.jsonl"
+    for seed, (path, documents, count) in enumerate(
+        zip(paths, (text.held_in, text.held_out), (2, 1), strict=True), start=1
+    ):
+        prompts = draw_prompts(documents, count, shortest=3, longest=6, seed=seed)
+        rows = [{"prompt_ids": list(prompt), "answer_ids": [5, 6]} for prompt in prompts]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("eval.papers.scratch_adapter.LLM", None)
+    assert own_answers(tmp_path / "model", text, lessons, tmp_path, device="cpu") == paths
+
+
+def test_a_gpu_run_has_it_where_there_is_text(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    asked = [f"--data={data}", f"--out={tmp_path}", "--device=cpu", "--task=demo", "--quick"]
+    *_, last = gpu.steps(gpu.parse(asked))
+    assert last.module == "eval.papers.space_scratch"
+    assert space_scratch.parse(list(last.arguments)).shape == "tiny"
+    assert space_scratch.parse(list(last.arguments)).out == last.out
+    asked = [f"--out={tmp_path}", "--device=cpu", "--task=demo", "--quick"]
+    assert [step for step in gpu.steps(gpu.parse(asked)) if "space" in step.module] == []
+    assert "no model is trained for SPACE" in capsys.readouterr().err
