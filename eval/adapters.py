@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.space_adapter import CONFIG_FILE, FOLDER, SpaceAdapter
+from ragaccel.models.space_adapter import SpaceAdapter
+from ragaccel.models.space_files import CONFIG_FILE, FOLDER
 
 if TYPE_CHECKING:
     from eval.targets import Target

@@ -172,6 +172,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             **{key: figures[key] for key in ("tokens", "passes", "tokens_per_second")},
             "ratio": figures["ratio"],
             "ratio_interval": figures["ratio_interval"],
+            "end_to_end": {key: figures["end_to_end"][key] for key in ("ratio", "ratio_interval")},
             "tokens_per_pass": round(figures["acceptance_length"], 4),
             "guesses_per_pass": round(figures["draft_tokens"] / figures["passes"], 2),
             "masks_per_pass": round(

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 THEIR_MASKS = 5  # as their training script has it
 LABELS = {TREE: "SPACE, trees", COPY: "copying", BOTH: "copying and SPACE"}
+COUNTED = (
+    "Counted are the rows of verify passes. Our trees have their first guesses from mask tokens "
+    "that are read with the prompt; as published the first pass has none."
+)
 THEIRS = (
     "Theirs are models of 6 to 70 billion parameters, which had learned from far more text, with "
     "all weights tuned further (on alpaca_gpt4_en and lima, as their repository's script has it), "
@@ -29,7 +33,7 @@ THEIRS = (
 def space_reader_table(document: Document) -> str:
     """Lay out SPACE on the bundled reader: every decoder, what was asked, what was published."""
     kinds = ", ".join(f"{number} of {kind}" for kind, number in document["kinds"].items())
-    parts = [f"Questions that count: {kinds}."]
+    parts = [f"Questions that count: {kinds}. {COUNTED}"]
     for title, figures in document["sets"].items():
         parts += set_parts(title, figures, document["settings"])
     (figures,) = document["sets"].values()
@@ -56,7 +60,7 @@ def space_scratch_table(document: Document) -> str:
         f"for {trained['seconds'] / 60:.1f} minutes on {trained['tokens_seen'] / 1e6:.1f} million "
         f"tokens, drawn from {trained['text_tokens'] / 1e6:.1f} million of {trained['text']}; loss "
         f"{trained['held_in_loss']:.2f} nats a token on text it learned, "
-        f"{trained['held_out_loss']:.2f} on held-out text."
+        f"{trained['held_out_loss']:.2f} on held-out text. {COUNTED}"
     ]
     for title, figures in document["sets"].items():
         parts += set_parts(title, figures, document["settings"])
@@ -87,11 +91,13 @@ def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
             largest_gap(figures) if figures.get("differences") else "",
             f"{figures['tokens_per_second']:.1f}",
             "" if name == PLAIN else ratio_cell(figures, "ratio"),
+            "" if name == PLAIN else ratio_cell(figures["end_to_end"], "ratio"),
         ]
         for name, figures in decoders.items()
     ]
     titles = ["decoder", "tokens a pass", "guesses a pass", "mask tokens a pass"]
-    return table([*titles, "same as plain", "largest gap of logits", "tokens/s", "x plain"], rows)
+    titles += ["same as plain", "largest gap of logits", "tokens/s", "x plain"]
+    return table([*titles, "x plain, the prompt's pass included"], rows)
 
 
 def label_of(name: str) -> str:

@@ -49,9 +49,9 @@ PROMPT_SEED = 3
 LARGE = {"limit": 20, "minutes": 12.0, "adapter_minutes": 6.0, "max_new_tokens": 128}
 # To try it all out on a processor, in a minute.
 SMALL = {"limit": 2, "minutes": 0.15, "adapter_minutes": 0.15, "max_new_tokens": 16}
-TINY_TEXT = {"manuals_alone": True, "most": 400_000}
-TINY_SCHOOLING = {"window": 128, "rows": 4, "rising": 10}
-TINY_LESSONS = {
+TINY_TEXT: dict[str, Any] = {"manuals_alone": True, "most": 400_000}
+TINY_SCHOOLING: dict[str, Any] = {"window": 128, "rows": 4, "rising": 10}
+TINY_LESSONS: dict[str, Any] = {
     **{"num_masks": 3, "rank": 4, "samples": 16, "judged": 4},
     **{"shortest": 16, "longest": 32, "answer_tokens": 24, "row_tokens": 256},
 }

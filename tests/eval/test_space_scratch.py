@@ -93,6 +93,8 @@ def test_a_model_learns_what_it_is_shown(text, words):
 def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeypatch):
     row = {"id": "1", "question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}
     (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
+    few = {"samples": 8, "judged": 2, "answer_tokens": 8}
+    monkeypatch.setattr(space_scratch, "TINY_LESSONS", space_scratch.TINY_LESSONS | few)
     work, out = tmp_path / "work", tmp_path / "r"
     arguments = [
         *(f"--data={data}", "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002"),
@@ -105,8 +107,8 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     assert list(document["sets"]) == ["held-out text", "asked.jsonl"]
     assert str(tmp_path) not in json.dumps(document)
     assert document["settings"]["num_masks"] == 3
-    assert document["adapter"]["training"]["samples"] == 16
-    assert document["curve"][-1]["samples"] == 4
+    assert document["adapter"]["training"]["samples"] == 8
+    assert document["curve"][-1]["samples"] == 2
     for figures in document["sets"].values():
         for kind in ("greedy", "sampled"):
             assert all(one["identical"] == figures["answers"] for one in figures[kind].values())
