@@ -15,6 +15,7 @@ from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Document = dict[str, Any]
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 def new_parser(kind: str, doc: str) -> argparse.ArgumentParser:
     """Make the parser of ``eval.KIND``, which is described by its docstring's first line."""
     return argparse.ArgumentParser(prog=f"python -m eval.{kind}", description=doc.split("\n")[0])
+
+
+def in_folder(out: Path | None, name: str) -> Path | None:
+    """The file of a result, where its folder alone was named."""
+    return out if out is None or out.suffix == ".json" else out / name
 
 
 def measured(

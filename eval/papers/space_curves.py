@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eval.machine import current_commit
 from eval.papers.published import published
 from eval.papers.space_layout import space_curves_table
-from eval.papers.space_reader import in_folder
-from eval.script import measured, new_parser, result
+from eval.script import in_folder, measured, new_parser, result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from eval.adapters import masks_of
 from eval.contenders import PLAIN, Ours
+from eval.ledger import kept_beside
 from eval.lossless import compare, rows_of
+from eval.speed import run_rounds
 from eval.summary import summarize
+from eval.warm import capture_passes
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Sampling
 from ragaccel.draft.mixture import Mixture
@@ -20,6 +23,7 @@ from ragaccel.draft.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from eval.jobs import Job
     from eval.targets import Target
@@ -136,6 +140,18 @@ def _paper(name: str, worn: Target, masks: Sequence[int], *, sampled: bool = Fal
         sampled=sampled,
         max_rows=(len(masks) + 1) ** 2,
     )
+
+
+def answered(
+    out: Path | None, settings: dict[str, Any], target: Target, worn: Target, jobs: Sequence[Job]
+) -> list[Row]:
+    """Have every decoder answer every question, by turns: the rows, those of earlier runs too."""
+    ledger = kept_beside(out, settings)
+    for ours in (target.ours, worn.ours):
+        capture_passes(ours, jobs, compile=False)
+    decoders = make_decoders(target, worn)
+    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
+    return ledger.measurements
 
 
 def counted(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -23,22 +23,18 @@ import torch
 
 from eval.adapters import chosen_adapter, describe_adapter, wearing
 from eval.examples import in_data
-from eval.ledger import kept_beside
 from eval.machine import current_commit
 from eval.papers.published import published
-from eval.papers.space_decoders import GUESSES, TEMPERATURE, counted, figures_of, make_decoders
+from eval.papers.space_decoders import GUESSES, TEMPERATURE, answered, counted, figures_of
 from eval.papers.space_layout import space_reader_table
 from eval.papers.space_questions import draw_jobs, held_out_maker
-from eval.script import measured, new_parser, note, result
-from eval.speed import run_rounds
+from eval.script import in_folder, measured, new_parser, note, result
 from eval.targets import default_dtype, load_target
-from eval.warm import capture_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from eval.jobs import Job
-    from eval.targets import Target
 
 QUESTIONS, MAX_NEW_TOKENS = 200, 160
 ASKED = {"space": 1.8, "beside_copying": 1.05}  # tokens a pass; and times those of copying alone
@@ -64,11 +60,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.out = in_folder(options.out, NAME)
     return options
-
-
-def in_folder(out: Path | None, name: str) -> Path | None:
-    """The file of a result, where its folder alone was named."""
-    return out if out is None or out.suffix == ".json" else out / name
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -105,18 +96,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         sets={"held-out questions": figures_of(target, jobs, rows)},
         published=published("space"),
     )
-
-
-def answered(
-    out: Path | None, settings: dict[str, Any], target: Target, worn: Target, jobs: Sequence[Job]
-) -> list[dict[str, Any]]:
-    """Have every decoder answer every question, by turns: the rows, those of earlier runs too."""
-    ledger = kept_beside(out, settings)
-    for ours in (target.ours, worn.ours):
-        capture_passes(ours, jobs, compile=False)
-    decoders = make_decoders(target, worn)
-    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    return ledger.measurements
 
 
 def _settings(options: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, Any]:

@@ -30,10 +30,9 @@ from eval.papers.published import published
 from eval.papers.scratch_adapter import Lessons, own_answers, train_adapter
 from eval.papers.scratch_model import Schooling
 from eval.papers.scratch_text import draw_prompts, read_text
-from eval.papers.space_decoders import GUESSES, TEMPERATURE, figures_of
+from eval.papers.space_decoders import GUESSES, TEMPERATURE, answered, figures_of
 from eval.papers.space_layout import space_scratch_table
-from eval.papers.space_reader import answered, in_folder
-from eval.script import measured, new_parser, note, result
+from eval.script import in_folder, measured, new_parser, note, result
 from eval.steps import CACHE
 from eval.targets import DTYPES, default_dtype, load_target, load_tokenizer
 
