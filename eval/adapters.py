@@ -44,7 +44,7 @@ def wearing(target: Target, adapter: SpaceAdapter) -> Target:
     """
     ours = HuggingFaceModel(target.model, self_check=False)
     ours.use_space(adapter)
-    return replace(target, ours=ours)
+    return replace(target, ours=ours, space=adapter)
 
 
 def masks_of(target: Target) -> range:
@@ -53,10 +53,16 @@ def masks_of(target: Target) -> range:
     return range(first, first + target.ours.num_masks)
 
 
+def useful_masks(target: Target) -> range:
+    """Those of them that are worth their rows, as ``LLM`` takes them."""
+    return masks_of(target)[: target.space.num_useful if target.space is not None else 0]
+
+
 def describe_adapter(adapter: SpaceAdapter) -> dict[str, Any]:
     """Tell how large an adapter is and how it was trained, as results keep it."""
     return {
         "num_masks": adapter.num_masks,
+        "num_useful": adapter.num_useful,
         "rank": adapter.rank,
         "parameters": _numbers(adapter),
         "training": adapter.training,

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eval.adapters import chosen_adapter, masks_of, wearing
+from eval.adapters import chosen_adapter, useful_masks, wearing
 from eval.forced import following
 from eval.passes import synchronize, watching
 from eval.runs import Run, model_stage
@@ -180,7 +180,7 @@ class Remembering(Ours):
 
     def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
         self._warming, self._vocab_size = warming, target.ours.vocab_size
-        self._probe_ids = masks_of(target)
+        self._probe_ids = useful_masks(target)
         super().__init__(name, target, TrieDrafter)
 
     def forget(self) -> None:

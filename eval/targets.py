@@ -19,6 +19,8 @@ from ragaccel.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ragaccel.models.space_adapter import SpaceAdapter
+
 Side = Literal["both", "ours", "theirs"]
 DTYPES = {
     "float64": torch.float64,
@@ -33,12 +35,14 @@ class Target:
     """A model as transformers has it and as our engine sees it: the same weights.
 
     ``model`` is transformers' own, untouched; ``ours`` runs a twin of it, where there can be one.
+    ``space`` is the adapter that it wears, if any.
     """
 
     model: PreTrainedModel
     ours: HuggingFaceModel
     tokenizer: Tokenizer
     is_random: bool
+    space: SpaceAdapter | None = None
 
     @property
     def networks(self) -> tuple[PreTrainedModel, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from eval.adapters import masks_of
+from eval.adapters import masks_of, useful_masks
 from eval.contenders import PLAIN, Ours
 from eval.ledger import kept_beside
 from eval.lossless import compare, rows_of
@@ -95,13 +95,14 @@ def make_decoders(target: Target, worn: Target) -> list[SpaceDecoder]:
     """Make all decoders: SPACE's over ``worn``, which has an adapter, the others over ``target``.
 
     The paper's layout guesses with the first k mask tokens, for every k: the first ones do not
-    depend on the later. Copying guesses from the request's own texts and knows no earlier ones.
+    depend on the later. Ours take as many as the adapter says are worth their rows. Copying
+    guesses from the request's own texts and knows no earlier ones.
     """
-    masks = masks_of(worn)
+    masks, useful = masks_of(worn), useful_masks(worn)
     drafters: dict[str, Callable[[], Drafter]] = {
-        TREE: partial(SpaceDrafter, masks),
+        TREE: partial(SpaceDrafter, useful),
         COPY: TrieDrafter,
-        BOTH: lambda: Mixture(TrieDrafter(), SpaceDrafter(masks)),
+        BOTH: lambda: Mixture(TrieDrafter(), SpaceDrafter(useful)),
     }
     return [
         SpaceDecoder(PLAIN, target, NoDrafter, guesses=0),
@@ -112,7 +113,7 @@ def make_decoders(target: Target, worn: Target) -> list[SpaceDecoder]:
             for name, make in drafters.items()
         ),
         SpaceDecoder(SAMPLED + PLAIN, target, NoDrafter, guesses=0, sampled=True),
-        _paper(f"{SAMPLED}{PAPER}_{len(masks)}", worn, masks, sampled=True),
+        _paper(f"{SAMPLED}{PAPER}_{len(useful)}", worn, useful, sampled=True),
         *(
             SpaceDecoder(
                 f"{SAMPLED}{name}_{GUESSES}",

@@ -180,7 +180,8 @@ def beside(document: Document) -> Iterator[str]:
     adapter, training = document["adapter"], document["adapter"]["training"]
     told = [
         f"The adapter: {adapter['parameters'] / 1e6:.2f} million numbers beside the model's "
-        f"{document['parameters'] / 1e6:.1f} million."
+        f"{document['parameters'] / 1e6:.1f} million; our trees take {adapter['num_useful']} of "
+        f"its {adapter['num_masks']} mask tokens."
     ]
     if "recipe" in training:
         told.append(recipe_line(training["recipe"], training["samples"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from fakes import HashEmbedder
@@ -11,7 +12,7 @@ from space_models import random_adapter
 from tiny_folder import save_tiny_model
 
 from eval import report, speed
-from eval.adapters import masks_of, wearing
+from eval.adapters import masks_of, useful_masks, wearing
 from eval.contenders import PLAIN, SPACE, make_contender
 from eval.generation import DECODERS, default_decoders
 from eval.ledger import Ledger
@@ -88,6 +89,20 @@ def test_a_number_of_guesses_is_verified_whatever_passes_cost(targets):
         rows.append(decoder.run(job).rows_of_each)
     assert rows[0] == rows[1]
     assert max(rows[0]) > 1
+
+
+def test_our_trees_take_the_mask_tokens_that_are_worth_their_rows(targets):
+    figures = {"tokens_per_pass": [1.5, 1.9, 1.901]}
+    told = {"figures": figures, "held_out": figures}
+    target = targets[0]
+    worn = wearing(target, replace(random_adapter(target.model, MASKS), training=told))
+    assert [len(useful_masks(one)) for one in (target, worn)] == [0, 2]
+    names = [decoder.name for decoder in make_decoders(target, worn)]
+    assert "space_paper_3" in names
+    assert f"{SAMPLED}space_paper_2" in names
+    (job,) = jobs_of(1)
+    decoder = next(one for one in make_decoders(target, worn) if one.name == "space_tree_24")
+    assert max(decoder.run(job).rows_of_each) <= 1 + GUESSES + 2 * (1 + GUESSES)
 
 
 def test_a_worn_adapter_leaves_the_target_without(targets):
