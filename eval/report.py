@@ -128,7 +128,7 @@ TITLES = {
     "lookahead_memory": "Lookahead's trie, cold and warm",
     "space_reader": "SPACE: the bundled reader guesses ahead, alone and beside copying",
     "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
-    "space_scratch": "SPACE: {model}, trained from nothing",
+    "space_scratch": "SPACE: {model}",
 }
 
 

@@ -139,8 +139,11 @@ def space_curves_table(document: Document) -> str:
     curve, held_out = document["curve"], document["curve"][-1]["samples"]
     last = curve[-1]
     ks = range(1, len(last["tokens_per_pass"]) + 1)
+    with_prompt = last.get("with_prompt")
+    told = "tokens a pass, the first guesses read with the prompt"
     rows = [
         ["tokens a pass", *(f"{value:.2f}" for value in last["tokens_per_pass"])],
+        *[[told, *(f"{value:.2f}" for value in with_prompt or ())]] * bool(with_prompt),
         ["right guesses of the k-th mask token", *(f"{100 * v:.0f} %" for v in last["right"])],
     ]
     return "\n\n".join(

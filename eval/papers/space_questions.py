@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.jobs import Job
 from eval.reader import clapnq_questions
+from eval.steps import CACHE
 from ragaccel.decode.request import Reference
 from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.train.reader.corpus import load_articles, load_questions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 HUMAN_SHARE = 0.5  # of the questions, people's own; the others are made of sentences
 SEED = 7
+VECTORS = CACHE / "vectors"
 
 
 def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
@@ -37,7 +39,9 @@ def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
     questions = [question for question in load_questions(data) if question.held_out]
     questions += clapnq_questions(data)
     words: Any = tokenizer.tokenizer
-    return ExampleMaker(articles, questions, words, seed=SEED, embedder=load_embedder())
+    return ExampleMaker(
+        articles, questions, words, seed=SEED, embedder=load_embedder(), cache=VECTORS
+    )
 
 
 def draw_jobs(

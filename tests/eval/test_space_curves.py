@@ -28,7 +28,9 @@ RUN = {
 
 
 def figures(*lengths):
-    return {"samples": 40, "tokens_per_pass": lengths, "right": [0.5, 0.25, 0.1], "own": 0.987}
+    sooner = [length + 0.1 for length in lengths]
+    told = {"samples": 40, "right": [0.5, 0.25, 0.1], "own": 0.987}
+    return {"tokens_per_pass": lengths, **told, "with_prompt": sooner}
 
 
 LOG = [
@@ -59,6 +61,7 @@ def test_a_runs_evaluations_are_kept_told_and_drawn(tmp_path, capsys):
     text = str(report.section_of("any", document))
     assert "| 20 | 1.20 | 1.30 | 1.31 |" in text
     assert "| right guesses of the k-th mask token | 50 % | 25 % | 10 % |" in text
+    assert "| tokens a pass, the first guesses read with the prompt | 1.81 | 2.01 | 2.06 |" in text
     assert "40 held-out answers" in text
     assert "3,000 samples" in text
     (picture,) = pictures_of({"space-curves": document})

@@ -93,7 +93,7 @@ def test_a_number_of_guesses_is_verified_whatever_passes_cost(targets):
 
 def test_our_trees_take_the_mask_tokens_that_are_worth_their_rows(targets):
     figures = {"tokens_per_pass": [1.5, 1.9, 1.901]}
-    told = {"figures": figures, "held_out": figures}
+    told = {"held_out": figures}
     target = targets[0]
     worn = wearing(target, replace(random_adapter(target.model, MASKS), training=told))
     assert [len(useful_masks(one)) for one in (target, worn)] == [0, 2]
