@@ -91,7 +91,7 @@ def _passage_title(title: str, section: Section) -> str:
     parts = [_shortened(part, MAX_TITLE_CHARS // 2) for part in parts]
     while len(_SEPARATOR.join(parts)) > MAX_TITLE_CHARS and len(parts) > 2:
         parts.pop(len(parts) // 2)
-    return _SEPARATOR.join(parts)
+    return _shortened(_SEPARATOR.join(parts), MAX_TITLE_CHARS)
 
 
 def _shortened(text: str, length: int) -> str:

@@ -161,3 +161,10 @@ def test_pages_and_mapped_lines():
     assert [(p.page, p.line) for p in paged] == [(1, None), (2, None)]
     mapped = split("row\n\nrow", "rows", budget=1, line_numbers=(3, 4, 9))
     assert [p.line for p in mapped] == [3, 9]
+
+
+def test_two_long_headings_are_one_title_of_bounded_length():
+    heading = "a much longer heading that goes on and on and on and on and on and on"
+    text = f"# {heading}\n\n## {heading}\n\nText.\n"
+    titles = [passage.title for passage in split(text, "markdown", count_words, 20)]
+    assert 100 < max(map(len, titles)) <= MAX_TITLE_CHARS
