@@ -5,12 +5,16 @@ from contextlib import closing, suppress
 import pytest
 import torch
 from decoding import Cheat, decode, run_together
-from tiny_models import FAMILIES, generate, make_tiny_model, random_prompt
+from space_models import masks_of, random_adapter
+from tiny_models import FAMILIES, VOCAB, generate, make_tiny_model, random_prompt
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Request, Sampling
+from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
+from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.engine.noise import TokenNoise
 from ragaccel.errors import CapacityError
 from ragaccel.models.huggingface import HuggingFaceModel
@@ -148,3 +152,36 @@ def test_a_full_device_ends_one_request_and_not_the_next():
     del hog
     torch.cuda.empty_cache()
     assert decode(engine, request) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "qwen2"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_mask_tokens_change_no_answer_captured_or_not(family, temperature):
+    model = make_tiny_model(family).cuda()
+    request = Request(
+        random_prompt(30), max_new_tokens=40, sampling=Sampling(temperature=temperature, seed=2)
+    )
+    plain = decode(Engine(HuggingFaceModel(model)), request, token_budget=0)
+    target = HuggingFaceModel(model)
+    target.use_space(random_adapter(model))
+    for drafter in (SpaceDrafter(masks_of(target)), PaperSpaceDrafter(masks_of(target))):
+        assert decode(Engine(target), request, drafter, token_budget=None) == plain
+    if target.graphs is not None:
+        assert {size.has_masks for size in target.graphs._passes} == {False, True}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_real_tokens_are_the_same_to_the_last_bit_whatever_the_adapter(dtype):
+    model = make_tiny_model("llama", dtype).cuda()
+    tree = attach_probes(DraftTree.chain(range(1, 5)), range(VOCAB, VOCAB + 3), range(4))
+    found = []
+    for seed in (0, 1):
+        target = HuggingFaceModel(model)
+        target.use_space(random_adapter(model, seed=seed))
+        cache = target.new_cache(None, 64)
+        with torch.inference_mode():
+            target.forward(run_rows(random_prompt(20), cache), 1)
+            cache.keep(range(20))
+            found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
+    assert torch.equal(found[0][:4], found[1][:4])
+    assert not torch.equal(found[0][4:], found[1][4:])
