@@ -69,7 +69,7 @@ class SearchedText:
         known = self._token_ids[self.end - CONTEXT : self.end]
         if not len(guesses):
             return known
-        return np.concatenate([known, np.array(guesses, np.int32)])[-CONTEXT:]
+        return np.concatenate([known, _as_ids(guesses)])[-CONTEXT:]
 
     def counts(self, size: int) -> Ids:
         """How often each token id below ``size`` occurs so far."""

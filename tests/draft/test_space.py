@@ -295,3 +295,18 @@ def test_a_trie_goes_on_from_a_guess():
     assert trie.draft_after(context, [], 8).token_ids == plain.token_ids
     assert trie.draft(context, 8).token_ids == plain.token_ids  # nothing was taken in
     assert trie.draft_after(context, [5, 77], 8).token_ids[0] == 77
+
+
+@pytest.mark.parametrize("guess", [1 << 31, 1 << 70])
+def test_a_trie_goes_on_from_a_guess_that_no_vocabulary_has(guess):
+    from ragaccel.draft.trie import TrieDrafter
+
+    class Far:
+        probe_ids = MASKS
+
+        def draft(self, context, budget):
+            return DraftTree.chain([context.token_ids[-1], guess, 3][: 1 + budget])
+
+    request = Request((1, 2, 3, 1, 2), max_new_tokens=12)
+    result = run(ScriptedVerifier(wander), Mixture(TrieDrafter(), Far()), request)
+    assert result.token_ids == decode_plainly(wander, request)[0]
