@@ -71,7 +71,8 @@ class Session:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
         if verifier.chains_only and self.num_probes:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
-        if self._gains is not None and self.num_probes and hasattr(verifier, "foresee"):
+        foresees = self._gains is not None and self.num_probes and self._room() > 0
+        if foresees and hasattr(verifier, "foresee"):
             verifier.foresee(drafter.probe_ids)
         if 1 + self.num_probes > verifier.max_rows:
             raise ConfigurationError(
@@ -143,7 +144,7 @@ class Session:
         """
         if not self.num_probes or self._recheck or (self.chooses_width and self._returns.rests):
             return []
-        room = self._room() - 1
+        room = self._room() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
         gains = self._gains(self.context, tree) if self._gains is not None else [1.0] * len(tree)
         return [Group(node, self.num_probes, gains[node]) for node in nodes if gains[node] > 0.0]

@@ -148,6 +148,20 @@ def test_a_pass_has_no_probes_while_drafting_rests():
     assert sum(len(tree) for tree in verifier.trees) < 1.6 * len(verifier.trees)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("drafter", [SpaceDrafter, PaperSpaceDrafter])
+def test_probes_hang_only_where_a_guess_may_follow(drafter, length):
+    verifier, left = Watching(wander), length
+    session = Session(verifier, drafter(MASKS), Request((1, 2), max_new_tokens=length))
+    for step in session:
+        tree = verifier.trees[-1]
+        hung = [node for node in range(1 + tree.num_drafts) if tree.probes_of(node)]
+        # once the node and the token after it are there, so must be a guess and one more
+        assert all(left - tree.depths()[node] - 1 >= 2 for node in hung)
+        left -= len(step.token_ids)
+    assert left == 0
+
+
 def test_gains_follow_where_decoding_may_end():
     drafter = SpaceDrafter(MASKS)
     drafter.calibration.values[:] = [1.0, 2.0, 0.5]
@@ -253,6 +267,9 @@ def test_the_first_guesses_come_with_the_prompt():
     paper = Watching(wander)  # the paper's has nothing to be asked
     paper.foresee = lambda probe_ids: pytest.fail("asked")
     run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
+    single = Watching(wander)  # an answer of one token has no room for a guess
+    single.foresee = lambda probe_ids: pytest.fail("asked")
+    run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
 
 
 class Sequel:
