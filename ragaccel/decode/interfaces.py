@@ -61,7 +61,7 @@ class Choices:
     likeliest first, when they were asked for. ``uncertain`` is [len(tree)], true where the choice
     was a near tie that another number of rows might decide otherwise; empty means never.
     ``probed`` is [num_probes] lists of at most ``PROBE_RANKS`` pairs: the tokens most likely to
-    follow each mask token, and how likely, the likeliest first.
+    follow each mask token, and how likely, the likeliest first; empty tells nothing of them.
     """
 
     next_ids: Sequence[int]

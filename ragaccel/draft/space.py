@@ -144,7 +144,7 @@ def ranked_after(last: Acceptance | None) -> Ranked:
 
     They stand behind the token that was emitted last, so the first of them tells what follows it.
     """
-    if last is None or not last.committed or not last.tree.num_probes:
+    if last is None or not last.committed or not last.choices.probed:
         return []
     tree = last.tree
     first = len(tree) - tree.num_probes

@@ -77,6 +77,8 @@ def test_what_is_read_stands_under_the_accepted_leaf():
     assert ranked_after(None) == []
     bare = attach_probes(DraftTree.chain([1, 2, 3]), (90, 91), [0])
     assert ranked_after(accept(bare, Choices([2, 7, 7, 0, 0], probed=rows[:2]))) == []
+    silent = Choices([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
+    assert ranked_after(accept(tree, silent)) == []
 
 
 def test_a_tree_takes_the_likeliest_first():
