@@ -25,20 +25,29 @@ class MaskRows:
 
     ``index`` [M] says it by number. ``gate`` [N, 1] says it of every row, for passes that are
     captured once and replayed, where the numbers change and the shapes may not. With neither
-    every layer is what it was.
+    every layer is what it was. ``num_rows`` is N, where ``index`` alone does not tell it.
     """
 
     def __init__(self) -> None:
         self.index: Tensor | None = None
         self.gate: Tensor | None = None
+        self.num_rows: int | None = None
 
     def clear(self) -> None:
         """Say that no row is one."""
-        self.index = self.gate = None
+        self.index = self.gate = self.num_rows = None
+
+    def are_of(self, inputs: Tensor) -> bool:
+        """Whether these are the rows of the pass, not some of them, as an expert is given."""
+        num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
+        return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
 
 
 class GatedLinear(nn.Module):
     """A linear layer and a low-rank change that mask tokens' rows alone are given.
+
+    Where it is given other rows than those of the pass it stays what it was: nobody knows which of
+    them are mask tokens.
 
     Args:
         inner: the layer, which stays as it is.
@@ -64,6 +73,9 @@ class GatedLinear(nn.Module):
         """Multiply [..., N, in_features] to [..., N, out_features]."""
         found: Tensor = self.inner(inputs)
         rows = self._rows
+        # A router that is a linear layer by its type may return more than a product.
+        if not rows.are_of(inputs) or not isinstance(found, torch.Tensor):
+            return found
         if rows.gate is not None:
             return torch.where(rows.gate, found + self._change(inputs).to(found.dtype), found)
         if rows.index is None:

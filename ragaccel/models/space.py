@@ -73,6 +73,7 @@ class WornSpace:
             self._rows.gate = are_masks[:, None]
         else:
             self._rows.index = are_masks.nonzero()[:, 0]
+            self._rows.num_rows = len(are_masks)
         try:
             yield
         finally:

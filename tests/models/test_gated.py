@@ -46,6 +46,41 @@ def test_only_rows_of_mask_tokens_are_changed(family):
     assert torch.equal(logits_of(model, ids), plain)
 
 
+class Experts(torch.nn.Module):
+    """Two experts that are given the rows of their own, and a router that ranks them."""
+
+    class Router(torch.nn.Linear):
+        def forward(self, inputs):
+            scores = super().forward(inputs)
+            return scores, scores.argmax(-1)
+
+    def __init__(self):
+        super().__init__()
+        self.router = self.Router(4, 2)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, inputs):
+        chosen, found = self.router(inputs[0])[1], torch.zeros_like(inputs[0])
+        for number, expert in enumerate(self.experts):
+            own = chosen == number
+            found[own] = expert(inputs[0][own])
+        return found[None]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_layers_that_are_given_other_rows_stay_what_they_were(is_static):
+    torch.manual_seed(1)
+    model, inputs = Experts(), torch.randn(1, 9, 4)
+    with torch.no_grad():
+        plain, rows = model(inputs), MaskRows()
+        gate_linears(model, random_changes(model), rows)
+        if is_static:
+            rows.gate = torch.arange(9)[:, None] < 2
+        else:
+            rows.index, rows.num_rows = torch.tensor([0, 1]), 9
+        assert torch.equal(model(inputs), plain)
+
+
 def test_the_head_is_no_layer_to_change():
     model = make_tiny_model("llama")
     assert "lm_head" not in linear_sizes(model)
