@@ -86,6 +86,12 @@ class SpaceAdapter:
                 f"mask embeddings of {shape} for {self.num_masks} mask tokens of a model of hidden "
                 f"size {self.base.hidden_size}"
             )
+        for name, (down, up) in self.changes.items():
+            if not down.dim() == up.dim() == 2 or down.shape[0] != up.shape[1]:
+                raise ConfigurationError(
+                    f"the change of {name} is of {tuple(down.shape)} and {tuple(up.shape)}, not "
+                    "[rank, inputs] and [outputs, rank]"
+                )
 
     @property
     def rank(self) -> int:

@@ -1,6 +1,7 @@
 """SPACE adapters: folders without a pickle, refused where they do not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_a_damaged_folder_is_refused(tmp_path, damage, message):
     damage(tmp_path)
     with pytest.raises(ConfigurationError, match=message):
         SpaceAdapter.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("down", "up"), [((2, 32), (32, 3)), ((32,), (32, 2)), ((2, 32), (32,)), ((2, 32, 1), (32, 2))]
+)
+def test_changes_that_are_none_are_refused_before_a_model_wears_half_of_them(down, up):
+    adapter = new_adapter(tiny_model("llama"), 2, 2)
+    name = "model.layers.1.self_attn.o_proj"
+    with pytest.raises(ConfigurationError, match=r"the change of model\.layers\.1"):
+        replace(adapter, changes=adapter.changes | {name: (torch.zeros(down), torch.zeros(up))})
 
 
 def test_a_later_format_is_refused(tmp_path):
