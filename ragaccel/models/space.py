@@ -35,14 +35,13 @@ class WornSpace:
     def __init__(self, adapter: SpaceAdapter, network: Any, dtype: torch.dtype) -> None:
         self.adapter, self.num_masks = adapter, adapter.num_masks
         self._rows = MaskRows()
-        embedding: Tensor = network.get_input_embeddings().weight
-        self._vocab_size = embedding.shape[0]
+        embedding = network.get_input_embeddings()
+        self._vocab_size: int = embedding.weight.shape[0]
         masks = adapter.mask_embeddings.expand(self.num_masks, -1)
         self._masks = masks.to(_place(embedding, masks.device), dtype)
         self._changes = {}
         for name, (down, up) in adapter.changes.items():
-            weight = getattr(network.get_submodule(name), "weight", embedding)
-            place = _place(weight, self._masks.device)
+            place = _place(network.get_submodule(name), self._masks.device)
             self._changes[name] = (down.to(place, dtype), up.to(place, dtype))
         self.wrap(network)
 
@@ -80,6 +79,10 @@ class WornSpace:
             self._rows.clear()
 
 
-def _place(weight: Tensor, otherwise: torch.device) -> torch.device:
-    """Where a weight is used; offloaded ones are elsewhere until then."""
-    return otherwise if weight.device.type == "meta" else weight.device
+def _place(layer: nn.Module, otherwise: torch.device) -> torch.device:
+    """Where a layer computes; of offloaded weights accelerate's hooks know where they are used."""
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.device.type != "meta":
+        return weight.device
+    used = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
+    return otherwise if used is None else torch.device(used)

@@ -52,7 +52,7 @@ class BaseModel:
     vocab_size: int
     num_layers: int
     sample: tuple[float, ...]
-    """Numbers from all over its embedding."""
+    """Numbers from all over its embedding; none where that is offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class SpaceAdapter:
                     "with the model it was trained for, or train one with `ragaccel train space`"
                 )
         self._check_layers(model)
-        if not _alike(self.base.sample, own.sample):
+        if own.sample and not _alike(self.base.sample, own.sample):
             logger.warning(
                 "this SPACE adapter was trained for other weights than this model's: answers are "
                 "the same, but its guesses may be poor"
@@ -269,17 +269,18 @@ def base_of(model: Any) -> BaseModel:
     config = model.config.get_text_config(decoder=True)
     weight = model.get_input_embeddings().weight
     rows, columns = weight.shape
+    return BaseModel(config.model_type, columns, rows, config.num_hidden_layers, _sample_of(weight))
+
+
+def _sample_of(weight: Tensor) -> tuple[float, ...]:
+    if weight.device.type == "meta":  # accelerate's hooks put it there while it is used
+        return ()
+    rows, columns = weight.shape
     row = torch.arange(_SAMPLE) * (rows - 1) // (_SAMPLE - 1)
     column = torch.arange(_SAMPLE) * 7919 % columns
     with torch.no_grad():
         numbers = weight[row.to(weight.device), column.to(weight.device)].float().tolist()
-    return BaseModel(
-        config.model_type,
-        columns,
-        rows,
-        config.num_hidden_layers,
-        tuple(round(number, 6) for number in numbers),
-    )
+    return tuple(round(number, 6) for number in numbers)
 
 
 def _alike(sample: Sequence[float], other: Sequence[float]) -> bool:

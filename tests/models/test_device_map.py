@@ -7,9 +7,11 @@ import torch
 from decoding import Cheat, decode
 from fakes import RandomDrafter
 from small_tokenizers import byte_level
+from space_models import masks_of, random_adapter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
 from ragaccel.decode.request import Request
+from ragaccel.draft.space import SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.models.load import load_model
 from ragaccel.models.twin import make_twin
@@ -53,6 +55,17 @@ def test_the_same_tokens_as_in_one_place(folder, family, on_disk):
     assert decode(engine, request, token_budget=0) == expected
     assert decode(engine, request, RandomDrafter(1, VOCAB)) == expected
     assert decode(engine, request, Cheat(prompt, expected)) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("on_disk", [("model.layers.1",), ("model.embed_tokens",), "all"])
+def test_what_lies_on_a_disk_wears_an_adapter(folder, family, on_disk, caplog):
+    target, prompt = spread(folder, family, on_disk), random_prompt(40)
+    target.use_space(random_adapter(tiny_model(family)))
+    assert "other weights" not in caplog.text
+    request, drafter = Request(prompt, max_new_tokens=30), SpaceDrafter(masks_of(target))
+    expected = generate(tiny_model(family), prompt, 30)
+    assert decode(Engine(target), request, drafter, token_budget=None) == expected
 
 
 def test_a_twin_holds_no_weights_of_its_own(folder):
