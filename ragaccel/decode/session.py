@@ -137,17 +137,20 @@ class Session:
         return self.settle(tree, more / max(1e-9, plain), plain, groups)
 
     def probe_groups(self, tree: DraftTree) -> list[Group]:
-        """List what probes may hang under the nodes of a tree that is to be verified.
+        """List what probes may hang under the nodes of a tree that is to be verified, best first.
 
         None where nothing will be drafted next, nor under nodes that the answer can hardly reach:
-        behind them there must be room for a guess and the token after it.
+        behind them there must be room for a guess and the token after it. All of them together fit
+        a pass of this sequence: one that is shared takes more rows, but not of each.
         """
         if not self.num_probes or self._recheck or (self.chooses_width and self._returns.rests):
             return []
         room = self._room() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
         gains = self._gains(self.context, tree) if self._gains is not None else [1.0] * len(tree)
-        return [Group(node, self.num_probes, gains[node]) for node in nodes if gains[node] > 0.0]
+        best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
+        most = max(0, self.verifier.max_rows - len(tree)) // self.num_probes
+        return [Group(node, self.num_probes, gains[node]) for node in best[:most]]
 
     def draft(self, budget: int) -> DraftTree:
         """Draft as many guesses as are asked for; what of them is verified, ``settle`` is told.

@@ -193,6 +193,21 @@ def test_several_sessions_share_the_rows_for_probes():
     assert sorted(tree.num_probes for tree in trees) == [0, 0, 3, 3]
 
 
+@pytest.mark.parametrize("max_rows", [4, 5, 8, 14])
+def test_rows_that_are_shared_are_not_more_of_one_session(max_rows):
+    request = Request((1, 2), max_new_tokens=40)
+    sessions = [
+        Session(ScriptedVerifier(wander, max_rows=max_rows), drafter, request)
+        for drafter in (Mixture(RandomDrafter(2, 89), SpaceDrafter(MASKS)), SpaceDrafter(MASKS))
+    ]
+    for session in sessions:
+        session.context.foreseen = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
+    for _ in range(20):
+        drafted = [session.draft(session.budget()) for session in sessions]
+        trees = settle_together(sessions, drafted, lambda rows: 1.0 + 0.01 * rows, 256)
+        assert max(map(len, trees)) <= max_rows
+
+
 def test_chances_follow_the_outcomes():
     calibration = SpaceCalibration()
     assert calibration.chance(0, 0, 0.5) == pytest.approx(0.5)
