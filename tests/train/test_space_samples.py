@@ -102,6 +102,7 @@ def test_ids_are_taken_as_they_are(tmp_path, words):
     ("row", "message"),
     [
         ("{", "no JSON"),
+        ("[" * 100_000, "recursion"),
         ("[1]", "a JSON object is wanted"),
         ({"prompt": "a"}, "this has prompt"),
         ({}, "this has nothing"),
@@ -121,6 +122,21 @@ def test_a_wrong_line_is_named(tmp_path, words, row, message):
     good = {"prompt_ids": [1], "answer_ids": [2, 3]}
     with pytest.raises(ConfigurationError, match=f"samples.jsonl, line 2: .*{message}"):
         read(tmp_path, [good, row], words)
+
+
+@pytest.mark.parametrize("break_", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_a_break_within_a_text_ends_no_line(tmp_path, words, break_):
+    """Also what this package writes itself."""
+    path = tmp_path / "samples.jsonl"
+    write_samples(path, [{"prompt": f"one{break_}two", "answer": "three"}] * 2)
+    assert len(read_samples(path, words, vocab_size=500).rows) == 2
+
+
+def test_files_of_other_editors(tmp_path, words):
+    path = tmp_path / "samples.jsonl"
+    row = json.dumps({"prompt": "one", "answer": "two lights"})
+    path.write_bytes(f"\ufeff{row}\r\n\r\n{row}\r\n".encode())
+    assert len(read_samples(path, words, vocab_size=500).rows) == 2
 
 
 def test_no_file_or_nothing_in_it(tmp_path, words):

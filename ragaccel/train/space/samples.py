@@ -76,7 +76,8 @@ def read_samples(
         ConfigurationError: no such file, nothing in it, or a line that is none of these; names it.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text in JSON may hold a line separator of Unicode as it is.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read as text: {error}") from error
     found: list[Sample] = []
@@ -85,7 +86,7 @@ def read_samples(
             continue
         try:
             found += _checked(_of_row(json.loads(line), tokenizer), vocab_size)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number}: {_told(error)}") from error
     if not found:
         raise ConfigurationError(f"{path} holds no samples: write a line of {_KINDS} for each")
