@@ -166,6 +166,15 @@ def test_the_same_prompts_are_held_out_whatever_stands_beside_them():
         split_held_out(Samples(samples.rows[:1]), 0.1)
 
 
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_of_few_prompts_one_is_held_out(count):
+    for start in range(0, 400, count):
+        samples = Samples(tuple(Sample((start + i,), (3, 4)) for i in range(count)))
+        kept, held_out = split_held_out(samples, 0.05)
+        assert kept.rows
+        assert held_out.rows
+
+
 def test_what_is_written_is_read(tmp_path, words):
     path = tmp_path / "deep" / "samples.jsonl"
     rows = [{"prompt_ids": [1, 2], "answer_ids": [3, 4], "question": "Žižkov?"}]

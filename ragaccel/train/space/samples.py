@@ -113,10 +113,14 @@ def fitted(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
 def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
     """Hold a share of the prompts out, chosen by their hash: the same ones at every start.
 
+    Where the share is less than one of a few prompts, it is one.
+
     Raises:
         ConfigurationError: nothing is left on one of the sides.
     """
-    is_out = [_place(sample.prompt_ids) < share for sample in samples.rows]
+    places = [_place(sample.prompt_ids) for sample in samples.rows]
+    first = min(places, default=1.0)
+    is_out = [place < share or (share > 0 and place == first) for place in places]
     kept = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if not out)
     held_out = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if out)
     if not kept or (share > 0 and not held_out):
