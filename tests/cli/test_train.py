@@ -144,6 +144,10 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch
         (["--device", "cuda:7"], "CUDA_VISIBLE_DEVICES"),
         (["--masks", 0], "num_masks must be 1"),
         (["--answer-tokens", 0], "answer_tokens must be 2"),
+        (["--out", "../tiny"], "the model's own folder"),
+        (["--out", "../samples.jsonl/x"], "samples.jsonl is a file"),
+        (["--out", "there", "--run", "there"], "another folder for the run"),
+        (["--out", "/"], "name a folder"),
     ],
 )
 def test_what_cannot_work_is_refused(cli, model, samples, arguments, message):
@@ -152,3 +156,21 @@ def test_what_cannot_work_is_refused(cli, model, samples, arguments, message):
     assert ended.code == 2, ended.err
     assert message in ended.err
     assert not os.path.exists("there")
+
+
+def test_a_folder_that_cannot_be_written_is_told_first(cli, model, samples, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != os.getcwd())
+    line = ["train", "space", samples, "--model", model, *SMALL]
+    for places in (["--out", "there"], ["--out", "there", "--run", "/tmp/elsewhere"]):
+        ended = cli(*line, *places)
+        assert ended.code == 2, ended.err
+        assert "cannot be written" in ended.err
+
+
+def test_the_folder_at_hand_is_one_too(cli, model, samples, tmp_path):
+    os.mkdir("here")
+    os.chdir("here")
+    ended = cli("train", "space", samples, "--model", model, "--out", ".", *SMALL)
+    assert ended.code == 0, ended.err
+    assert os.path.exists("space_config.json")
+    assert os.path.exists("../here-run/log.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import read_max_positions
-from ragaccel.models.load import load_for_training
+from ragaccel.models.load import bundled_reader_path, load_for_training
 from ragaccel.train.space.answers import answer_samples, kept_answers
 from ragaccel.train.space.fit import Fit, make_accelerator
 from ragaccel.train.space.network import SpaceNetwork
@@ -57,7 +58,10 @@ class Job:
     @property
     def kept_in(self) -> Path:
         """Where checkpoints and own answers are kept: not in what is shipped."""
-        return self.run_folder or self.out.with_name(self.out.name + "-run")
+        if self.run_folder is not None:
+            return self.run_folder
+        out = self.out.resolve() if self.out.name in ("", "..") else self.out
+        return out.with_name(out.name + "-run")
 
 
 class Listener:
@@ -157,8 +161,27 @@ def _check(job: Job, recipe: Recipe) -> None:
         raise ConfigurationError(f"held_out_share must be 0 to 1, not {job.held_out_share}")
     if job.answer_tokens < 2 or job.evaluated < 0:
         raise ConfigurationError("answer_tokens must be 2 or more, evaluated 0 or more")
-    if job.out.exists() and not job.out.is_dir():
-        raise ConfigurationError(f"{job.out} is a file: name a folder for the result")
+    _check_folders(job)
+
+
+def _check_folders(job: Job) -> None:
+    """Refuse what would fail, or do harm, only when hours of training are over."""
+    out = job.out.resolve()
+    if not out.name:
+        raise ConfigurationError(f"{job.out} cannot be replaced: name a folder for the result")
+    model = bundled_reader_path() if job.model is None else Path(job.model).expanduser()
+    if out == model.resolve():
+        raise ConfigurationError(f"{job.out} is the model's own folder: name another for the result")
+    if out == job.kept_in.resolve():
+        raise ConfigurationError(
+            f"{job.out} cannot hold the run's checkpoints as well: name another folder for the run"
+        )
+    for folder in (out, job.kept_in.resolve()):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigurationError(f"{there} is a file: name a folder for the result")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"{there} cannot be written: name another folder")
 
 
 def _trainable(model: Any, recipe: Recipe) -> Any:
