@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
 from ragaccel.models.gated import linear_sizes
+from ragaccel.models.space_checks import check_changes, check_masks, tokens_per_pass
 from ragaccel.models.space_files import (
     CONFIG_FILE,
     FOLDER,
@@ -68,7 +69,7 @@ class SpaceAdapter:
         training: how it was trained, for whoever reads the folder.
 
     Raises:
-        ConfigurationError: shapes that do not belong together.
+        ConfigurationError: shapes that do not belong together, or numbers that are none.
     """
 
     base: BaseModel
@@ -78,20 +79,8 @@ class SpaceAdapter:
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape = tuple(self.mask_embeddings.shape)
-        if self.num_masks < 1:
-            raise ConfigurationError(f"num_masks must be 1 or more, not {self.num_masks}")
-        if shape not in ((1, self.base.hidden_size), (self.num_masks, self.base.hidden_size)):
-            raise ConfigurationError(
-                f"mask embeddings of {shape} for {self.num_masks} mask tokens of a model of hidden "
-                f"size {self.base.hidden_size}"
-            )
-        for name, (down, up) in self.changes.items():
-            if not down.dim() == up.dim() == 2 or down.shape[0] != up.shape[1]:
-                raise ConfigurationError(
-                    f"the change of {name} is of {tuple(down.shape)} and {tuple(up.shape)}, not "
-                    "[rank, inputs] and [outputs, rank]"
-                )
+        check_masks(self.num_masks, self.base.hidden_size, self.mask_embeddings)
+        check_changes(self.changes)
 
     @property
     def rank(self) -> int:
@@ -111,7 +100,7 @@ class SpaceAdapter:
         The fewest that on held-out answers gave nearly as many tokens a pass as all of them; all
         where nothing is known of that.
         """
-        told = (self.training.get("held_out") or {}).get("tokens_per_pass", [])[: self.num_masks]
+        told = tokens_per_pass(self.training)[: self.num_masks]
         enough = (k for k, found in enumerate(told, 1) if found >= _NEARLY * max(told))
         return next(enough, self.num_masks)
 
@@ -136,10 +125,8 @@ class SpaceAdapter:
         for name, (down, up) in self.changes.items():
             tensors[f"{name}.down"], tensors[f"{name}.up"] = down, up
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        temporary = folder / f".{WEIGHTS_FILE}"
-        save_file(kept, temporary, metadata={"format": "pt"})
-        temporary.chmod(0o644)  # written for its owner alone otherwise
-        temporary.replace(folder / WEIGHTS_FILE)
+        with replacing(folder / WEIGHTS_FILE) as file:
+            file.write(save(kept, metadata={"format": "pt"}))
         config = {
             "format": FORMAT,
             "num_masks": self.num_masks,
@@ -164,14 +151,17 @@ class SpaceAdapter:
         try:
             tensors = load_file(path)
             names = {name.removesuffix(".down") for name in tensors if name.endswith(".down")}
+            base, training = config["base"], config.get("training", {})
             return cls(
-                BaseModel(**{**config["base"], "sample": tuple(config["base"]["sample"])}),
+                BaseModel(**{**base, "sample": tuple(map(float, base["sample"]))}),
                 config["num_masks"],
                 tensors["mask_embeddings"],
                 {name: (tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)},
-                config.get("training", {}),
+                training if isinstance(training, dict) else {},
             )
-        except (OSError, KeyError, TypeError, SafetensorError) as error:
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
 
     @classmethod

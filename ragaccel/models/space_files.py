@@ -58,11 +58,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{path} is of a later format ({config['format']}): update ragaccel"
             )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
             f"{folder} holds no {CONFIG_FILE}: name a folder that `ragaccel train space` wrote"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is no description of a SPACE adapter: {error}") from error

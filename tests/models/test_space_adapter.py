@@ -1,11 +1,14 @@
 """SPACE adapters: folders without a pickle, refused where they do not fit."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model, tiny_model
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
@@ -88,6 +91,7 @@ def test_another_precision_is_no_other_model(caplog):
         (lambda folder: (folder / "space_config.json").unlink(), "ragaccel train space"),
         (lambda folder: (folder / "space_config.json").write_text("{"), "no description"),
         (lambda folder: (folder / "space_config.json").write_text("[]"), "no description"),
+        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "no description"),
         (lambda folder: (folder / "space.safetensors").unlink(), "no whole SPACE adapter"),
         (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no whole"),
     ],
@@ -105,8 +109,79 @@ def test_a_damaged_folder_is_refused(tmp_path, damage, message):
 def test_changes_that_are_none_are_refused_before_a_model_wears_half_of_them(down, up):
     adapter = new_adapter(tiny_model("llama"), 2, 2)
     name = "model.layers.1.self_attn.o_proj"
-    with pytest.raises(ConfigurationError, match=r"the change of model\.layers\.1"):
+    with pytest.raises(ConfigurationError, match=r"layers\.1"):
         replace(adapter, changes=adapter.changes | {name: (torch.zeros(down), torch.zeros(up))})
+
+
+def described(folder, **changes):
+    path = folder / "space_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("number", ["5", True, 3.0, None, 0, 10**12])
+def test_a_number_of_masks_that_is_none_is_refused(tmp_path, number):
+    adapter = new_adapter(tiny_model("llama"), 3, 2, shared_mask=isinstance(number, int))
+    adapter.save(tmp_path)
+    described(tmp_path, num_masks=number)
+    with pytest.raises(ConfigurationError, match="no whole SPACE adapter: num_masks must be"):
+        SpaceAdapter.load(tmp_path)
+
+
+@pytest.mark.parametrize("base", [[], {}, "llama", {"sample": None}, {"sample": ["a"]}, {"x": 1}])
+def test_a_base_that_is_none_is_refused(tmp_path, base):
+    new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
+    if isinstance(base, dict) and base:
+        base = json.loads((tmp_path / "space_config.json").read_text())["base"] | base
+    described(tmp_path, base=base)
+    with pytest.raises(ConfigurationError, match="no whole SPACE adapter"):
+        SpaceAdapter.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [[], 5, None, {"held_out": 5}, *({"held_out": {"tokens_per_pass": x}} for x in (5, {}, ["a"]))],
+)
+def test_what_it_says_of_its_training_can_be_anything(tmp_path, training):
+    new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
+    described(tmp_path, training=training)
+    assert SpaceAdapter.load(tmp_path).num_useful == 3
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mask_embeddings", lambda x: x.fill_(float("nan")), "learning rate too high"),
+        ("mask_embeddings", lambda x: x.long(), "numbers that are none"),
+        (f"{LAYER}.up", lambda x: x.fill_(float("inf")), "learning rate too high"),
+        (f"{LAYER}.up", lambda x: x.fill_(1e20), "learning rate too high"),
+        (f"{LAYER}.down", lambda x: x.fill_(float("nan")), "learning rate too high"),
+        (f"{LAYER}.down", lambda x: x[0].clone(), r"must be \[R, in\]"),
+        (f"{LAYER}.down", lambda x: torch.cat((x, x)), r"must be \[R, in\]"),
+    ],
+)
+def test_tensors_that_would_spoil_a_pass_are_refused(tmp_path, name, change, message):
+    new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
+    tensors = load_file(tmp_path / "space.safetensors")
+    save_file(tensors | {name: change(tensors[name])}, tmp_path / "space.safetensors")
+    with pytest.raises(ConfigurationError, match=f"no whole SPACE adapter: .*{message}"):
+        SpaceAdapter.load(tmp_path)
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
+    adapter = new_adapter(tiny_model("llama"), 3, 2)
+    adapter.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        new_adapter(tiny_model("llama"), 3, 2, seed=1).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_later_format_is_refused(tmp_path):
@@ -114,6 +189,16 @@ def test_a_later_format_is_refused(tmp_path):
     path = tmp_path / "space_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 9}))
     with pytest.raises(ConfigurationError, match="update ragaccel"):
+        SpaceAdapter.load(tmp_path)
+
+
+def test_a_file_of_the_folder_is_not_the_folder(tmp_path):
+    new_adapter(tiny_model("llama"), 2, 2).save(tmp_path)
+    with pytest.raises(ConfigurationError, match="holds no space_config"):
+        SpaceAdapter.load(tmp_path / "space.safetensors")
+    (tmp_path / "space_config.json").unlink()
+    (tmp_path / "space_config.json").mkdir()
+    with pytest.raises(ConfigurationError, match="no description"):
         SpaceAdapter.load(tmp_path)
 
 
