@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_MOST = 1e4  # of a mask token's numbers in float16
+
 
 class MaskRows:
     """Which rows of the pass at hand are mask tokens; shared by all gated layers of a model.
@@ -77,16 +79,30 @@ class GatedLinear(nn.Module):
         if not rows.are_of(inputs) or not isinstance(found, torch.Tensor):
             return found
         if rows.gate is not None:
-            return torch.where(rows.gate, found + self._change(inputs).to(found.dtype), found)
+            changed = _bounded(found + self._change(inputs).to(found.dtype))
+            return torch.where(rows.gate, changed, found)
         if rows.index is None:
             return found
         index = rows.index.to(inputs.device)
         change = self._change(inputs.index_select(-2, index)).to(found.dtype)
+        if found.dtype == torch.float16:
+            changed = _bounded(found.index_select(-2, index) + change)
+            return found.index_copy(-2, index, changed)
         return found.index_add(-2, index, change)
 
     def _change(self, inputs: Tensor) -> Tensor:
         hidden = nn.functional.linear(inputs.to(self.down.dtype), self.down)
         return nn.functional.linear(hidden, self.up)
+
+
+def _bounded(changed: Tensor) -> Tensor:
+    """Keep mask tokens' numbers finite where the type ends at 65,504.
+
+    Real tokens weigh mask tokens' states with 0, and 0 times infinity is no number.
+    """
+    if changed.dtype != torch.float16:
+        return changed
+    return changed.nan_to_num(0.0, _MOST, -_MOST).clamp(-_MOST, _MOST)
 
 
 def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
