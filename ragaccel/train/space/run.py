@@ -171,9 +171,7 @@ def _check_folders(job: Job) -> None:
         raise ConfigurationError(f"{job.out} cannot be replaced: name a folder for the result")
     model = bundled_reader_path() if job.model is None else Path(job.model).expanduser()
     if out == model.resolve():
-        raise ConfigurationError(
-            f"{job.out} is the model's own folder: name another for the result"
-        )
+        raise ConfigurationError(f"{job.out} is the model's own folder: name another one")
     if out == job.kept_in.resolve():
         raise ConfigurationError(
             f"{job.out} cannot hold the run's checkpoints as well: name another folder for the run"
