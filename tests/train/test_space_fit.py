@@ -107,6 +107,26 @@ def test_a_finished_run_trains_no_further(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "checkpoint.pt", "log.json"}
 
 
+def test_other_held_out_samples_are_evaluated_anew(tmp_path):
+    """Not told the figures of those before."""
+    first = fit_of(tmp_path, steps=3).run()
+    fewer = Fit(network_of(steps=3), SAMPLES, RunFolder(tmp_path), held_out=HELD_OUT[:4]).run()
+    assert (first.figures.samples, fewer.figures.samples) == (20, 4)
+    none = Fit(network_of(steps=3), SAMPLES, RunFolder(tmp_path)).run()
+    assert none.figures is None
+
+
+def test_an_interrupted_evaluation_loses_no_step(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragaccel.train.space.fit.evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit_of(tmp_path, steps=3).run()
+    assert fit_of(tmp_path, steps=3).progress.steps == 3
+
+
 def test_another_runs_folder_is_refused_by_what_differs(tmp_path):
     fit_of(tmp_path, steps=2).run()
     with pytest.raises(ConfigurationError, match=r"recipe\.rank 32 there, 8 here"):

@@ -15,6 +15,7 @@ from ragaccel.errors import ConfigurationError, MissingExtraError
 from ragaccel.train.space.evaluate import Figures, evaluate
 from ragaccel.train.space.layout import lay_out
 from ragaccel.train.space.plan import Rows
+from ragaccel.train.space.samples import Samples
 from ragaccel.train.space.stopping import heeding_interrupts
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ragaccel.train.space.network import SpaceNetwork
     from ragaccel.train.space.recipe import Recipe
     from ragaccel.train.space.run_folder import RunFolder
-    from ragaccel.train.space.samples import Sample, Samples
+    from ragaccel.train.space.samples import Sample
 
 _PATIENCE = timedelta(hours=12)  # of processes that wait for the first one's answers
 _LOG_EVERY = 10  # steps
@@ -118,6 +119,7 @@ class Fit:
         self.recipe: Recipe = network.recipe
         self.accelerator = accelerator or make_accelerator()
         self.network, self.folder, self.held_out = network, folder, held_out
+        self._held_out_digest = Samples(tuple(held_out)).digest
         self.rows = Rows(samples.rows, self.recipe)
         self.steps = self._count_steps()
         self.progress, self.log = Progress(), list[dict[str, Any]]()
@@ -147,6 +149,7 @@ class Fit:
                 self._step()
         figures = self._last_figures()
         if figures is None and self.held_out:
+            self.save()  # evaluation may take longer than steps, and be interrupted
             figures = self._evaluate()
         self.save()
         return Fitted(self.progress, figures, self.log)
@@ -252,13 +255,16 @@ class Fit:
 
         with self._computing():
             figures = evaluate(self.network, own, reduce=total)
-        self.log.append({"step": self.progress.steps, "figures": figures.as_dict()})
+        told = {"figures": figures.as_dict(), "held_out": self._held_out_digest}
+        self.log.append({"step": self.progress.steps, **told})
         return figures
 
     def _last_figures(self) -> Figures | None:
-        """Those of the last step, where it was evaluated already."""
-        if self.log and self.log[-1]["step"] == self.steps and "figures" in self.log[-1]:
-            return Figures.of(self.log[-1]["figures"])
+        """Those of the last step, where it was evaluated already on the same samples."""
+        last = self.log[-1] if self.log else {}
+        is_last = last.get("step") == self.steps
+        if is_last and last.get("held_out") == self._held_out_digest and "figures" in last:
+            return Figures.of(last["figures"])
         return None
 
     def _computing(self) -> Any:
