@@ -107,6 +107,27 @@ def test_own_answers_are_what_is_learned(cli, model, samples):
     assert all(2 <= len(row["answer_ids"]) <= 12 for row in kept)
 
 
+def test_another_models_own_answers_are_not_learned(cli, model, samples, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    tokenizer = byte_level()
+    made = make_tiny_model("llama", torch.float32, 5, vocab_size=len(tokenizer), eos_token_id=1)
+    made.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    line = ["train", "space", samples, "--out", "there", *SMALL, "--own-answers"]
+    with monkeypatch.context() as patch:
+        patch.setattr("ragaccel.train.space.run.SpaceNetwork", interrupted)
+        assert cli(*line, "--model", model, "--answer-tokens", 6).code == 130
+    ended = cli(*line, "--model", other, "--answer-tokens", 6)
+    assert ended.code == 2
+    assert "model.sample" in ended.err
+    ended = cli(*line, "--model", model, "--answer-tokens", 9)
+    assert "answer_tokens 6 there, 9 here" in ended.err
+
+
 def test_prompts_without_room_are_told(cli, model, samples):
     long = {"prompt": "the light " * 300, "answer": "is on tonight"}
     samples.write_text("\n".join([json.dumps(long), samples.read_text()]))

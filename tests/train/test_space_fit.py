@@ -148,6 +148,13 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         fit_of(tmp_path, steps=2)
 
 
+def test_a_run_without_hope_ends_early(tmp_path):
+    fit = fit_of(tmp_path, "full", steps=50, learning_rate=1e30)
+    with pytest.raises(ConfigurationError, match="take a lower learning rate"):
+        fit.run()
+    assert fit.progress.steps < 50
+
+
 def test_epochs_decide_the_steps(tmp_path):
     fit = fit_of(tmp_path, epochs=3, accumulate=2)
     rows = fit.rows.first_of(3)

@@ -215,6 +215,11 @@ class Fit:
         progress.tokens += sum(p.num_tokens(recipe.num_masks) for row in rows for p in row)
         progress.steps += 1
         loss, guessed = told.tolist()
+        if not math.isfinite(loss):
+            raise ConfigurationError(
+                f"the loss of step {progress.steps} is no number: take a lower learning rate, and "
+                "another folder for that run"
+            )
         progress.seconds += time.perf_counter() - started
         self._tell(loss, guessed)
         if progress.steps % recipe.save_every == 0 and progress.steps < self.steps:

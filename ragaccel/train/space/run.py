@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import read_max_positions
 from ragaccel.models.load import bundled_reader_path, load_for_training
+from ragaccel.models.space_adapter import base_of
 from ragaccel.train.space.answers import answer_samples, kept_answers
 from ragaccel.train.space.fit import Fit, make_accelerator
 from ragaccel.train.space.network import SpaceNetwork
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.train.space.fit import Fitted, Standing
     from ragaccel.train.space.recipe import Recipe
+
+
+_ANSWERING = "answers.json"  # in the run's folder: whose own answers are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ def train_space(
     if job.own_answers:
         longest = _longest(recipe, model)
         with accelerator.main_process_first():
+            if accelerator.is_main_process:
+                _claim_answers(job, model)
             samples = _own(job, samples, "answers", listener, longest=longest)
             held_out = _own(job, held_out, "held-out-answers", listener, longest=longest)
     listener.note(_told("to train on", samples))
@@ -220,6 +226,14 @@ def _read(job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer) -> tuple[S
     else:
         held_out = read(job.held_out)
     return samples, replace(held_out, rows=held_out.rows[: job.evaluated])
+
+
+def _claim_answers(job: Job, model: Any) -> None:
+    """See that kept answers are this model's, and of this length."""
+    if (job.kept_in / "answers.jsonl").exists() and not (job.kept_in / _ANSWERING).exists():
+        return  # kept before that was told
+    facts = {"model": asdict(base_of(model)), "answer_tokens": job.answer_tokens}
+    RunFolder(job.kept_in).claim(facts, _ANSWERING)
 
 
 def _own(job: Job, samples: Samples, name: str, listener: Listener, *, longest: int) -> Samples:

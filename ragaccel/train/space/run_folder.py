@@ -25,18 +25,19 @@ class RunFolder:
 
     path: Path
 
-    def claim(self, facts: dict[str, Any]) -> None:
+    def claim(self, facts: dict[str, Any], name: str = _RUN) -> None:
         """Take the folder for a run, or find it taken by the same one.
 
         Args:
             facts: everything that the run's outcome depends on, as JSON knows it.
+            name: the file that tells them; a part of the run may have one of its own.
 
         Raises:
             ConfigurationError: another run's folder; names what differs.
         """
-        file = self.path / _RUN
+        file = self.path / name
         if not file.exists():
-            if (self.path / _CHECKPOINT).exists():
+            if name == _RUN and (self.path / _CHECKPOINT).exists():
                 raise ConfigurationError(f"{self.path} holds a checkpoint of an unknown run")
             with replacing(file) as opened:
                 opened.write((json.dumps(facts, indent=2) + "\n").encode())
