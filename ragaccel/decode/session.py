@@ -105,8 +105,8 @@ class Session:
     def budget(self) -> int:
         """Count the guesses the next verify pass may take at most."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
-        if self._gains is not None:
-            rows -= self.num_probes
+        if self._gains is not None:  # probes have room too, but without a guess they are no use
+            rows -= min(self.num_probes, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._recheck or self._room() <= 0 else max(0, limit)
 

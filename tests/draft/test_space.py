@@ -140,6 +140,15 @@ def test_probes_hang_only_where_they_pay():
     assert all(tree.num_probes < 3 * (1 + tree.num_drafts) for tree in probing if tree.num_drafts)
 
 
+def test_a_pass_of_few_rows_has_probes_or_guesses():
+    verifier, request = Watching(wander, max_rows=4), Request((1, 2), max_new_tokens=31)
+    result = run(verifier, SpaceDrafter(MASKS), request)
+    assert result.token_ids == decode_plainly(wander, request)[0]
+    assert [tree.num_drafts for tree in verifier.trees[:4]] == [0, 1, 0, 1]
+    assert verifier.largest_tree == 4
+    assert result.stats.verify_passes < 25
+
+
 def test_a_pass_has_no_probes_while_drafting_rests():
     class Wrong(Watching):
         def probed(self, tree):
