@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decode.tree import DraftTree, attach_probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,19 +33,20 @@ def measure_passes(
     repeats: int = 5,
     rows: Sequence[int] = ROWS,
     sampling: Sampling | None = None,
+    probe_ids: Sequence[int] = (),
     advance: Callable[[], None] = lambda: None,
     typical: Callable[[Sequence[float]], float] = median,
 ) -> Mapping[int, float]:
     """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
 
     Sizes are interleaved, so that a busy moment of the machine hits all alike; chains only, of
-    fixed tokens. ``advance`` is called after each pass, ``(repeats + 1) * len(rows)`` times: the
-    first turn warms up.
+    fixed tokens, the last of them the mask tokens ``probe_ids``. ``advance`` is called after each
+    pass, ``(repeats + 1) * len(rows)`` times: the first turn warms up.
 
     Raises:
         CapacityError: the model does not read so many tokens.
     """
-    rows = [number for number in rows if number <= engine.max_rows]
+    rows = [number for number in rows if len(probe_ids) < number <= engine.max_rows]
     tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
     request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())
     seconds: dict[int, list[float]] = {number: [] for number in rows}
@@ -54,7 +55,9 @@ def measure_passes(
         verifier.prefill(request)
         for turn in range(repeats + 1):
             for number in rows:
-                tree = DraftTree.chain((tokens * (number // len(tokens) + 1))[:number])
+                count = number - len(probe_ids)
+                tree = DraftTree.chain((tokens * (count // len(tokens) + 1))[:count])
+                tree = attach_probes(tree, probe_ids, [0])
                 started = perf_counter()
                 verifier.verify(tree)  # returns ids of the host: the device has finished
                 elapsed = perf_counter() - started
@@ -68,10 +71,15 @@ def measure_passes(
 
 
 def warm_passes(engine: Engine, *, context: int) -> None:
-    """Run passes of all widths, over so many cached tokens or as many as the model reads."""
+    """Run passes of all widths, over so many cached tokens or as many as the model reads.
+
+    Those with mask tokens as well, where the model has some: they are captured apart.
+    """
     limit = engine.max_tokens
     room = context if limit is None else min(context, limit - 2)
     measure_passes(engine, context=room, repeats=1)
+    if engine.model.num_masks and not engine.exact:
+        measure_passes(engine, context=room, repeats=1, probe_ids=[engine.model.vocab_size])
 
 
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:

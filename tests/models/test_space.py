@@ -17,6 +17,7 @@ from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.layout import Masks, run_rows, tree_rows
+from ragaccel.engine.measuring import warm_passes
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.huggingface import HuggingFaceModel
 
@@ -295,6 +296,15 @@ def test_static_answers_stay_the_same(temperature):
     target.use_space(random_adapter(target.model))
     for drafter in drafters_of(target).values():
         assert decode(Engine(target), request, drafter, token_budget=None) == plain
+
+
+def test_passes_with_mask_tokens_are_warmed_up_too():
+    target = static_target(model=make_tiny_model("llama"))
+    target.use_space(random_adapter(target.model))
+    warm_passes(Engine(target, max_rows=16), context=20)
+    sizes = {(size.rows, size.has_masks) for size in target.graphs._passes}
+    assert {(rows, True) for rows in (2, 4, 8, 16)} <= sizes
+    assert {(rows, False) for rows in (1, 2, 4, 8, 16)} <= sizes
 
 
 def test_all_families_are_named():
