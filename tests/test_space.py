@@ -17,7 +17,7 @@ from ragaccel import (
     SpaceAdapter,
     SpaceDrafter,
 )
-from ragaccel.draft.space_calibration import SpaceCalibration
+from ragaccel.engine.verifier import EngineVerifier
 from ragaccel.rehearsal import REHEARSAL
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
@@ -32,6 +32,12 @@ def _compiled():
 def llm():
     model = make_tiny_model("llama", vocab_size=380, max_position_embeddings=2048)
     return LLM(model, tiny_tokenizer(), space=random_adapter(model))
+
+
+@pytest.fixture
+def _free_rows(monkeypatch):
+    """No row costs anything: what is guessed must not depend on how busy the machine is."""
+    monkeypatch.setattr(EngineVerifier, "cost_seconds", lambda self, rows: 1.0)
 
 
 def plainly(llm, prompt, **settings):
@@ -57,22 +63,23 @@ def test_answers_are_the_same_whole_streamed_batched_and_awaited(llm, kind, sett
     assert asyncio.run(llm.agenerate(PROMPTS[1], **settings)).token_ids == wanted[1]
 
 
-def test_its_own_drafts_have_mask_tokens_and_namespaces_learn_apart(monkeypatch):
-    model = make_tiny_model("llama", vocab_size=380)
-    again = LLM(model, tiny_tokenizer(), space=random_adapter(model), keep_costs=False)
-    verify, probes = again.engine.verify_each, []
-    monkeypatch.setattr(
-        again.engine,
-        "verify_each",
-        lambda batch: probes.append(batch[0][1].num_probes) or verify(batch),
+@pytest.mark.usefixtures("_free_rows")
+def test_its_own_drafts_have_mask_tokens(llm):
+    answer = llm.generate(PROMPTS[0], max_new_tokens=60)
+    assert (
+        answer.token_ids
+        == llm.generate(PROMPTS[0], max_new_tokens=60, drafter=NoDrafter()).token_ids
     )
-    answer = again.generate(PROMPTS[0], max_new_tokens=24, namespace="one")
-    assert answer.token_ids == plainly(again, PROMPTS[0]).token_ids
-    assert len(again.probe_ids) == 3
-    assert probes[0] == 3  # before it is known what passes cost, and what mask tokens add
-    one, two = (again.memory.of(name).space_calibration for name in ("one", "two"))
-    assert one is not two
-    assert two.values == SpaceCalibration().values
+    calibration = llm.memory.of("").space_calibration
+    assert len(llm.probe_ids) == 3
+    assert calibration.values != type(calibration)().values  # it has seen mask tokens
+
+
+@pytest.mark.usefixtures("_free_rows")
+def test_namespaces_learn_apart(llm):
+    llm.generate(PROMPTS[0], max_new_tokens=30, namespace="one")
+    one, two = (llm.memory.of(name).space_calibration for name in ("one", "two"))
+    assert one.values != two.values
 
 
 def test_no_adapter_no_mask_tokens():
