@@ -24,9 +24,9 @@ class WornSpace:
     """A SPACE adapter on a model: mask embeddings for its passes, gated changes in its layers.
 
     Token V + i is the mask token i. Rows of real tokens are computed as without the adapter, to the
-    last bit in a pass of as many rows: mask tokens take no part in what they attend to, and no layer
-    changes them. A mixture of experts groups its rows by the experts they go to, so there they may
-    round differently.
+    last bit in a pass of as many rows: mask tokens take no part in what they attend to, and no
+    layer changes them. A mixture of experts groups its rows by the experts they go to, so there
+    they may round differently.
 
     Args:
         adapter: what was trained; it must fit the model (``SpaceAdapter.check``).
