@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import warnings
 
 import pytest
@@ -16,6 +17,14 @@ def home_of_the_suite(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAGACCEL_HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture
+def interrupts():
+    """Ctrl-C interrupts, also in tests that were started in the background: there it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -139,6 +139,7 @@ def test_prompts_without_room_are_told(cli, model, samples):
     assert "take a larger row_tokens" in ended.err
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch):
     from ragaccel.cli.training import TrainingProgress
 

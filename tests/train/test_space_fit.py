@@ -50,6 +50,7 @@ def test_the_plain_variant_learns_too(tmp_path):
     assert fit.run().figures.right[0] > 0.6
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(("mode", "changes"), MODES)
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, mode, changes):
     settings = {**changes, "steps": 8, "accumulate": 2, "evaluate_every": 3}
