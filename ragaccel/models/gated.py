@@ -108,13 +108,17 @@ def _bounded(changed: Tensor) -> Tensor:
 def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Name a language model's linear layers but its head: inputs and outputs of each.
 
-    Quantized and packed layers count; an embedding and what makes logits do not.
+    Quantized and packed layers count; an embedding and what makes logits do not, nor do the layers
+    of single experts: they are given some rows of a pass, in an order of their own, so that none
+    could tell which of them are mask tokens.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return {
         name: sizes
         for name, layer in model.named_modules()
-        if layer is not head and (sizes := _sizes(layer)) is not None
+        if layer is not head
+        and "experts" not in name.split(".")
+        and (sizes := _sizes(layer)) is not None
     }
 
 

@@ -73,7 +73,8 @@ def test_layers_that_are_given_other_rows_stay_what_they_were(is_static):
     model, inputs = Experts(), torch.randn(1, 9, 4)
     with torch.no_grad():
         plain, rows = model(inputs), MaskRows()
-        gate_linears(model, random_changes(model), rows)
+        experts = {f"experts.{i}": (torch.randn(RANK, 4), torch.randn(4, RANK)) for i in (0, 1)}
+        gate_linears(model, random_changes(model) | experts, rows)
         if is_static:
             rows.gate = torch.arange(9)[:, None] < 2
         else:
@@ -106,3 +107,14 @@ def test_what_does_not_fit_is_named():
         )
     with pytest.raises(KeyError):
         gate_linears(model, {"model.norm_of": (torch.zeros(2, 5), torch.zeros(5, 2))}, MaskRows())
+
+
+def test_layers_of_single_experts_are_none_to_change():
+    """All rows of a pass may come to one, in another order: changes would meet real tokens."""
+    model = torch.nn.ModuleDict(
+        {"gate": torch.nn.Linear(4, 2), "experts": torch.nn.ModuleList([torch.nn.Linear(4, 4)])}
+    )
+    assert set(linear_sizes(model)) == {"gate"}
+    model = make_tiny_model("llama", torch.float32)
+    model.model.layers[0].mlp.experts = torch.nn.ModuleList([torch.nn.Linear(32, 32)])
+    assert not any("experts" in name for name in linear_sizes(model))
