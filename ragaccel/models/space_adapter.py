@@ -172,12 +172,14 @@ class SpaceAdapter:
             ModelNotFoundError: it brings none.
             ConfigurationError: one that is not whole.
         """
-        own = Path(name_or_path) / FOLDER
-        if own.is_dir():
-            return cls.load(own)
-        with suppress(ModelNotFoundError, ConfigurationError):
-            if name_or_path and not Path(name_or_path).exists():
-                return cls.load(str(name_or_path), subfolder=FOLDER)
+        if name_or_path and Path(name_or_path).is_dir():
+            if (Path(name_or_path) / FOLDER).is_dir():
+                return cls.load(Path(name_or_path) / FOLDER)
+        elif name_or_path:
+            with suppress(ModelNotFoundError):
+                folder = fetched(str(name_or_path), {"subfolder": FOLDER})
+                if folder.is_dir():
+                    return cls.load(folder)
         raise ModelNotFoundError(
             f"the model {str(name_or_path)!r} brings no SPACE adapter: name the folder of one, or "
             f"train one with `ragaccel train space`"
