@@ -21,7 +21,7 @@ from ragaccel.train.space.run_folder import RunFolder
 from ragaccel.train.space.samples import Samples
 
 MODES = [
-    ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 60, "mask_decay": 1.0}),
+    ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100, "mask_decay": 1.0}),
     ("lora", {"rank": 8, "learning_rate": 1e-2, "steps": 60, "num_cuts": 3}),
     ("full", {"learning_rate": 5e-3, "steps": 60}),
 ]
@@ -34,12 +34,13 @@ def test_guesses_come_right(tmp_path, mode, changes):
     before = evaluate(fit.network, HELD_OUT).tokens_per_pass
     figures = fit.run().figures
     assert before[-1] < 1.5
-    assert figures.tokens_per_pass[-1] > 2.1  # 8 tokens in 3 passes are the most: 2.67
+    assert figures.tokens_per_pass[-1] > 2.2  # 8 tokens in 3 passes are the most: 2.67
     assert list(figures.tokens_per_pass) == sorted(figures.tokens_per_pass)
-    assert figures.right[0] > 0.75
+    assert figures.right[0] > 0.85
     assert figures.own > 0.95
-    assert [s.step for s in standings] == list(range(1, 61))
-    assert [s.step for s in standings if s.figures] == [50]
+    steps = changes["steps"]
+    assert [s.step for s in standings] == list(range(1, steps + 1))
+    assert [s.step for s in standings if s.figures] == list(range(50, steps + 1, 50))
     assert standings[-1].guessed > standings[0].guessed
 
 
@@ -178,8 +179,8 @@ def test_rows_of_two_halves_teach_as_their_sum(tmp_path):
 
 
 def test_bfloat16_trains(tmp_path):
-    figures = fit_of(tmp_path, precision="bfloat16", rank=8, learning_rate=1e-2, steps=60).run()
-    assert figures.figures.right[0] > 0.7
+    figures = fit_of(tmp_path, precision="bfloat16", rank=8, learning_rate=1e-2, steps=120).run()
+    assert figures.figures.right[0] > 0.8
 
 
 def test_the_rate_rises_and_falls():
