@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError
 from ragaccel.homes import project_settings_file, user_settings_file
+from ragaccel.regular_files import read_regular_file
 from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Value = str | int | float | None
+_MAX_FILE_BYTES = 1_000_000
 DRAFTERS = ("trees", "copy", "space", "mixed")
 
 
@@ -175,7 +177,9 @@ def read_file(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(
+            read_regular_file(path, _MAX_FILE_BYTES).decode("utf-8")
+        )
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
+from ragaccel.regular_files import TooLargeError, read_regular_file
 from ragaccel.retrieve import data_text, html_text, notebook_text, office_text, pdf_text
 from ragaccel.retrieve.plain_text import decode_text, looks_binary
 
@@ -68,16 +69,18 @@ def read_document(
     return document_from_bytes(read_bytes(path, max_bytes), name or str(path))
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Read a file whole; a DocumentError says why it cannot be."""
+def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | None = None) -> bytes:
+    """Read a file whole; a DocumentError says why it cannot be.
+
+    With ``inside``, a folder above the file, no link below that folder is followed.
+    """
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise DocumentError(
-                f"{size / 1e6:,.0f} MB is over the limit of {max_bytes / 1e6:,.0f} MB a file:"
-                " split it, exclude it, or raise max_file_bytes"
-            )
-        return path.read_bytes()
+        return read_regular_file(path, max_bytes, inside=inside)
+    except TooLargeError as error:
+        raise DocumentError(
+            f"{error.size / 1e6:,.0f} MB is over the limit of {max_bytes / 1e6:,.0f} MB a file:"
+            " split it, exclude it, or raise max_file_bytes"
+        ) from None
     except PermissionError:
         raise DocumentError("no permission to read it") from None
     except OSError as error:

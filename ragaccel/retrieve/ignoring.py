@@ -7,11 +7,14 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ragaccel.regular_files import read_regular_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 IGNORE_FILES = (".gitignore", ".ragaccelignore")
+_MAX_BYTES = 1_000_000
 
 
 class IgnoreRules:
@@ -84,10 +87,14 @@ def _translated(pattern: str) -> str:
     return regex
 
 
-def read_rules(folder: Path) -> IgnoreRules:
-    """The rules that a folder's own ignore files hold."""
+def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:
+    """The rules that a folder's own ignore files hold; one that cannot be read holds none.
+
+    With ``inside``, a folder that this one is in or is, no link below that is followed.
+    """
     lines: list[str] = []
     for name in IGNORE_FILES:
         with suppress(OSError):
-            lines += (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            data = read_regular_file(folder / name, _MAX_BYTES, inside=inside)
+            lines += data.decode("utf-8", errors="replace").splitlines()
     return IgnoreRules(lines)

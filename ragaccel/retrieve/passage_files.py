@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Passage
+from ragaccel.regular_files import open_regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ def _numbered(
     parse = _json_passage if path.suffix.lower() in _JSON_LINES else _tsv_passage
     columns = ["id", "text"]
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             for number, line in enumerate(file, 1):
                 take(line)
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

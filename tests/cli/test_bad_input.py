@@ -113,14 +113,14 @@ def test_no_permission(cli, docs, llm):
 def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
     """As the test above, for those who may read everything."""
     (docs / "secret.txt").write_text("secret")
-    read = Path.read_bytes
+    open_ = os.open
 
-    def refuse(path):
-        if path.name == "secret.txt":
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("secret.txt"):
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
+        return open_(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     ended = cli("index", docs)
     assert (ended.code, "secret.txt: no permission" in ended.err) == (4, True)
     assert cli("ask", docs, QUESTION).code == 0

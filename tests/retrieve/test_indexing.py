@@ -113,20 +113,20 @@ def test_a_very_large_file_is_refused_by_size_alone(store, embedder, folder):
 def test_no_permission_to_a_file_or_a_folder(store, embedder, folder, monkeypatch):
     index_folder(store, embedder, folder)
     (folder / "lamp.md").write_text("changed")
-    scandir, read_bytes = os.scandir, type(folder).read_bytes
+    scandir, open_ = os.scandir, os.open
 
     def refuse_folder(path):
         if "sub folder" in str(path):
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    def refuse_file(path):
-        if path.name == "lamp.md":
+    def refuse_file(path, *arguments, **options):
+        if str(path).endswith("lamp.md"):
             raise PermissionError(13, "Permission denied")
-        return read_bytes(path)
+        return open_(path, *arguments, **options)
 
     monkeypatch.setattr(os, "scandir", refuse_folder)
-    monkeypatch.setattr(type(folder), "read_bytes", refuse_file)
+    monkeypatch.setattr(os, "open", refuse_file)
     report = index_folder(store, embedder, folder)
     assert report.failed == {
         "sub folder 🙂": "no permission to read the folder",
