@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class Passage:
     """A piece of a document: ``document.text[start:end] == text``, exactly.
 
     ``passage_id`` is stable under re-indexing of an unchanged file. ``page`` and ``line`` are
-    1-based; a paged format has a page, any other file a line, a ready-made collection neither.
+    1-based and of its first character; a paged format has a page, any other file a line, a
+    ready-made collection neither. ``places`` says what they are further on: from each of these
+    offsets in the text on, the page or line is the given one (lines go on from there by one each).
     """
 
     passage_id: str
@@ -51,10 +54,42 @@ class Passage:
     page: int | None = None
     line: int | None = None
     score: float = 0.0
+    places: tuple[tuple[int, int], ...] = ()
 
     @property
     def citation(self) -> str:
         """Where the passage stands, for people: ``guide.pdf:3``, ``notes.md:12``."""
-        place = self.page if self.page is not None else self.line
+        return self.citation_at(0)
+
+    def citation_at(self, offset: int) -> str:
+        """Where the character at an offset of the text stands: on its own page or line."""
+        page, line = self._place_at(offset)
+        place = page if page is not None else line
         where = self.path or self.passage_id
         return where if place is None else f"{where}:{place}"
+
+    def cut(self, start: int, end: int) -> Passage:
+        """The piece ``text[start:end]``, with the page or line that it stands on.
+
+        Its id is the whole passage's, which is where it is to be found again.
+        """
+        page, line = self._place_at(start)
+        places = tuple((at - start, number) for at, number in self.places if start < at < end)
+        return replace(
+            self,
+            text=self.text[start:end],
+            start=self.start + start,
+            end=self.start + end,
+            page=page,
+            line=line,
+            places=places,
+        )
+
+    def _place_at(self, offset: int) -> tuple[int | None, int | None]:
+        last = bisect_right(self.places, offset, key=itemgetter(0)) - 1
+        since, number = self.places[last] if last >= 0 else (0, self.page or self.line)
+        if self.page is not None:
+            return number, None
+        if self.line is None or number is None:
+            return None, None
+        return None, number + self.text.count("\n", since, offset)

@@ -37,7 +37,7 @@ def citations(
         {
             "text": text[span.start : span.end],
             "passage_id": span.passage_id,
-            "citation": _cited(passages[span.passage_number - 1], place),
+            "citation": _cited(_copied(passages[span.passage_number - 1], span), place),
             "start": span.passage_start,
             "end": span.passage_end,
             "out_start": span.start,
@@ -60,6 +60,10 @@ def facts(
         "line": passage.line,
     }
     return {name: value for name, value in known.items() if value is not None and value != ""}
+
+
+def _copied(passage: Passage, span: CopiedSpan) -> Passage:
+    return passage.cut(span.passage_start, span.passage_end)
 
 
 def _cited(passage: Passage, place: Callable[[Passage], str] | None) -> str:

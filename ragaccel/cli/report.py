@@ -217,7 +217,7 @@ def _span_document(answer: Answer, span: CopiedSpan) -> dict[str, Any]:
         "end": span.end,
         "text": answer.text[span.start : span.end],
         "number": span.passage_number,
-        "citation": answer.passages[span.passage_number - 1].citation,
+        "citation": answer.passages[span.passage_number - 1].citation_at(span.passage_start),
         "passage_id": span.passage_id,
         "passage_start": span.passage_start,
         "passage_end": span.passage_end,

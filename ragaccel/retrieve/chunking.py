@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from ragaccel.passage import Document, Passage
@@ -67,6 +67,7 @@ def split_document(
                     end=end,
                     page=page,
                     line=number if page is None else None,
+                    places=tuple(_places(document, newlines, start, end)),
                 )
             )
     return passages
@@ -81,6 +82,19 @@ def document_title(document: Document) -> str:
         if top:
             return top
     return spoken_name(document.path)
+
+
+def _places(document: Document, newlines: list[int], start: int, end: int) -> Iterator[Span]:
+    """Where the page or line changes inside a passage, as :attr:`Passage.places` says it."""
+    starts = document.page_starts
+    for page in range(bisect_right(starts, start), bisect_left(starts, end)):
+        yield starts[page] - start, page + 1
+    if starts or not document.line_numbers:
+        return
+    numbers = document.line_numbers
+    for line in range(bisect_left(newlines, start), bisect_left(newlines, end)):
+        if numbers[line + 1] != numbers[line] + 1:
+            yield newlines[line] + 1 - start, numbers[line + 1]
 
 
 def _passage_title(title: str, section: Section) -> str:

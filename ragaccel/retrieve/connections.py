@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
 from ragaccel.forking import AcrossForks
-from ragaccel.retrieve.formats import migrate, settle_format
+from ragaccel.retrieve.formats import require_format
 from ragaccel.retrieve.schema import index_command, reported
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ class _Held:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
         self.identity: tuple[int, int] | None = None
-        self.is_current = True
 
     def close(self) -> None:
         if self.connection is not None:
@@ -118,7 +117,6 @@ class Connections(AcrossForks):
                     " condition (where) may only look at passages"
                 )
         with self._writers, self.using() as connection, reported(self.path):
-            self._bring_up_to_date(connection)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -171,12 +169,6 @@ class Connections(AcrossForks):
                 self._all_held.add(held)
         return held
 
-    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
-        held = self._own()
-        if not held.is_current:
-            migrate(connection)
-            held.is_current = True
-
     def _identity(self) -> tuple[int, int] | None:
         try:
             status = self._place.stat()
@@ -192,9 +184,9 @@ class Connections(AcrossForks):
                 " it: fork before or after, or start processes by spawn"
             )
         with reported(self.path):
-            held.connection, held.is_current = self._open()
+            held.connection = self._open()
 
-    def _open(self) -> tuple[sqlite3.Connection, bool]:
+    def _open(self) -> sqlite3.Connection:
         if self._place.is_dir():
             raise NothingIndexedError(
                 f"{self.path} is a folder, not an index: name a file with --index PATH"
@@ -211,7 +203,7 @@ class Connections(AcrossForks):
             # a folder that may only be read: WAL needs to write beside the file, a snapshot not
             return self._opened(f"{self._place.resolve().as_uri()}?mode=ro&immutable=1")
 
-    def _opened(self, address: str) -> tuple[sqlite3.Connection, bool]:
+    def _opened(self, address: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             address,
             timeout=_WAIT_SECONDS,
@@ -222,7 +214,8 @@ class Connections(AcrossForks):
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = FULL")
-            return connection, settle_format(connection, self.path)
+            require_format(connection, self.path)
+            return connection
         except BaseException:
             connection.close()
             raise

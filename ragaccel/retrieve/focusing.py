@@ -23,7 +23,7 @@ class FocusedRetriever:
     the run of ``sentences`` sentences with the best one in it (a heading is near to many questions
     and answers none, so it is not taken for the best), and passages are ordered by their
     best one (``score``: its mean cosine). What is kept is a piece of the document still: ``start``,
-    ``end`` and ``line`` move along.
+    ``end``, ``page`` and ``line`` move along.
 
     Args:
         retriever: What finds whole passages.
@@ -96,14 +96,4 @@ class FocusedRetriever:
         starts = range(max(0, best - count + 1), min(best, len(places) - count) + 1)
         first = max(starts, key=lambda i: sum(scores[i : i + count]))
         start, end = places[first][0], places[first + count - 1][1]
-        line = passage.line
-        if line is not None:
-            line += passage.text.count("\n", 0, start)
-        return replace(
-            passage,
-            text=passage.text[start:end],
-            start=passage.start + start,
-            end=passage.start + end,
-            line=line,
-            score=scores[best],
-        )
+        return replace(passage.cut(start, end), score=scores[best])

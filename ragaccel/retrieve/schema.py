@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APPLICATION_ID = 0x52414741  # "RAGA": tells our files from other SQLite files
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OWN_FOLDER = ".ragaccel"
 
 SCHEMA = """
@@ -43,10 +43,24 @@ CREATE TABLE passage (
     text TEXT NOT NULL,
     text_hash BLOB NOT NULL,      -- of what is embedded: the title and the text
     vector BLOB NOT NULL,         -- float16, little-endian
-    metadata TEXT NOT NULL DEFAULT ''      -- JSON, what a program keeps with it; since format 2
+    metadata TEXT NOT NULL DEFAULT '',     -- JSON, what a program keeps with it
+    places TEXT NOT NULL DEFAULT ''        -- "offset:number …": where its page or line changes
 );
 CREATE INDEX passage_of_file ON passage (file_id);
 CREATE INDEX passage_by_text ON passage (text_hash);
+CREATE TABLE unread (             -- what of the folder the last run could not read, or passed over
+    path TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,           -- 'failed', 'doubtful': read by a guess, or 'skipped'
+    reason TEXT NOT NULL,
+    size INTEGER NOT NULL,        -- of the file then, with mtime_ns; 0 where they do not matter
+    mtime_ns INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE staged (             -- vectors for a file that is not whole yet: no search sees them
+    path TEXT NOT NULL,
+    text_hash BLOB NOT NULL,      -- as in passage
+    vector BLOB NOT NULL,
+    PRIMARY KEY (path, text_hash)
+) WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5 (
     title, text, content = 'passage', content_rowid = 'id',
     tokenize = 'porter unicode61 remove_diacritics 2'

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _VECTORS_AT_ONCE = 20_000
 _BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
 PASSAGE_COLUMNS = """p.id, p.passage_id, p.text, p.title,
-    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END, p.start, p.end, p.page, p.line"""
+    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END,
+    p.start, p.end, p.page, p.line, p.places"""
 PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
 _PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
@@ -80,7 +82,7 @@ class Store:
         """Add passages, each as (file, passage, vector as float16 bytes, metadata as JSON)."""
         self._database.run_many(
             "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
-            " text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " places, text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             ((file_id, *_columns(p), vector, metadata) for file_id, p, vector, metadata in rows),
         )
 
@@ -201,7 +203,7 @@ class Store:
         """Passages by their rows; those that are gone are left out."""
         marks = ",".join("?" * len(keys))
         rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({marks})", keys)
-        return {row[0]: Passage(*row[1:]) for row in rows}
+        return {row[0]: self.passage_of(row) for row in rows}
 
     def hashes_of(self, path: str) -> dict[str, bytes]:
         """The :func:`text_hash` of every passage of a file, by passage id."""
@@ -227,12 +229,12 @@ class Store:
     def passages_of(self, path: str) -> list[Passage]:
         """The passages of a file, in its order."""
         rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-        return [Passage(*row[1:]) for row in rows]
+        return [self.passage_of(row) for row in rows]
 
     def passage(self, passage_id: str) -> Passage | None:
         """The passage of an id, or None."""
         rows = self.rows(f"{_PASSAGE} WHERE p.passage_id = ?", (passage_id,))
-        return Passage(*rows[0][1:]) if rows else None
+        return self.passage_of(rows[0]) if rows else None
 
     def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
         """Vectors of texts that are in the index already, by :func:`text_hash`."""
@@ -266,6 +268,18 @@ class Store:
             found = np.array([row[0] for row in rows], dtype=np.int64)
             yield found, self.unpacked([row[1] for row in rows])
 
+    def passage_of(self, row: Sequence[Any]) -> Passage:
+        """The passage of a row of :data:`PASSAGE_COLUMNS`.
+
+        Raises:
+            IndexCorruptError: Its places are not what is written there.
+        """
+        passage = Passage(*row[1:9])
+        try:
+            return replace(passage, places=_places(row[9])) if row[9] else passage
+        except (AttributeError, TypeError, ValueError):
+            raise damaged(self.path, f"the places of passage {row[1]!r}") from None
+
     def unpacked(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
         """Vectors [N, D] from the bytes that are kept of them.
 
@@ -294,5 +308,10 @@ class Store:
 
 
 def _columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
-    place = (p.start, p.end, p.page, p.line)
-    return (p.passage_id, *place, p.title, p.text, text_hash(p))
+    places = " ".join(f"{offset}:{number}" for offset, number in p.places)
+    return (p.passage_id, p.start, p.end, p.page, p.line, p.title, p.text, places, text_hash(p))
+
+
+def _places(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (place.partition(":") for place in text.split())
+    return tuple((int(offset), int(number)) for offset, _, number in pairs)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragaccel.passage import Passage
 from ragaccel.retrieve.schema import damaged
 from ragaccel.retrieve.store import PASSAGE_COLUMNS, PASSAGE_TABLES
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ragaccel.passage import Passage
     from ragaccel.retrieve.store import Store
 
     Where = Callable[["Stored"], bool] | None
@@ -110,11 +110,12 @@ def delete_emptied(store: Store, files: Iterable[int]) -> None:
 
 
 def _stored(store: Store, row: Sequence[Any]) -> Stored:
-    *fields, metadata = row[1:]
+    *columns, metadata = row
+    passage = store.passage_of(columns)
     try:
-        return Stored(Passage(*fields), json.loads(metadata) if metadata else {})
+        return Stored(passage, json.loads(metadata) if metadata else {})
     except ValueError:
-        raise damaged(store.path, f"the metadata of {fields[0]!r} is no JSON") from None
+        raise damaged(store.path, f"the metadata of {row[1]!r} is no JSON") from None
 
 
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
