@@ -39,8 +39,21 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Run blocking work beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, work)
+    """Run blocking work beside the event loop.
+
+    Raises:
+        RuntimeError: in place of a SystemExit or KeyboardInterrupt, which would end the event loop
+            and with it the requests of all others. No signal raises one in these threads: a
+            callback of the request did.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, _kept_in, work)
+
+
+def _kept_in(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"a callback of this request raised {error!r}") from error
 
 
 async def unless_cancelled(work: Callable[[Cancellation], Result]) -> Result:

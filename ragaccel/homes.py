@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,6 +19,31 @@ def data_home() -> Path:
         return (Path(local) if local else Path.home() / "AppData" / "Local") / "ragaccel"
     shared = os.environ.get("XDG_DATA_HOME")
     return (Path(shared) if shared else Path.home() / ".local" / "share") / "ragaccel"
+
+
+def make_data_home() -> Path:
+    """Return the data folder, made if it is missing; only this user may read a new one.
+
+    Whatever is put there first makes it by this function: what was asked is kept there too.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    home = data_home()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return home
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder that a file is to be in; a new data folder on the way is this user's alone.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with suppress(RuntimeError):  # a user without a home
+        if data_home() in path.parents:
+            make_data_home()
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def user_settings_file() -> Path:

@@ -8,6 +8,8 @@ import tempfile
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
+from ragaccel.homes import make_folder_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -25,7 +27,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     Raises:
         OSError: no permission, a full disk, a folder at ``path``; what stood there is whole.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder_of(path)
     handle, fresh = tempfile.mkstemp(prefix=".ragaccel-", suffix=".part", dir=path.parent)
     try:
         with open(handle, "wb") as file:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from ragaccel.cli.exits import explain
-from ragaccel.homes import data_home
+from ragaccel.homes import make_data_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,8 +110,7 @@ def _full_text_search() -> str:
 
 
 def _writable_home() -> str:
-    home = data_home()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home = make_data_home()
     if not os.access(home, os.W_OK):
         raise PermissionError(13, "cannot be written", str(home))
     return str(home)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
+import stat
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import RagaccelError
-from ragaccel.homes import data_home
+from ragaccel.homes import data_home, make_folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +28,7 @@ CREATE TABLE IF NOT EXISTS turn (
   state TEXT NOT NULL, model TEXT NOT NULL DEFAULT '', details TEXT NOT NULL DEFAULT '{}');
 CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation, id);
 """
+_PRIVATE = 0o600
 UNFINISHED, ANSWERED, INTERRUPTED, FAILED = "unfinished", "answered", "interrupted", "failed"
 
 
@@ -62,13 +65,15 @@ class History:
     """The log of questions and answers, grouped by conversation.
 
     A question is written before it is answered, so that whatever ends the process, the log shows
-    that it was asked. Several processes may write at once (WAL).
+    that it was asked. Several processes may write at once (WAL). Only its owner may read the file,
+    and what SQLite keeps beside it, from the first byte on.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_history_path()
         with self._usable():
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder_of(self.path)
+            _make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
             self._prepare()
 
@@ -157,6 +162,18 @@ class History:
             (_clean(containing), conversation, limit),
         )
         return [Turn(*row) for row in rows]
+
+
+def _make_private(path: Path) -> None:
+    """Let the owner alone read a file, which is made empty if it is missing.
+
+    SQLite gives the files it keeps beside one the same mode.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE))
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError):
+            if stat.S_IMODE(file.stat().st_mode) & ~_PRIVATE:
+                file.chmod(_PRIVATE)
 
 
 def _clean(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 
 from ragaccel.engine.exactness import check_exact, check_modes
+from ragaccel.engine.interrupts import is_interrupt
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.layout import (
     Rows,
@@ -182,13 +183,13 @@ class Engine:
         """
         found = self.verify_each(batch)
         for choices in found:
-            if isinstance(choices, Exception):
+            if isinstance(choices, BaseException):
                 raise choices
         return cast("list[Choices]", found)
 
     def verify_each(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | Exception]:
+    ) -> list[Choices | BaseException]:
         """Verify as ``verify_many``; what one request's processors raise stands in its place."""
         for _, tree, _ in batch:
             if len(tree) > self.max_rows:
@@ -209,42 +210,46 @@ class Engine:
 
     def _verify_group(
         self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | Exception]:
+    ) -> list[Choices | BaseException]:
         """Verify in one pass; what fails in a pass of its own is told of that request alone."""
         if not self.passes_apart:
             return self._verify(group)
         try:
             return self._verify(group)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             return [error]
 
     def _verify(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | Exception]:
+    ) -> list[Choices | BaseException]:
         started, delays = perf_counter(), self._delays
         rows = self._in_memory(
             lambda: together([self._rows(verifier, tree) for verifier, tree, _ in batch]),
             "a larger cache",
         )
         logits = self._run(rows, rows.num_rows)
-        parts: list[Tensor | Exception] = []
+        parts: list[Tensor | BaseException] = []
         for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
             own = logits[span.first : span.first + len(tree)]
             try:
                 parts.append(self._choose(verifier, own, (tree, span.start, num_runner_ups)))
-            except Exception as error:
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 parts.append(error)
-        chosen = iter(to_host([part for part in parts if not isinstance(part, Exception)]))
+        chosen = iter(to_host([part for part in parts if not isinstance(part, BaseException)]))
         if self._delays == delays:
             cost = self.cost_of([verifier for verifier, _, _ in batch])
             cost.observe(rows.num_rows, perf_counter() - started)
-        found: list[Choices | Exception] = []
+        found: list[Choices | BaseException] = []
         ties = self.near_ties
         for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
             found.append(
                 part
-                if isinstance(part, Exception)
+                if isinstance(part, BaseException)
                 else read_choices(next(chosen), num_runner_ups, tree.num_probes, near_ties=ties)
             )
         return found

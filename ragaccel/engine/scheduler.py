@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from itertools import count
-from threading import Condition, get_ident
+from threading import Condition, current_thread, get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.sharing import settle_together
+from ragaccel.engine.interrupts import is_interrupt, uninterrupted
 from ragaccel.engine.turns import Turn
 from ragaccel.errors import ParallelError
 from ragaccel.forking import UsesTorch, is_alone
@@ -46,7 +47,9 @@ class Scheduler(UsesTorch):
     which they came. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
     that took part in the last, unless the thread that asked for them waits itself. The
     callers' threads do the work; what one session's drafter, stop rules or processors raise
-    reaches its owner alone. Whoever cancels is gone after the round that is running.
+    reaches its owner alone, whether it is an Exception or not. What a signal raises in the main
+    thread, such as a KeyboardInterrupt, is the main thread's, and others go on. Whoever cancels is
+    gone after the round that is running.
 
     A process that is forked off while nobody is answered can go on, torch with one thread there.
 
@@ -89,7 +92,7 @@ class Scheduler(UsesTorch):
         """Wait until at least one of these sessions has made a step; return those that have.
 
         Raises:
-            Exception: what the first of them raised that raised anything.
+            BaseException: what the first of them raised that raised anything.
             Cancelled: this was asked for, at the latest before the last round; none has a step.
             ParallelError: this process was forked off while other threads were answered.
             ValueError: there are none.
@@ -226,8 +229,8 @@ class Scheduler(UsesTorch):
         turn.amid = "computing"
         try:
             self.engine.prefill_chunk_of(turn.verifier)
-        except Exception as error:
-            turn.error = error
+        except BaseException as error:
+            turn.fail(error)
         turn.amid = ""
         turn.session.charge_prefill(perf_counter() - started)
 
@@ -238,16 +241,30 @@ class Scheduler(UsesTorch):
             started = perf_counter()
             verified = self._verify(group)
             self._pass_seconds = perf_counter() - started
-            for (turn, _), choices in zip(group, verified, strict=True):
-                turn.absorb(choices)
+            self._absorb([turn for turn, _ in group], verified)
 
-    def _verify(self, group: Sequence[tuple[Turn, DraftTree]]) -> list[Choices | Exception]:
+    def _absorb(self, turns: Sequence[Turn], verified: Sequence[Choices | BaseException]) -> None:
+        """Let each session take what was chosen.
+
+        The main thread, where a signal may interrupt it half-way, does not do so for others.
+        """
+        own = list(zip(turns, verified, strict=True))
+        if current_thread() is main_thread():
+            others = [pair for pair in own if pair[0].asker != get_ident()]
+            own = [pair for pair in own if pair[0].asker == get_ident()]
+            if others:
+                uninterrupted(lambda: _absorb_each(others))
+        _absorb_each(own)
+
+    def _verify(self, group: Sequence[tuple[Turn, DraftTree]]) -> list[Choices | BaseException]:
         for turn, _ in group:
             turn.amid = "computing"
         batch = [(turn.verifier, tree, turn.session.num_runner_ups) for turn, tree in group]
         try:
             return self.engine.verify_each(batch)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             if len(batch) == 1:
                 return [error]
         # It may have been too much at once: what is wrong with one must not end the others.
@@ -277,7 +294,9 @@ class Scheduler(UsesTorch):
             cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
             try:
                 settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
-            except Exception as error:  # of one of them: found when each is narrowed alone
+            except BaseException as error:  # of one of them: found when each is narrowed alone
+                if is_interrupt(error):
+                    raise
                 logger.warning("trees are not settled together: %s", error)
             else:
                 yield from zip((turn for turn, _ in drafted), settled, strict=True)
@@ -285,3 +304,8 @@ class Scheduler(UsesTorch):
         for turn, tree in drafted:
             if (narrowed := turn.narrow(tree)) is not None:
                 yield turn, narrowed
+
+
+def _absorb_each(pairs: Sequence[tuple[Turn, Choices | BaseException]]) -> None:
+    for turn, choices in pairs:
+        turn.absorb(choices)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
+from ragaccel.engine.interrupts import is_interrupt
+
 if TYPE_CHECKING:
     from ragaccel.decode.cancelling import Cancellation
     from ragaccel.decode.interfaces import Choices
@@ -25,7 +27,7 @@ class Turn:
     asker: int
     cancellation: Cancellation | None = None
     step: Step | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     is_running: bool = False
     amid: Literal["", "drafting", "computing", "absorbing"] = ""
 
@@ -50,8 +52,8 @@ class Turn:
         self.amid = "drafting"
         try:
             tree = self.session.draft(self.session.budget())
-        except Exception as error:
-            self.error = error
+        except BaseException as error:
+            self.fail(error)
             return None
         self.amid = ""
         return tree
@@ -60,21 +62,31 @@ class Turn:
         """Narrow a draft to what is worth verifying alone; None if that fails."""
         try:
             return self.session.narrow(tree)
-        except Exception as error:
-            self.error = error
+        except BaseException as error:
+            self.fail(error)
             return None
 
-    def absorb(self, choices: Choices | Exception) -> None:
+    def absorb(self, choices: Choices | BaseException) -> None:
         """Take what the pass chose as the step, or what failed in it as the error."""
-        if isinstance(choices, Exception):
+        if isinstance(choices, BaseException):
             self.error = choices
             return
         self.amid = "absorbing"
         try:
             self.step = self.session.absorb(choices)
-        except Exception as error:
-            self.error = error
+        except BaseException as error:
+            self.fail(error)
         self.amid = ""
+
+    def fail(self, error: BaseException) -> None:
+        """Take what this session's own code raised as its error; a signal's is the leader's.
+
+        Raises:
+            BaseException: the error, if a signal raised it.
+        """
+        if is_interrupt(error):
+            raise error
+        self.error = error
 
     def recover(self) -> None:
         """Make ready for another round after an interruption; where that is not sure, fail."""

@@ -123,9 +123,9 @@ class EngineVerifier:
         """
         return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
 
-    def doubts(self, tree: DraftTree, choices: Choices | Exception) -> bool:
+    def doubts(self, tree: DraftTree, choices: Choices | BaseException) -> bool:
         """Whether a single row's choice was a near tie, made beside the rows of other requests."""
-        if len(tree) > 1 or isinstance(choices, Exception) or not choices.uncertain[0]:
+        if len(tree) > 1 or isinstance(choices, BaseException) or not choices.uncertain[0]:
             return False
         return not self.request.is_plain  # a stateful processor sees each token once
 

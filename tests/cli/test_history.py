@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import stat
+import sys
 
 import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
+from ragaccel.cli.settings import write_value
+from ragaccel.engine.kept_costs import KeptCosts
+from ragaccel.homes import cost_file, make_data_home, user_settings_file
 
 
 @pytest.fixture
@@ -84,3 +91,56 @@ def test_damage_found_later_is_one_clear_line_too(cli, home):
     assert ended.code == 1
     assert "history.db cannot be used" in ended.err
     assert cli("logs", "-n", "9" * 25).code == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize("first", ["history", "costs", "settings", "doctor"])
+def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
+    home = tmp_path / "new" / "home"
+    monkeypatch.setenv("RAGACCEL_HOME", str(home))
+    before = os.umask(0o022)
+    try:
+        if first == "costs":
+            KeptCosts(0.1, cost_file("a model")).save()
+        elif first == "settings":
+            write_value(user_settings_file(), "k", 3)
+        elif first == "doctor":
+            make_data_home()
+        history = History()
+        history.begin(history.open_conversation("/docs"), "Who?")
+        beside = sorted(home.glob("history.db*"))
+        assert [file.name for file in beside] == ["history.db", "history.db-shm", "history.db-wal"]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in beside} == {0o600}
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        history.close()
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_a_history_is_private_before_anything_is_written(tmp_path, monkeypatch):
+    seen, connect = [], sqlite3.connect
+
+    def watched(path, **how):
+        seen.append((stat.S_IMODE(os.stat(path).st_mode), os.path.getsize(path)))
+        return connect(path, **how)
+
+    monkeypatch.setattr(sqlite3, "connect", watched)
+    History(tmp_path / "history.db").close()
+    assert seen == [(0o600, 0)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_a_history_that_others_could_read_becomes_private(tmp_path):
+    folder = tmp_path / "data"
+    path = folder / "history.db"
+    old = History(path)
+    old.begin(old.open_conversation("/docs"), "Who?")
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    new = History(path)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
+    assert [turn.question for turn in new.recent()] == ["Who?"]
+    new.close()
+    old.close()

@@ -1,5 +1,6 @@
 """Who waits for whom: streams read in turn, prompts in the order they came, interruptions."""
 
+import signal
 import threading
 import weakref
 from contextlib import ExitStack
@@ -15,6 +16,8 @@ from ragaccel.decode.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.huggingface import HuggingFaceModel
+
+pytestmark = pytest.mark.usefixtures("interrupts")
 
 CHUNK = 16
 
@@ -179,7 +182,7 @@ class Interrupting(RandomDrafter):
     def draft(self, context, budget):
         if self.at is not None and len(context.token_ids) >= self.at:
             self.at = None
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return super().draft(context, budget)
 
 
@@ -257,7 +260,7 @@ def test_a_leader_interrupted_amid_a_pass_leaves_the_other_its_tokens(nth):
         def fail(module, args):
             seen.append(1)
             if len(seen) == nth:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
         engine.handle = layer.register_forward_pre_hook(fail)
 
@@ -290,7 +293,7 @@ def test_states_that_were_half_moved_are_computed_again():
             for span in rows.spans:
                 for buffer in span.cache.buffers:
                     buffer[:, :, : span.cache.length] = 7.0
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
         engine.model.forward = fails
 
@@ -308,7 +311,7 @@ def test_in_exact_mode_an_interrupted_request_goes_on_exactly_or_not_at_all(nth,
     def fail(module, args):
         seen.append(1)
         if len(seen) == nth:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     def decoded(drafter):
         with ExitStack() as stack:
