@@ -23,6 +23,7 @@ _NOT_DOCUMENTS_NAMES = """
 .woff2 .ttf .otf .eot .db .sqlite .sqlite3 .parquet .npy .npz .pt .pth .safetensors .onnx .gguf .pkl
 .map .lock .min.js .min.css
 """
+_ON_PURPOSE = frozenset({"hidden", "ignored", "excluded", "not included"})
 _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
 
@@ -40,13 +41,21 @@ class FoundFile:
 class Listing:
     """What a folder holds: files to read, how many were passed over and why, and failures.
 
+    ``passed_over`` names those that were passed over though no rule or pattern says so, with why.
     ``unreadable`` are names of folders that could not be listed: what the index has of them stays.
     """
 
     files: list[FoundFile] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    passed_over: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+
+    def skip(self, reason: str, name: str) -> None:
+        """Count a file or folder that is passed over; name it unless people said so."""
+        self.skipped[reason] += 1
+        if reason not in _ON_PURPOSE:
+            self.passed_over[name.encode("utf-8", "backslashreplace").decode()] = reason
 
     def pass_over(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
         """Drop the files that a reason is for, and count them."""
@@ -90,7 +99,7 @@ class _Walk:
         try:
             status = folder.stat()
             if (status.st_dev, status.st_ino) in self.seen:
-                self.listing.skipped["link to a folder listed already"] += 1
+                self.listing.skip("link to a folder listed already", name)
                 return
             self.seen.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as scan:
@@ -111,7 +120,7 @@ class _Walk:
             is_folder = entry.is_dir()
             reason = self._passed_over(entry.name, name, is_folder, rules)
             if reason:
-                self.listing.skipped[reason] += 1
+                self.listing.skip(reason, name)
             elif is_folder and entry.is_symlink():
                 self.links.append((Path(entry.path), name, rules))
             elif is_folder:
@@ -119,9 +128,9 @@ class _Walk:
             elif entry.is_file():
                 self._take(entry, name)
             elif entry.is_symlink():
-                self.listing.skipped["broken link"] += 1
+                self.listing.skip("broken link", name)
             else:
-                self.listing.skipped["special file"] += 1
+                self.listing.skip("special file", name)
         except OSError as error:
             self.listing.failed[name] = _reason(error, "file")
 

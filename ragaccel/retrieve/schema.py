@@ -56,10 +56,9 @@ CREATE TABLE unread (             -- what of the folder the last run could not r
     mtime_ns INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE staged (             -- vectors for a file that is not whole yet: no search sees them
+    text_hash BLOB PRIMARY KEY,   -- as in passage
     path TEXT NOT NULL,
-    text_hash BLOB NOT NULL,      -- as in passage
-    vector BLOB NOT NULL,
-    PRIMARY KEY (path, text_hash)
+    vector BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5 (
     title, text, content = 'passage', content_rowid = 'id',
