@@ -52,7 +52,7 @@ def user_settings_file() -> Path:
 
 
 def project_settings_file() -> Path:
-    """The settings file of the current folder; it goes before the user's."""
+    """The settings file of the current folder: before the user's, for what loads nothing."""
     return Path("ragaccel.toml")
 
 

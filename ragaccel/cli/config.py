@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 config = typer.Typer(
     help="Show or change the settings.\n\nThey come from ragaccel.toml (the user's, then"
-    " the current folder's), then from RAGACCEL_* variables, then from flags; the later wins.",
+    " the current folder's, for what loads, reads and writes nothing), then from RAGACCEL_*"
+    " variables, then from flags; the later wins.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -70,10 +71,16 @@ def set_(
     project: Project = False,
 ) -> "ExitCode":
     """Write a setting into ragaccel.toml."""
-    from ragaccel.cli.exits import ExitCode
-    from ragaccel.cli.settings import known, write_value
+    from ragaccel.cli.exits import ExitCode, UsageError
+    from ragaccel.cli.settings import how_to_allow, known, write_value
 
-    parsed = known(key, "config set").parse(value, "config set")
+    setting = known(key, "config set")
+    parsed = setting.parse(value, "config set")
+    if project and not setting.may_come_with_documents:
+        raise UsageError(
+            f"--project: {key} is not taken from a file beside documents: "
+            + how_to_allow(setting, value)
+        )
     path = _file(project)
     write_value(path, key, parsed)
     terminal.note(f"{key} = {parsed} in {path}")

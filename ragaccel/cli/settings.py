@@ -1,25 +1,35 @@
-"""Settings: ragaccel.toml, then RAGACCEL_* variables, then flags; the later wins."""
+"""Settings: ragaccel.toml, then RAGACCEL_* variables, then flags; the later wins.
+
+A ``ragaccel.toml`` in the folder that a command runs in may be a stranger's, who handed on a folder
+of documents. So it sets only what loads nothing and writes nowhere
+(``Setting.may_come_with_documents``).
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError
+from ragaccel.errors import RagaccelError
 from ragaccel.homes import project_settings_file, user_settings_file
 from ragaccel.regular_files import read_regular_file
 from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 Value = str | int | float | None
 _MAX_FILE_BYTES = 1_000_000
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 DRAFTERS = ("trees", "copy", "space", "mixed")
 
 
@@ -34,6 +44,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
+    may_come_with_documents: bool = False
 
     @property
     def env(self) -> str:
@@ -74,6 +85,7 @@ class Setting:
         return noun if self.least is None else f"{noun} of at least {self.least:g}"
 
 
+_harmless = partial(Setting, may_come_with_documents=True)
 SETTINGS = (
     Setting(
         "model", str, None, "language model: a folder or a hub name; unset: the bundled reader"
@@ -96,11 +108,25 @@ SETTINGS = (
         choices=DRAFTERS,
     ),
     Setting("space", str, None, "SPACE adapter: a folder or a hub name; unset: the model's own"),
-    Setting("k", int, 6, "passages retrieved for a question", least=1, most=1000),
-    Setting("max_tokens", int, 256, "longest answer, in tokens", least=1),
-    Setting("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
-    Setting("seed", int, 0, "seed of sampling", least=0, most=2**63 - 1),
-    Setting("color", str, "auto", "colours on the terminal", choices=("auto", "always", "never")),
+    Setting(
+        "follow_links",
+        str,
+        "no",
+        "read what links in a folder of documents lead to outside of it",
+        choices=("no", "yes"),
+    ),
+    Setting(
+        "shared",
+        str,
+        "no",
+        "let other users of this machine read the indexes made from now on",
+        choices=("no", "yes"),
+    ),
+    _harmless("k", int, 6, "passages retrieved for a question", least=1, most=1000),
+    _harmless("max_tokens", int, 256, "longest answer, in tokens", least=1),
+    _harmless("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
+    _harmless("seed", int, 0, "seed of sampling", least=0, most=2**63 - 1),
+    _harmless("color", str, "auto", "colours on the terminal", choices=("auto", "always", "never")),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -125,6 +151,10 @@ class Settings:
         """A setting that is a number."""
         return float(self.values[key] or 0.0)
 
+    def is_on(self, key: str) -> bool:
+        """A setting that is yes or no."""
+        return self.values[key] == "yes"
+
 
 def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
     """Collect the settings; a flag that was not given is None and decides nothing.
@@ -134,10 +164,13 @@ def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
     """
     values: dict[str, Value] = {setting.key: setting.default for setting in SETTINGS}
     origins = dict.fromkeys(values, "default")
-    for path in (user_settings_file(), project_settings_file()):
+    users, folders = user_settings_file(), project_settings_file()
+    for path in (users, folders):
         for key, raw in read_file(path).items():
-            values[key] = known(key, str(path)).parse(raw, str(path))
-            origins[key] = str(path)
+            setting = known(key, str(path))
+            value = setting.parse(raw, str(path))
+            if path is users or setting.may_come_with_documents or _is_same(users, folders):
+                values[key], origins[key] = value, str(path)
     for setting in SETTINGS:
         if raw := os.environ.get(setting.env):
             values[setting.key] = setting.parse(raw, setting.env)
@@ -146,7 +179,59 @@ def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
         if flag is not None:
             values[key] = BY_KEY[key].parse(flag, _flag(key))
             origins[key] = "flag"
+    _refuse_shadowed(values, origins)
     return Settings(values, origins)
+
+
+def ignored_in_folder() -> list[str]:
+    """Say of each setting that ``ragaccel.toml`` here holds and may not set how it can be set.
+
+    Raises:
+        UsageError: as :func:`read_file` and :func:`known`.
+    """
+    path = project_settings_file()
+    if _is_same(path, user_settings_file()):
+        return []
+    found = {known(key, str(path)): raw for key, raw in read_file(path).items()}
+    return [
+        f"{path}: {setting.key} is ignored, for a file beside documents must not choose what is"
+        f" loaded, read or written: {how_to_allow(setting, raw)}"
+        for setting, raw in found.items()
+        if not setting.may_come_with_documents
+    ]
+
+
+def how_to_allow(setting: Setting, raw: object) -> str:
+    """Say how a setting takes effect that a file beside documents may not hold."""
+    value = shlex.quote(str(raw))
+    return (
+        f"if you want it, run `ragaccel config set {setting.key} {value}` or set"
+        f" {setting.env}={value}"
+    )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _refuse_shadowed(values: Mapping[str, Value], origins: Mapping[str, str]) -> None:
+    """Refuse a hub name, set once for all folders, that a folder in the current one bears too."""
+    for key in ("model", "embedder", "space"):
+        name = values[key]
+        if (
+            name is None
+            or origins[key] == "flag"
+            or not _HUB_NAME.fullmatch(str(name))
+            or not Path(str(name)).is_dir()
+        ):
+            continue
+        raise UsageError(
+            f"{origins[key]}: {key} = {name!r} is also the name of a folder here, which may be a"
+            f" stranger's: give {_flag(key)} ./{name} for the folder, or run this elsewhere"
+        )
 
 
 def _flag(key: str) -> str:
@@ -188,7 +273,12 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def write_value(path: Path, key: str, value: Value) -> None:
-    """Set one key in a settings file and leave every other line as it is; None takes it out."""
+    """Set one key in a settings file and leave every other line as it is; None takes it out.
+
+    Raises:
+        UsageError: the file is no settings file.
+        RagaccelError: it cannot be written; what stood there is whole.
+    """
     read_file(path)  # refuses what is no settings file
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     end = _end_of_top_table(lines)
@@ -196,8 +286,14 @@ def write_value(path: Path, key: str, value: Value) -> None:
     if value is not None:
         kept.append(f"{key} = {_toml(value)}")
     kept += lines[end:]
-    with replacing(path) as file:
-        file.write("".join(line + "\n" for line in kept).encode())
+    try:
+        with replacing(path) as file:
+            file.write("".join(line + "\n" for line in kept).encode())
+    except OSError as error:
+        raise RagaccelError(
+            f"cannot write {path} ({error.strerror or error}): free some space or change its"
+            " permissions, then run the same command again; what was set before is kept"
+        ) from error
 
 
 def _end_of_top_table(lines: list[str]) -> int:

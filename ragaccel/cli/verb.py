@@ -78,6 +78,8 @@ def _carry_out(
     terminal = Terminal(quiet=quiet, color=color, capture=export_svg)
     terminal.prompt_line(_typed())
     try:
+        for warning in _ignored_settings():
+            terminal.warn(warning)
         code = _attempt(function, terminal, arguments, debug=debug)
         terminal.close()
     except BrokenPipeError:
@@ -127,6 +129,16 @@ def _wished_color() -> str:
         return resolve().text("color") or "auto"
     except UsageError:
         return "auto"  # the command that needs the settings says what is wrong with them
+
+
+def _ignored_settings() -> list[str]:
+    from ragaccel.cli.exits import UsageError
+    from ragaccel.cli.settings import ignored_in_folder
+
+    try:
+        return ignored_in_folder()
+    except UsageError:
+        return []  # as above
 
 
 def _let_go_of_stdout() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.forking import UsesTorch
-from ragaccel.retrieve.embedder_settings import EmbedderSettings
+from ragaccel.retrieve.embedder_settings import EmbedderSettings, require_known_modules
 from ragaccel.retrieve.weights import file_sha256, find_model_folder
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ class SentenceTransformerEmbedder(UsesTorch):
                     from sentence_transformers import SentenceTransformer
                 except ImportError:
                     raise MissingExtraError("sentence-transformers", "retrieval") from None
+                require_known_modules(self.folder)
                 self._model = SentenceTransformer(
                     str(self.folder), device=self.device, local_files_only=True
                 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.errors import ModelNotFoundError
+from ragaccel.errors import ModelNotFoundError, ModelRefusedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+_MOST_NESTED = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
@@ -24,8 +25,8 @@ class EmbedderSettings:
         limits = (saved.get("max_seq_length"), names.get("model_max_length"))
         positions = int(self.config.get("max_position_embeddings", 512))
         self.max_length = min(int(next((limit for limit in limits if limit), positions)), positions)
-        modules = _read_json(folder / "modules.json") or []
-        self.modules = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+        modules = _modules(folder)
+        self.modules = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
         self.prompts = {
             role: prompt
             for role, prompt in (_read_json(folder / "config_sentence_transformers.json") or {})
@@ -49,6 +50,54 @@ class EmbedderSettings:
         """The settings that shape the vectors, written the same for the same model anywhere."""
         kept = (self.modules, self.pooling, self.max_length, self.prompts, self.lower_case)
         return json.dumps(kept, sort_keys=True)
+
+
+def require_known_modules(folder: Path) -> None:
+    """Refuse a model folder that names classes which are not sentence-transformers' or torch's own.
+
+    Versions of sentence-transformers before 6 import such classes from the folder itself, which
+    runs whatever Python it brings along.
+
+    Raises:
+        ModelRefusedError: It names the file and the class.
+    """
+    for module in _modules(folder):
+        _require_known_module(folder / "modules.json", module.get("type"), module.get("path", ""))
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    modules = _read_json(folder / "modules.json") or []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelRefusedError(f"{folder / 'modules.json'} is no list of modules: use another")
+    return modules
+
+
+def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0) -> None:
+    """Check one module, named in a file, and those that it is made of."""
+    _require_class(file, name, "sentence_transformers.")
+    folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
+    if kind == "Dense":
+        config = _read_json(folder / "config.json")
+        if "activation_function" in config:
+            _require_class(folder / "config.json", config["activation_function"], "torch.nn.")
+    elif kind == "WordEmbeddings":
+        config = _read_json(folder / "wordembedding_config.json")
+        name = config.get("tokenizer_class")
+        _require_class(folder / "wordembedding_config.json", name, "sentence_transformers.")
+    elif kind in ("Router", "Asym") and depth < _MOST_NESTED:
+        for routes in (folder / "router_config.json", folder / "config.json"):
+            for inner, name in (_read_json(routes).get("types") or {}).items():
+                _require_known_module(routes, name, inner, depth + 1)
+    elif kind in ("Router", "Asym"):
+        raise ModelRefusedError(f"{file} nests modules deeper than any model does: use another")
+
+
+def _require_class(file: Path, name: Any, home: str) -> None:
+    if not isinstance(name, str) or not name.startswith(home):
+        raise ModelRefusedError(
+            f"{file} names {name!r}, which is not part of {home[:-1]}: loading it would run code"
+            " that the model brings along; use another embedding model"
+        )
 
 
 def _is_plain_bert(config: dict[str, Any]) -> bool:

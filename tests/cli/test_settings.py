@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from ragaccel.cli.exits import UsageError
-from ragaccel.cli.settings import read_file, resolve, write_value
+from ragaccel.cli.settings import BY_KEY, SETTINGS, read_file, resolve, write_value
+from ragaccel.errors import RagaccelError
 
 
 def test_each_layer_overrides_the_one_before(home, monkeypatch):
@@ -22,6 +25,78 @@ def test_each_layer_overrides_the_one_before(home, monkeypatch):
     settings = resolve({"k": 9, "seed": None})
     assert (settings.values["k"], settings.origins["k"]) == (9, "flag")
     assert (settings.values["seed"], settings.text("model")) == (2, "from-home")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", "./model"),
+        ("embedder", "./emb"),
+        ("device", "cpu"),
+        ("dtype", "float16"),
+        ("memory", "/home/someone/answers"),
+        ("drafter", "space"),
+        ("space", "./adapter"),
+        ("follow_links", "yes"),
+        ("shared", "yes"),
+    ],
+)
+def test_a_file_beside_documents_chooses_nothing_that_is_loaded_or_written(
+    cli, monkeypatch, key, value
+):
+    Path("ragaccel.toml").write_text(f'{key} = "{value}"\nk = 4\n')
+    assert resolve().values[key] == BY_KEY[key].default
+    assert resolve().values["k"] == 4
+    ended = cli("config", "get", key)
+    assert f"ragaccel.toml: {key} is ignored" in ended.err
+    assert f"ragaccel config set {key} {value}" in " ".join(ended.err.split())
+    monkeypatch.setenv(f"RAGACCEL_{key.upper()}", value)
+    assert resolve().values[key] == value
+
+
+def test_every_setting_says_whether_it_may_come_with_documents():
+    harmless = {setting.key for setting in SETTINGS if setting.may_come_with_documents}
+    assert harmless == {"k", "max_tokens", "temperature", "seed", "color"}
+
+
+def test_where_the_users_own_file_lies_it_sets_everything(cli, home, monkeypatch):
+    home.mkdir()
+    monkeypatch.chdir(home)
+    (home / "ragaccel.toml").write_text('embedder = "mine"\n')
+    assert resolve().values["embedder"] == "mine"
+    assert cli("config", "get", "embedder").err == ""
+
+
+def test_a_hub_name_set_for_all_folders_is_not_taken_from_the_current_one(home, monkeypatch):
+    home.mkdir()
+    (home / "ragaccel.toml").write_text('embedder = "owner/name"\n')
+    assert resolve().values["embedder"] == "owner/name"
+    Path("owner/name").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"--embedder \./owner/name"):
+        resolve()
+    assert resolve({"embedder": "owner/name"}).values["embedder"] == "owner/name"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
+    if kind == "pipe":
+        os.mkfifo("ragaccel.toml")
+    else:
+        Path("ragaccel.toml").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="not a settings file"):
+        resolve()
+
+
+def test_a_full_disk_is_told_as_what_it_is(cli, home, monkeypatch):
+    assert cli("config", "set", "k", "3").code == 0
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RagaccelError, match="No space left on device"):
+        write_value(home / "ragaccel.toml", "k", 4)
+    assert read_file(home / "ragaccel.toml") == {"k": 3}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +167,7 @@ def test_config_shows_sets_and_gets(cli, home):
     assert shown.err == ""
     assert cli("config", "set", "--project", "k", "2").code == 0
     assert cli("config", "get", "k").out == "2\n"
+    assert cli("config", "set", "--project", "model", "x").code == 2
     assert cli("config", "unset", "--project", "k").code == 0
     assert cli("config", "get", "k").out == "6\n"
 

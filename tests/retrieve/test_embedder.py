@@ -1,6 +1,7 @@
 """Embedders: our BERT equals sentence-transformers', and the default is found without a network."""
 
 import io
+import json
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ import pytest
 import tiny_encoders
 import torch
 
-from ragaccel.errors import ConfigurationError, ModelNotFoundError
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
+from ragaccel.passage import Passage
 from ragaccel.retrieve import weights
 from ragaccel.retrieve.bert import each_on_one_core
 from ragaccel.retrieve.embedder import SentenceTransformerEmbedder, load_embedder
+from ragaccel.retrieve.reranker import CrossEncoderReranker
 from ragaccel.retrieve.weights import DEFAULT_EMBEDDER, file_sha256, find_model_folder
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -142,6 +145,54 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
         weights.urllib.request, "urlopen", lambda *_, **__: time.sleep(0.3) or io.BytesIO()
     )
     assert not weights._answers("https://example.invalid")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", [{"type": "evil_module.Evil", "path": ""}]),
+        ("modules.json", [{"path": ""}]),
+        ("modules.json", "evil_module.Evil"),
+        ("2_Dense/config.json", {"activation_function": "evil_module.Evil"}),
+        ("2_Router/router_config.json", {"types": {"inner": "evil_module.Evil"}}),
+        ("2_Router/router_config.json", {"types": {".": "sentence_transformers.models.Router"}}),
+        ("2_WordEmbeddings/wordembedding_config.json", {"tokenizer_class": "evil_module.Evil"}),
+    ],
+)
+def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, content):
+    folder = tiny_encoders.save_encoder(tmp_path / "model", pooling="max")
+    kind = file.partition("/")[0]
+    if kind != "modules.json":
+        modules = json.loads((folder / "modules.json").read_text())
+        name = kind.partition("_")[2]
+        modules.append({"type": f"sentence_transformers.models.{name}", "path": kind})
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / kind).mkdir()
+    (folder / file).write_text(json.dumps(content))
+    ran = tmp_path / "ran"
+    (folder / "evil_module.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ModelRefusedError):
+        SentenceTransformerEmbedder(folder, device="cpu").embed_query("the lamp")
+    with pytest.raises(ModelRefusedError):
+        CrossEncoderReranker(folder, device="cpu").scores("the lamp", [Passage("a", "text")])
+    assert not ran.exists()
+
+
+def test_a_dense_layer_of_torch_is_no_stranger(tmp_path):
+    folder = tiny_encoders.save_encoder(tmp_path, pooling="max")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    modules = [*model, sentence_transformers.models.Dense(32, 8)]
+    again = tmp_path / "dense"
+    sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save(str(again))
+    assert SentenceTransformerEmbedder(again, device="cpu").dimension == 8
+
+
+def test_the_default_model_is_not_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT_EMBEDDER).mkdir(parents=True)
+    (tmp_path / DEFAULT_EMBEDDER / "config.json").write_text("{}")
+    assert not find_model_folder().resolve().is_relative_to(tmp_path)
 
 
 def test_folders_that_are_no_models(tmp_path):
