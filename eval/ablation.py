@@ -157,7 +157,7 @@ def calling(function: Any, **others: Any) -> Any:
     What numba keeps on disk goes by the code alone, which is the same: so this is not kept.
     """
     plain = getattr(function, "py_func", function)
-    unknown = others.keys() - plain.__globals__.keys()
+    unknown = others.keys() - set(plain.__code__.co_names)
     if unknown:
         raise ValueError(f"{plain.__name__} knows no {', '.join(unknown)}")
     made = FunctionType(plain.__code__, {**plain.__globals__, **others}, plain.__name__)
@@ -173,7 +173,7 @@ class LongestOnly(TrieDrafter):
 
     _poll = calling(votes.poll, collect=collect_longest)
     _grow = calling(growth.grow, think=calling(growth.think, poll=_poll))
-    draft = calling(TrieDrafter.draft, grow=_grow)
+    _grown = calling(TrieDrafter._grown, grow=_grow)
 
 
 def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:

@@ -103,7 +103,7 @@ def test_only_the_longest_matches_are_heard():
     assert heard == {"all": {20, 30, 40}, "longest": {20}}
     think = LongestOnly._grow.py_func.__globals__["think"]
     assert think.py_func.__globals__["poll"] is LongestOnly._poll
-    assert LongestOnly.draft.__globals__["grow"] is LongestOnly._grow
+    assert LongestOnly._grown.__globals__["grow"] is LongestOnly._grow
 
 
 @pytest.mark.slow
@@ -125,6 +125,8 @@ def test_the_longest_matches_alone_are_guessed_from():
 def test_a_function_that_is_not_called_cannot_be_replaced():
     with pytest.raises(ValueError, match="poll knows no colect"):
         calling(votes.poll, colect=votes.collect)
+    with pytest.raises(ValueError, match="draft knows no grow"):  # a global, but not called here
+        calling(TrieDrafter.draft, grow=None)
     made = calling(lambda: PASSAGE[0], PASSAGE=(3,))
     assert made() == 3
 
