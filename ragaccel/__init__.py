@@ -63,6 +63,11 @@ _MODULE_OF = {
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
     "tool_format": "models.tool_probing",
+    "ToolCalling": "models.tool_calling",
+    "choose_tool": "models.tool_calling",
+    "tool_calling": "models.tool_calling",
+    "check_arguments": "arguments",
+    "says_nothing": "arguments",
     "custom_generate": "stock_generate",
     "Embedder": "retrieve.embedder",
     "load_embedder": "retrieve.embedder",
@@ -78,6 +83,7 @@ _MODULE_OF = {
     "default_index_path": "retrieve.schema",
     "RagaccelError": "errors",
     "ConfigurationError": "errors",
+    "UnknownArgumentError": "errors",
     "CapacityError": "errors",
     "MissingExtraError": "errors",
     "ModelNotFoundError": "errors",
@@ -95,6 +101,7 @@ _MODULE_OF = {
 if TYPE_CHECKING:
     from ragaccel.answer import Answer, Stream, Usage
     from ragaccel.apart import reads_apart, take_apart
+    from ragaccel.arguments import check_arguments, says_nothing
     from ragaccel.awaiting import AsyncStream
     from ragaccel.citing import CopiedSpan, copied_spans
     from ragaccel.decode.context import Context
@@ -122,6 +129,7 @@ if TYPE_CHECKING:
         NothingIndexedError,
         ParallelError,
         RagaccelError,
+        UnknownArgumentError,
     )
     from ragaccel.highlighting import Highlighter, Segment
     from ragaccel.llm import LLM
@@ -131,6 +139,7 @@ if TYPE_CHECKING:
     from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.models.space_adapter import SpaceAdapter
+    from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.models.tool_probing import tool_format
     from ragaccel.passage import Document, Passage
@@ -206,12 +215,16 @@ __all__ = [
     "Stored",
     "Stream",
     "ToolCall",
+    "ToolCalling",
     "ToolFormat",
     "TrieDrafter",
+    "UnknownArgumentError",
     "Usage",
     "acceptable_turns",
     "auto_references_enabled",
     "build_prompt",
+    "check_arguments",
+    "choose_tool",
     "citations",
     "copied_spans",
     "custom_generate",
@@ -224,8 +237,10 @@ __all__ = [
     "open_retriever",
     "outline_model",
     "reads_apart",
+    "says_nothing",
     "shared_model",
     "take_apart",
+    "tool_calling",
     "tool_format",
 ]
 

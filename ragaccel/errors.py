@@ -11,6 +11,10 @@ class ConfigurationError(RagaccelError, ValueError):
     """A setting or argument that cannot work; raised at the start of a request."""
 
 
+class UnknownArgumentError(RagaccelError, TypeError):
+    """An argument that a class or a call does not take; the message says what to use instead."""
+
+
 class CapacityError(ConfigurationError):
     """A prompt and its answer do not fit the model's context."""
 

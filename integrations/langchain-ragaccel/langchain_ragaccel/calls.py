@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, check_arguments, says_nothing
 
 from langchain_ragaccel.checking import check_registry
+from langchain_ragaccel.structured import ResponseFormat, response_format_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,18 +30,28 @@ OTHER_NAMES = {
     "num_ctx": "capacity",
     "request_timeout": "timeout",
     "torch_dtype": "dtype",
+    "format": "response_format",
+    "num_return_sequences": "n",
 }
 """Names of other classes and libraries for what is named otherwise here."""
 
+INSTEAD = {
+    "max_length": "max_tokens counts the answer alone",
+    "response_format": "it is for calls of a chat model: bind(response_format=...), or "
+    "with_structured_output(schema)",
+    "model_kwargs": "it is for the constructor: options of loading",
+}
+"""What to use in place of names that are known in another place."""
+
 ANSWERING = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-    "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria",
+    "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria", "n",
 })  # fmt: skip
 """Settings of a call that choose its answer."""
 
 QUIET = frozenset({
     "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
-    "neighbours", "max_reference_tokens", "timeout", "stream",
+    "neighbours", "max_reference_tokens", "timeout", "stream", "stream_usage",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
 """Settings of a call that never change an answer to the same prompt.
@@ -49,7 +60,9 @@ A model that reads apart has its prompt from some of them: ``what_is_read`` tell
 """
 
 _SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
-_PASSED_ON = (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys()
+_PASSED_ON = (
+    (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys() - {"n"}
+)
 _OF_OBJECT = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "namespace", "remember",
@@ -68,17 +81,25 @@ class Call:
     max_reference_tokens: int
     timeout: float | None
     follows_runs: bool
+    count: int = 1
+    """How many answers there shall be."""
+    tells_usage: bool = True
+    """Whether streams tell token counts."""
+    response_format: ResponseFormat | None = None
+    """What the text of the answer has to be."""
     began: float = field(default_factory=monotonic)
 
 
 def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """The same under the names used here.
+    """The same under the names used here, without what asks for nothing, such as a penalty of 0.
 
     Raises:
         TypeError: one thing is given under two names.
     """
     named: dict[str, Any] = {}
     for name, value in given.items():
+        if says_nothing(name, value):
+            continue
         own = OTHER_NAMES.get(name, name)
         if own in named or (own != name and own in given):
             raise TypeError(f"{who} got {own} twice: as {name} as well")
@@ -87,12 +108,8 @@ def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
 
 
 def check_names(given: Mapping[str, Any], who: str, allowed: frozenset[str]) -> None:
-    """Raise TypeError for something that no call can set; the message says what one can."""
-    unknown = sorted(canonical(given, who).keys() - allowed)
-    if unknown:
-        raise TypeError(
-            f"{who} takes no {', '.join(unknown)} in a call: there are {', '.join(sorted(allowed))}"
-        )
+    """Raise UnknownArgumentError for what no call can set; the message says what to use instead."""
+    check_arguments(f"a call of {who}", canonical(given, who), allowed, INSTEAD)
 
 
 def make_call(
@@ -110,6 +127,7 @@ def make_call(
         value = own.get(name)
         return getattr(options, name) if value is None else value
 
+    tells_usage = setting("stream_usage")
     settings = {name: own[name] for name in _PASSED_ON & own.keys()}
     for name in _OF_OBJECT:
         settings[_SETTING_OF.get(name, name)] = setting(name)
@@ -124,7 +142,28 @@ def make_call(
         max_reference_tokens=_room(setting("max_reference_tokens")),
         timeout=_time(setting("timeout")),
         follows_runs=registry is not None and options.track == "run-tree",
+        count=_count(setting("n"), settings),
+        tells_usage=tells_usage is not False,
+        response_format=response_format_of(own.get("response_format")),
     )
+
+
+def _count(answers: Any, settings: Mapping[str, Any]) -> int:
+    if answers in (None, 1):
+        return 1
+    if not isinstance(answers, int) or answers < 1:
+        raise ConfigurationError(f"n is a whole number of answers, 1 or more, not {answers!r}")
+    if not settings.get("temperature"):
+        raise ConfigurationError(
+            f"n={answers} answers with temperature=0 would be the same: set a temperature above 0"
+        )
+    return answers
+
+
+def check_streamed(call: Call) -> None:
+    """Refuse several answers where their pieces would come one among another."""
+    if call.count > 1:
+        raise ConfigurationError(f"a stream is one answer, not n={call.count}: use generate")
 
 
 def _check_model(options: ModelOptions, asked: Any) -> None:

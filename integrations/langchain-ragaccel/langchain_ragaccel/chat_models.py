@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,11 +9,11 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, choose_tool, tool_calling
 
 from langchain_ragaccel.caching import cache_key, is_cached, what_is_read
-from langchain_ragaccel.calls import OTHER_NAMES
-from langchain_ragaccel.generating import Ask, aanswer, answer, in_thread
+from langchain_ragaccel.calls import check_streamed
+from langchain_ragaccel.generating import Ask, aanswers, answers, in_thread, samples_of
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.messages import as_turns, text_of
 from langchain_ragaccel.options import ModelOptions
@@ -23,7 +22,7 @@ from langchain_ragaccel.prompting import Conversation, count_tokens, write_promp
 from langchain_ragaccel.references import as_passages, beside, gather, given_in, retrieved_in
 from langchain_ragaccel.replying import aparts, parts, reply
 from langchain_ragaccel.structured import parsed, parser_of
-from langchain_ragaccel.tools import as_tools, calling, choose
+from langchain_ragaccel.tools import as_tools
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -45,17 +44,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
     settable: ClassVar[frozenset[str]] = ModelOptions.settable | {
         "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
+        "response_format",
     }  # fmt: skip
 
     _is_made: bool = PrivateAttr(default=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_of_what_is_ignored(cls, values: Any) -> Any:
-        known = cls.model_fields.keys() | OTHER_NAMES.keys()
-        for name in sorted(values.keys() - known) if isinstance(values, dict) else ():
-            warnings.warn(f"{cls.__name__} takes no {name}: it is ignored", stacklevel=2)
-        return values
 
     @property
     def _llm_type(self) -> str:
@@ -115,7 +107,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             ConfigurationError: ``tool_choice`` names no tool.
         """
         made = as_tools(tools)
-        choose(made, tool_choice)
+        choose_tool(made, tool_choice)
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
         bound: Runnable[LanguageModelInput, AIMessage] = self.bind(tools=made, **kwargs)
@@ -173,14 +165,15 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ask = self._ask(messages, self.call(stop, kwargs), run_manager, kwargs)
-        if run_manager is None or not is_heard(self, run_manager):
-            return reply(ask, answer(ask), self.model_name)
+        call = self.call(stop, kwargs)
+        ask = self._ask(messages, call, run_manager, kwargs)
+        if call.count > 1 or run_manager is None or not is_heard(self, run_manager):
+            return reply(ask, answers(samples_of(ask, call.count)), self.model_name)
         made: Any = None
         for chunk, part in parts(ask, self.model_name):
             run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             made = part
-        return reply(ask, made, self.model_name)
+        return reply(ask, [made], self.model_name)
 
     async def _agenerate(
         self,
@@ -191,13 +184,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> ChatResult:
         call = await self.acall(stop, kwargs)
         ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
-        made: Any = None
-        if run_manager is None or not is_heard(self, run_manager):
-            made = await aanswer(ask)
+        made: list[Any] = []
+        if call.count > 1 or run_manager is None or not is_heard(self, run_manager):
+            made = await aanswers(samples_of(ask, call.count))
         else:
             async for chunk, part in aparts(ask, self.model_name):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                made = part
+                made = [part]
         return await in_thread(lambda: reply(ask, made, self.model_name))
 
     def _stream(
@@ -207,7 +200,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        ask = self._ask(messages, self.call(stop, kwargs), run_manager, kwargs)
+        call = self.call(stop, kwargs)
+        check_streamed(call)
+        ask = self._ask(messages, call, run_manager, kwargs)
         for chunk, _ in parts(ask, self.model_name):
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -221,6 +216,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await self.acall(stop, kwargs)
+        check_streamed(call)
         ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
         async with aclosing(aparts(ask, self.model_name)) as chunks:
             async for chunk, _ in chunks:
@@ -235,14 +231,19 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         model = self.shared
         llm = model.load()
         tools = as_tools(given.get("tools") or ())
-        choice = choose(tools, given.get("tool_choice"))
+        choice = choose_tool(tools, given.get("tool_choice"))
         tools = [] if choice == "none" else tools
+        wanted = call.response_format
+        if wanted is not None and wanted.tool is not None and choice in (None, "none"):
+            tools = as_tools([*tools, wanted.tool])  # one of them is called: a tool, or the answer
+            choice = choose_tool(tools, "any")
         options = {**self.chat_template_kwargs, **(given.get("chat_template_kwargs") or {})}
         documents = as_passages(given.get("documents"))
         calls = None
         if tools:
             parallel = given.get("parallel_tool_calls") is not False
-            calls = calling(llm, tools, choice, stop=call.settings.get("stop"), parallel=parallel)
+            stop = call.settings.get("stop")
+            calls = tool_calling(llm.tokenizer, tools, choice, stop=stop, parallel=parallel)
         prompt = write_prompt(
             model, call, Conversation(as_turns(messages), documents, tools, options)
         )
@@ -253,5 +254,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         retrieved = retrieved_in(messages)
         found = gather(llm, call, text, given_too, retrieved=retrieved, run_id=run_id)
         return Ask(
-            llm, prompt, beside(prompt, found), call.settings, call.timeout, call.began, calls
+            llm,
+            prompt,
+            beside(prompt, found),
+            call.settings,
+            call.timeout,
+            call.began,
+            calls,
+            wanted,
+            call.tells_usage,
         )

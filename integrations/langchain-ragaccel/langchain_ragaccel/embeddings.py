@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ragaccel import check_arguments
 
 if TYPE_CHECKING:
     from ragaccel import Embedder
+
+
+_INSTEAD = {
+    "cache_folder": "name a folder as model=, or fill the local cache first",
+    "encode_kwargs": "vectors are of length 1, and batches are chosen here",
+    "model_kwargs": "a ready ragaccel.Embedder, of any options, is given as embedder=",
+    "model_name": "it is named model here",
+    "query_instruction": "the prompts that the model names for itself are used",
+}
 
 
 class RagaccelEmbeddings(BaseModel, Embeddings):
@@ -31,6 +41,13 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
 
     embedder: Any = Field(default=None, exclude=True, repr=False)
     """A ready ``ragaccel.Embedder``, used in place of ``model``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+        return values
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse two answers to one question.

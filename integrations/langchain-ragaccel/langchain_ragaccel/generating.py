@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Timer
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,9 +15,9 @@ from langchain_core.runnables.config import run_in_executor
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 
-    from ragaccel import LLM, Answer, AsyncStream, Stream
+    from ragaccel import LLM, Answer, AsyncStream, Stream, ToolCall, ToolCalling
 
-    from langchain_ragaccel.tools import Calling
+    from langchain_ragaccel.structured import ResponseFormat
 
 _LONG = 256  # tokens of an answer with calls: fewer are read at once
 _BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
@@ -36,8 +36,12 @@ class Ask:
     timeout: float | None
     began: float = field(default_factory=monotonic)
     """When it was asked; finding its references and loading the model are part of its time."""
-    calling: Calling | None = None
+    calling: ToolCalling | None = None
     """What the answer may call, if anything."""
+    response_format: ResponseFormat | None = None
+    """What its text has to be, if anything."""
+    tells_usage: bool = True
+    """Whether the last chunk of a stream has the token counts."""
 
     @property
     def left(self) -> float | None:
@@ -48,6 +52,16 @@ class Ask:
         if left <= 0:
             raise _too_late(self.timeout)
         return left
+
+    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
+        """The answer's content, and the calls in it if it may hold some."""
+        content: str = answer.text
+        calls: list[ToolCall] = []
+        if self.calling is not None:
+            content, calls = self.calling.read(answer.text, answer.token_ids)
+        if self.response_format is None:
+            return content, calls
+        return self.response_format.read(content, calls, answer.finish_reason)
 
     def stream(self) -> Stream:
         """Check it; it is answered while this is read."""
@@ -61,12 +75,15 @@ class Ask:
 class _Telling:
     """What of an answer in progress may be told already: no text that turns out to be a call."""
 
-    def __init__(self, calling: Calling | None) -> None:
-        self._calling, self._told = calling, ""
-        self.is_plain = calling is None
+    def __init__(self, ask: Ask) -> None:
+        self._calling, self._told = ask.calling, ""
+        self._is_held = ask.response_format is not None  # only a whole object can be checked
+        self.is_plain = self._is_held or ask.calling is None
 
     def next(self, piece: str, stream: Stream | AsyncStream) -> str:
         """What may be told now that a piece more is there."""
+        if self._is_held:
+            return ""
         if self._calling is None:
             return piece
         settled = self._calling.settled(stream.token_ids)
@@ -87,11 +104,11 @@ def answer(ask: Ask) -> Answer:
 
 
 def answers(asks: Sequence[Ask]) -> list[Answer]:
-    """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    """Answer several prompts of one LLM, within one time, in passes that they share."""
     if len(asks) <= 1:
         return [answer(ask) for ask in asks]
     first = asks[0]
-    if first.timeout is None:
+    if first.timeout is None and _are_set_alike(asks):
         prompts, references = _of_each(asks)
         return first.llm.generate(prompts, references=references, **first.settings)
     streams = [ask.stream() for ask in asks]
@@ -107,7 +124,7 @@ def answers(asks: Sequence[Ask]) -> list[Answer]:
 def pieces(ask: Ask) -> Iterator[str | Answer]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
     with ask.stream() as stream, _within(ask, stream.close):
-        telling = _Telling(ask.calling)
+        telling = _Telling(ask)
         for piece in stream:
             if text := telling.next(piece, stream):
                 yield text
@@ -126,9 +143,11 @@ async def aanswer(ask: Ask) -> Answer:
 
 
 async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
-    """Answer several prompts of one LLM and with the same settings, in passes that they share."""
+    """Answer several prompts of one LLM, within one time, in passes that they share."""
     if len(asks) <= 1:
         return [await aanswer(ask) for ask in asks]
+    if not _are_set_alike(asks):
+        return list(await asyncio.gather(*map(aanswer, asks)))
     first = asks[0]
     prompts, references = _of_each(asks)
     left = first.left
@@ -139,7 +158,7 @@ async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
 
 async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
-    stream, telling = await in_thread(ask.astream), _Telling(ask.calling)
+    stream, telling = await in_thread(ask.astream), _Telling(ask)
     try:
         while True:
             left = ask.left
@@ -158,6 +177,20 @@ async def _told(telling: _Telling, piece: str, stream: AsyncStream) -> str:
     if telling.is_plain or len(stream.token_ids) < _LONG:
         return telling.next(piece, stream)
     return await in_thread(lambda: telling.next(piece, stream))
+
+
+def samples_of(ask: Ask, count: int) -> list[Ask]:
+    """The same prompt ``count`` times, each with a seed of its own; the first with its own."""
+    if count == 1:
+        return [ask]
+    seed = ask.settings.get("seed") or 0
+    return [
+        replace(ask, settings={**ask.settings, "seed": seed + number}) for number in range(count)
+    ]
+
+
+def _are_set_alike(asks: Sequence[Ask]) -> bool:
+    return all(ask.settings == asks[0].settings for ask in asks)
 
 
 def _of_each(asks: Sequence[Ask]) -> tuple[list[Any], list[Sequence[Any]]]:

@@ -11,8 +11,16 @@ from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
 
 from langchain_ragaccel.caching import is_cached, what_is_read
-from langchain_ragaccel.calls import as_stops
-from langchain_ragaccel.generating import Ask, aanswers, answers, apieces, in_thread, pieces
+from langchain_ragaccel.calls import as_stops, check_streamed
+from langchain_ragaccel.generating import (
+    Ask,
+    aanswers,
+    answers,
+    apieces,
+    in_thread,
+    pieces,
+    samples_of,
+)
 from langchain_ragaccel.listening import is_heard
 from langchain_ragaccel.metadata import response, token_usage
 from langchain_ragaccel.options import ModelOptions
@@ -106,9 +114,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asks = self._asks(prompts, self.call(stop, kwargs), run_manager)
+        call = self.call(stop, kwargs)
+        asks = self._asks(prompts, call, run_manager)
         if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
-            return self._result(answers(asks))
+            return self._result(answers(asks), call.count)
         made = []
         for part in pieces(asks[0]):
             chunk = self._chunk(part)
@@ -126,7 +135,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         call = await self.acall(stop, kwargs)
         asks = await in_thread(lambda: self._asks(prompts, call, run_manager))
         if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
-            return self._result(await aanswers(asks))
+            return self._result(await aanswers(asks), call.count)
         made = []
         async for part in apieces(asks[0]):
             chunk = self._chunk(part)
@@ -141,7 +150,9 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        (ask,) = self._asks([prompt], self.call(stop, kwargs), run_manager)
+        call = self.call(stop, kwargs)
+        check_streamed(call)
+        (ask,) = self._asks([prompt], call, run_manager)
         for part in pieces(ask):
             chunk = self._chunk(part)
             if run_manager is not None:
@@ -156,6 +167,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         call = await self.acall(stop, kwargs)
+        check_streamed(call)
         (ask,) = await in_thread(lambda: self._asks([prompt], call, run_manager))
         async with aclosing(apieces(ask)) as parts:
             async for part in parts:
@@ -176,10 +188,11 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         return as_stops(self.stop if stop is None else stop)
 
     def _asks(self, prompts: list[str], call: Call, run_manager: Any) -> list[Ask]:
-        """Find for each prompt what its answer may be copied from."""
+        """Find for each prompt what its answers may be copied from."""
         model = self.shared
         run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
-        return [self._ask(model, call, prompt, run_id) for prompt in prompts]
+        asks = [self._ask(model, call, prompt, run_id) for prompt in prompts]
+        return [one for ask in asks for one in samples_of(ask, call.count)]
 
     def _ask(self, model: SharedModel, call: Call, text: str, run_id: UUID | None) -> Ask:
         llm, prompt = model.load(), write_prompt(model, call, text)
@@ -198,9 +211,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _info(self, answer: Answer) -> dict[str, Any]:
         return {**response(answer, self.model_name), "token_usage": token_usage([answer])}
 
-    def _result(self, made: list[Answer]) -> LLMResult:
-        generations = [
-            [Generation(text=answer.text, generation_info=self._info(answer))] for answer in made
+    def _result(self, made: list[Answer], count: int = 1) -> LLMResult:
+        found = [
+            Generation(text=answer.text, generation_info=self._info(answer)) for answer in made
         ]
+        generations = [found[at : at + count] for at in range(0, len(found), count)]
         output = {"token_usage": token_usage(made), "model_name": self.model_name}
         return LLMResult(generations=generations, llm_output=output)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.base import BaseLanguageModel
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
-from ragaccel import SharedModel, shared_model
+from ragaccel import SharedModel, check_arguments, shared_model
 
 from langchain_ragaccel.calls import (
     ANSWERING,
+    INSTEAD,
     OTHER_NAMES,
     QUIET,
     Call,
@@ -38,9 +39,23 @@ LOADING = (
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-    "repetition_penalty", "no_repeat_ngram_size",
+    "repetition_penalty", "no_repeat_ngram_size", "n",
 )  # fmt: skip
 """Options that choose the answer; a call may set them anew."""
+
+
+_INSTEAD = {
+    **INSTEAD,
+    **dict.fromkeys(
+        ("documents", "references", "prediction", "drafter", "logits_processors", "tools",
+         "stopping_criteria", "tool_choice", "parallel_tool_calls"),
+        "it is for calls: invoke(..., name=value), or bind(name=value)",
+    ),
+}  # fmt: skip
+_SETTINGS = dict.fromkeys(
+    (*SAMPLING, *(other for other, name in OTHER_NAMES.items() if name in SAMPLING)),
+    "it is an argument of its own, not an option of loading",
+)
 
 
 class ModelOptions(BaseLanguageModel[Any]):
@@ -82,6 +97,8 @@ class ModelOptions(BaseLanguageModel[Any]):
     seed: int | None = None
     repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
+    n: int | None = Field(default=None, ge=1)
+    """How many answers, sampled with seeds one above the other; 1 by default."""
     stop: list[str] | str | None = None
     timeout: float | None = Field(default=None, gt=0)
     """Most seconds for an answer, after which ``TimeoutError`` is raised."""
@@ -101,6 +118,8 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     streaming: bool | None = None
     """Tokens to callbacks from answers asked for whole; by itself where any takes them, if None."""
+    stream_usage: bool | None = None
+    """Token counts at the end of streams; on by default."""
     max_retries: int | None = None
     """Does nothing: there is no network to fail."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
@@ -122,7 +141,12 @@ class ModelOptions(BaseLanguageModel[Any]):
     @model_validator(mode="before")
     @classmethod
     def _take_other_names(cls, values: Any) -> Any:
-        return canonical(values, cls.__name__) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        values = canonical(values, cls.__name__)
+        check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+        check_arguments("model_kwargs", _settings_in(values.get("model_kwargs")), (), _SETTINGS)
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -265,3 +289,8 @@ class ModelOptions(BaseLanguageModel[Any]):
     def _loading(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in LOADING}
         return {**copy.copy(self.model_kwargs), **{k: v for k, v in given.items() if v is not None}}
+
+
+def _settings_in(model_kwargs: Any) -> list[str]:
+    """Settings of answers among what goes to ``from_pretrained``, which would not know them."""
+    return [name for name in model_kwargs or () if name in _SETTINGS]

@@ -10,10 +10,10 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from langchain_ragaccel.generating import apieces, in_thread, pieces
 from langchain_ragaccel.metadata import response, usage
-from langchain_ragaccel.tools import as_calls, as_chunks, read
+from langchain_ragaccel.tools import as_calls, as_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from ragaccel import Answer
 
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     Part = tuple[ChatGenerationChunk, str | Answer]
 
 
-def reply(ask: Ask, made: Answer, model: str) -> ChatResult:
-    """The message of a whole answer; ``model`` is what to call who made it."""
-    content, calls = read(ask.calling, made)
+def reply(ask: Ask, made: Sequence[Answer], model: str) -> ChatResult:
+    """The messages of whole answers; ``model`` is what to call who made them."""
+    return ChatResult(generations=[_generation(ask, one, model) for one in made])
+
+
+def _generation(ask: Ask, made: Answer, model: str) -> ChatGeneration:
+    content, calls = ask.read(made)
     valid, invalid = as_calls(calls)
     message = AIMessage(
         content=content,
@@ -33,7 +37,7 @@ def reply(ask: Ask, made: Answer, model: str) -> ChatResult:
         usage_metadata=usage(made),
         response_metadata=response(made, model, content, calls_tools=bool(valid)),
     )
-    return ChatResult(generations=[ChatGeneration(message=message)])
+    return ChatGeneration(message=message)
 
 
 def parts(ask: Ask, model: str) -> Iterator[Part]:
@@ -71,7 +75,7 @@ def _chunks(ask: Ask, part: str | Answer, told: str, model: str) -> Iterator[Cha
     if isinstance(part, str):
         yield ChatGenerationChunk(message=AIMessageChunk(content=part))
         return
-    content, calls = read(ask.calling, part)
+    content, calls = ask.read(part)
     if content.startswith(told) and content != told:
         yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(told) :]))
     for chunk in as_chunks(calls):
@@ -81,7 +85,7 @@ def _chunks(ask: Ask, part: str | Answer, told: str, model: str) -> Iterator[Cha
     message = AIMessageChunk(
         content="",
         chunk_position="last",
-        usage_metadata=usage(part),
+        usage_metadata=usage(part) if ask.tells_usage else None,
         response_metadata=response(part, model, content, calls_tools=called),
     )
     yield ChatGenerationChunk(message=message)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables.config import run_in_executor
-from pydantic import ConfigDict, Field, PrivateAttr
-from ragaccel import ConfigurationError
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from ragaccel import ConfigurationError, check_arguments
 
 from langchain_ragaccel.documents import as_document, place_of
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     )
     from langchain_core.documents import Document
     from typing_extensions import Self
+
+
+_INSTEAD = {
+    "search_kwargs": "give its fields by their own names, such as k=3",
+    "search_type": 'mode="dense", "text" or "fused"',
+    "vectorstore": "RagaccelVectorStore(...).as_retriever() makes one of a store",
+}
 
 
 class RagaccelRetriever(BaseRetriever):
@@ -54,6 +61,13 @@ class RagaccelRetriever(BaseRetriever):
     _source: Any = PrivateAttr()
     _place: Path | None = PrivateAttr(default=None)
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+        return values
 
     def model_post_init(self, context: Any, /) -> None:
         """Open the index.

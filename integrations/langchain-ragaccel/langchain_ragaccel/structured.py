@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +18,17 @@ from langchain_core.output_parsers import (
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.runnables import RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_json_markdown
+from langchain_core.utils.json_schema import dereference_refs
 from langchain_core.utils.pydantic import is_basemodel_subclass
+from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from langchain_core.outputs import Generation
     from langchain_core.runnables import Runnable
+    from ragaccel import ToolCall
 
 _LENGTHEN = "; the answer was cut off at its length: give it more max_tokens"
 
@@ -99,6 +108,97 @@ def parsed(
     )
     wrong = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=llm) | right.with_fallbacks([wrong], exception_key="parsing_error")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What the text of an answer has to be: a JSON object, perhaps of a schema.
+
+    A schema is a tool that the model is made to call; its arguments become the text. Nothing
+    constrains decoding: what does not fit is an error once the answer is there.
+    """
+
+    tool: dict[str, Any] | None = None
+    required: tuple[str, ...] = ()
+
+    def read(
+        self, content: str, calls: Sequence[ToolCall], finish_reason: str
+    ) -> tuple[str, list[ToolCall]]:
+        """Return the object as text; or the calls of other tools, if the answer makes any.
+
+        Raises:
+            OutputParserException: no such object, or one that lacks something.
+        """
+        name = self.tool["function"]["name"] if self.tool else None
+        others = [call for call in calls if call.name != name]
+        if any(call.is_valid for call in others):
+            return "", others
+        told = "".join(f": {call.error}" for call in calls if call.error)
+        why = told + (_LENGTHEN if finish_reason == "length" else "")
+        if name is None:
+            found = _object_in(content, why)
+        else:
+            own = [call.arguments for call in calls if call.name == name and call.is_valid]
+            if not own:
+                written = "".join([content, *(call.text for call in calls)])
+                raise OutputParserException(
+                    f"the model wrote no {name}, the response_format{why}", llm_output=written
+                )
+            found = own[0]
+        missing = [key for key in self.required if key not in found]
+        if missing:
+            raise OutputParserException(
+                f"the model's object lacks {', '.join(missing)}{why}", llm_output=str(found)
+            )
+        return json.dumps(found, ensure_ascii=False), []
+
+
+def response_format_of(given: Any) -> ResponseFormat | None:
+    """Read ``response_format``; None where any text will do.
+
+    It is ``{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}``, a schema or a
+    class; ``{"type": "json_object"}`` or ``"json"``; ``{"type": "text"}`` or None.
+
+    Raises:
+        ConfigurationError: it is none of these, or a schema of something else than an object.
+    """
+    if given in (None, "", "text") or given == {"type": "text"}:
+        return None
+    if given in ("json", "json_object") or given == {"type": "json_object"}:
+        return ResponseFormat()
+    if isinstance(given, type):
+        return ResponseFormat(convert_to_openai_tool(given), _required(given))
+    named = given.get("json_schema", given) if isinstance(given, Mapping) else None
+    schema = named.get("schema", named) if isinstance(named, Mapping) else None
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise ConfigurationError(
+            'response_format is {"type": "json_schema", "json_schema": {"name": ..., "schema": '
+            '{"type": "object", ...}}} or {"type": "json_object"}, not '
+            f"{given!r}"
+        )
+    assert isinstance(named, Mapping)
+    function = {
+        "name": str(named.get("name") or schema.get("title") or "answer"),
+        "description": str(named.get("description") or schema.get("description") or "The answer."),
+        "parameters": dereference_refs(dict(schema)),
+    }
+    tool = {"type": "function", "function": function}
+    return ResponseFormat(tool, tuple(schema.get("required") or ()))
+
+
+def _object_in(content: str, why: str) -> dict[str, Any]:
+    try:
+        found = parse_json_markdown(content)
+    except ValueError as error:
+        raise OutputParserException(
+            f"the model wrote no JSON{why}: nothing makes it, so the prompt has to ask for it",
+            llm_output=content,
+        ) from error
+    if not isinstance(found, dict):
+        raise OutputParserException(
+            f"the model wrote JSON that is no object{why}", llm_output=content
+        )
+    return found
 
 
 def _required(schema: Any) -> tuple[str, ...]:

@@ -1,12 +1,10 @@
-"""Tools: how a model is told of them, made to call one, and its calls read back."""
+"""Tools: how a model is told of them, and its calls as LangChain's messages hold them."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 from langchain_core.messages import InvalidToolCall
 from langchain_core.messages.tool import ToolCall as LangChainCall
@@ -18,15 +16,12 @@ from langchain_core.messages.tool import (
 )
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
-from ragaccel import ConfigurationError, ToolFormat, tool_format
+from ragaccel import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ragaccel import LLM, Answer, ToolCall
-
-_FORCED = ("any", "required", True)
-_FORMATS: WeakKeyDictionary[LLM, ToolFormat] = WeakKeyDictionary()
+    from ragaccel import ToolCall
 
 
 def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -42,99 +37,6 @@ def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
                 f"a tool is a function with a name, not {tool!r}: nobody runs others here"
             )
     return made
-
-
-def choose(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
-    """Check a choice of tools: None where the model decides, "" for any, "none", or a name.
-
-    A name is given as such or as ``{"type": "function", "function": {"name": ...}}``.
-
-    Raises:
-        ConfigurationError: there is no tool of that name.
-    """
-    if choice in (None, False, "auto"):
-        return None
-    names = [tool["function"]["name"] for tool in tools]
-    if choice == "none":
-        return "none"
-    if choice in _FORCED:
-        return names[0] if len(names) == 1 else ""
-    if isinstance(choice, dict):
-        choice = choice.get("function", choice).get("name")
-    if choice not in names:
-        raise ConfigurationError(
-            f"tool_choice={choice!r} names no tool: there are {', '.join(names)}, auto, any, none"
-        )
-    return str(choice)
-
-
-@dataclass(frozen=True, slots=True)
-class Calling:
-    """What one answer may call, and how its calls are spelled.
-
-    ``opening`` is what the answer was made to begin with; empty where the model decides.
-    """
-
-    llm: LLM
-    format: ToolFormat
-    tools: list[dict[str, Any]]
-    opening: str = ""
-    stop: tuple[str, ...] = ()
-    parallel: bool = True
-
-    @property
-    def opening_ids(self) -> list[int]:
-        """The opening as tokens, special ones read as such."""
-        return list(self.llm.tokenizer.encode(self.opening)) if self.opening else []
-
-    def settled(self, token_ids: Sequence[int]) -> str:
-        """What of an unfinished answer is content for sure, whatever may follow."""
-        text = self._text(token_ids)
-        begun = [
-            size for stop in self.stop for size in range(1, len(stop)) if text.endswith(stop[:size])
-        ]
-        return self.format.settled(text[: len(text) - max(begun, default=0)])
-
-    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
-        """The answer's content, and the calls in it."""
-        content, calls = self.format.parse(self._text(answer.token_ids), self.tools)
-        if not calls:
-            return answer.text, []
-        return content, list(calls if self.parallel else calls[:1])
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        text = self.llm.tokenizer.decode(token_ids, skip_special_tokens=False)
-        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        return self.opening + text[: min(ends, default=len(text))]
-
-
-def calling(
-    llm: LLM,
-    tools: list[dict[str, Any]],
-    choice: str | None,
-    *,
-    stop: Sequence[str] | None = None,
-    parallel: bool = True,
-) -> Calling:
-    """Prepare an answer that may call tools.
-
-    Raises:
-        ConfigurationError: the model's chat template has no place for tools.
-    """
-    format_ = _FORMATS.get(llm) or tool_format(llm.tokenizer)
-    if format_ is None:
-        raise ConfigurationError(
-            "this model's chat template has no place for tools: load a model that was trained to "
-            "call them; with_structured_output(method='json_mode') needs none"
-        )
-    _FORMATS[llm] = format_
-    opening = "" if choice is None else format_.opening(choice or None)
-    return Calling(llm, format_, tools, opening, tuple(stop or ()), parallel)
-
-
-def read(calls: Calling | None, answer: Answer) -> tuple[str, list[ToolCall]]:
-    """An answer's content, and the calls in it if it may hold some."""
-    return (answer.text, []) if calls is None else calls.read(answer)
 
 
 def as_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[InvalidToolCall]]:

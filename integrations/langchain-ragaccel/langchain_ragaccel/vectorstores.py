@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import run_in_executor
-from ragaccel import Collection, ConfigurationError
+from ragaccel import Collection, ConfigurationError, check_arguments
 
 from langchain_ragaccel.documents import as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from ragaccel import ReferenceRegistry
     from typing_extensions import Self
+
+
+_NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")
+_INSTEAD = {
+    "collection_name": "one file holds one collection: path=",
+    "connection": "the store is one file of this machine: path=",
+    "embedding_function": "it is named embedding here, and comes first",
+    "persist_directory": "one file is all there is: path=",
+}
 
 
 class RagaccelVectorStore(Searching):
@@ -53,7 +62,9 @@ class RagaccelVectorStore(Searching):
         fingerprint: str = "",
         registry: ReferenceRegistry | None = None,
         namespace: str = "",
+        **others: Any,
     ) -> None:
+        check_arguments(type(self).__name__, others, _NAMES, _INSTEAD)
         if collection is not None and (path is not None or fingerprint):
             raise ConfigurationError("a ready collection has its own path and fingerprint")
         if isinstance(embedding, RagaccelEmbeddings) and not fingerprint:

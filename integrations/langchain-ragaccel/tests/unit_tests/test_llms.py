@@ -11,7 +11,6 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumps
 from langchain_core.runnables import ConfigurableField, RunnableLambda
-from pydantic import ValidationError
 from ragaccel import CapacityError
 from serialized import loaded_again
 from tiny_llm import tiny_llm
@@ -201,13 +200,11 @@ def test_what_a_call_sets_counts_for_that_call(bare, llm, texts):
 
 
 def test_an_unknown_setting_is_refused_early(bare, llm):
-    with pytest.raises(TypeError, match="takes no foo in a call"):
+    with pytest.raises(TypeError, match="a call of RagaccelLLM takes no foo"):
         llm.bind(foo=1)
     for ask in (llm.invoke, lambda prompt, **given: next(llm.stream(prompt, **given))):
-        with pytest.raises(TypeError, match="takes no foo in a call"):
+        with pytest.raises(TypeError, match="a call of RagaccelLLM takes no foo"):
             ask("x", foo=1)
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        RagaccelLLM(llm=bare, temprature=0.5)
     with pytest.raises(TypeError, match="max_tokens twice"):
         RagaccelLLM(llm=bare, max_tokens=3, max_new_tokens=4)
 

@@ -8,13 +8,13 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, tool_calling
 from scripted_llm import call_a_tool, scripted_llm
 from tiny_llm import tiny_llm
 from typing_extensions import TypedDict
 
 from langchain_ragaccel import ChatRagaccel
-from langchain_ragaccel.tools import as_tools, calling
+from langchain_ragaccel.tools import as_tools
 
 
 class Swell(BaseModel):
@@ -171,7 +171,7 @@ def test_a_stop_string_cuts_before_calls_are_read():
 
 def test_what_may_become_a_stop_string_waits():
     llm = scripted_llm()
-    reading = calling(llm, as_tools([tide]), None, stop=["STOP"])
+    reading = tool_calling(llm.tokenizer, as_tools([tide]), stop=["STOP"])
     for text, certain in (
         ("Wait. ST", "Wait."),
         ("Wait. STO", "Wait."),

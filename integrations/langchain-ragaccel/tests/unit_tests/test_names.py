@@ -1,0 +1,175 @@
+"""A name that a class or a call does not take is refused early, with what to use instead."""
+
+import warnings
+
+import pytest
+from ragaccel import ConfigurationError, RagaccelError, UnknownArgumentError
+from tiny_llm import tiny_llm
+
+from langchain_ragaccel import (
+    ChatRagaccel,
+    RagaccelEmbeddings,
+    RagaccelLLM,
+    RagaccelRetriever,
+    RagaccelVectorStore,
+)
+
+MODELS = [ChatRagaccel, RagaccelLLM]
+ELSEWHERE = {
+    "base_url": "in this process",
+    "do_sample": "temperature=0",
+    "frequency_penalty": "repetition_penalty",
+    "logit_bias": "logits_processors",
+    "logprobs": "without probabilities",
+    "num_beams": "one answer is decoded",
+    "presence_penalty": "repetition_penalty",
+    "reasoning": "chat_template_kwargs",
+    "top_logprobs": "forward pass",
+}
+
+
+def made(kind, **more):
+    """Make one of a class with names that it takes, and more."""
+    needed = {
+        RagaccelEmbeddings: {},
+        RagaccelRetriever: {"index": "nowhere"},
+        RagaccelVectorStore: {"embedding": None},
+    }
+    return kind(**needed.get(kind, {"model": "no/such-model"}), **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (ChatRagaccel, "temprature", "temperature"),
+        (RagaccelLLM, "max_token", "max_tokens"),
+        (RagaccelEmbeddings, "modle", "model"),
+        (RagaccelRetriever, "embedding", "embeddings"),
+        (RagaccelVectorStore, "paht", "path"),
+    ],
+)
+def test_a_name_written_wrong_is_refused_with_the_one_that_was_meant(kind, name, meant):
+    with pytest.raises(UnknownArgumentError, match=rf"{name}: did you mean {meant}\?") as told:
+        made(kind, **{name: 1})
+    assert kind.__name__ in str(told.value)
+    assert isinstance(told.value, RagaccelError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (RagaccelEmbeddings, "encode_kwargs"),
+        (RagaccelEmbeddings, "model_name"),
+        (RagaccelRetriever, "search_kwargs"),
+        (RagaccelVectorStore, "persist_directory"),
+    ],
+)
+def test_other_classes_names_are_refused_with_what_there_is_here(kind, name):
+    with pytest.raises(UnknownArgumentError, match=f"takes no {name}: ..."):
+        made(kind, **{name: {}})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_models_elsewhere_take_is_refused_with_the_alternative(kind, name):
+    told = f"takes no {name}: .*{ELSEWHERE[name]}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UnknownArgumentError, match=told):
+            made(kind, **{name: 0.5})
+        model = made(kind)
+        with pytest.raises(UnknownArgumentError, match=told):
+            model.bind(**{name: 0.5})
+        with pytest.raises(UnknownArgumentError, match=told):
+            model.invoke("Who?", **{name: 0.5})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_values_that_ask_for_nothing_pass(kind):
+    nothing = {
+        "logprobs": False,
+        "top_logprobs": None,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": None,
+        "n": 1,
+    }
+    model = kind(llm=tiny_llm(), max_tokens=4, **nothing)
+    (found,), (expected,) = (
+        one.generate([_asked(kind)], **given).generations
+        for one, given in ((model, nothing), (kind(llm=tiny_llm()), {"max_tokens": 4}))
+    )
+    assert [one.text for one in found] == [one.text for one in expected]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_settings_among_the_options_of_loading_are_refused(kind):
+    for name in ("temperature", "max_new_tokens", "repeat_penalty"):
+        with pytest.raises(UnknownArgumentError, match=f"{name}: it is an argument of its own"):
+            kind(model_kwargs={name: 1})
+    assert kind(model_kwargs={"trust_remote_code": False}).model_kwargs
+    with pytest.raises(UnknownArgumentError, match=r"trust_remote_code: .*model_kwargs"):
+        kind(trust_remote_code=True)
+
+
+def test_what_is_for_calls_is_not_for_the_constructor():
+    with pytest.raises(UnknownArgumentError, match=r"response_format: .*bind"):
+        ChatRagaccel(response_format={"type": "json_object"})
+    with pytest.raises(UnknownArgumentError, match=r"references: .*calls"):
+        ChatRagaccel(references=["x"])
+    with pytest.raises(UnknownArgumentError, match="response_format: it is for calls of a chat"):
+        RagaccelLLM().invoke("x", format="json")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_several_answers_are_samples_with_seeds_one_above_the_other(kind):
+    model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, seed=3)
+    (found,) = model.generate([_asked(kind)], n=3).generations
+    alone = [model.invoke("Who trims?", seed=seed) for seed in (3, 4, 5)]
+    assert [one.text for one in found] == [
+        one if isinstance(one, str) else one.text for one in alone
+    ]
+    assert len({one.text for one in found}) == 3
+    (named,) = model.generate([_asked(kind)], num_return_sequences=2).generations
+    assert len(named) == 2
+
+
+@pytest.mark.parametrize("kind", MODELS)
+async def test_so_they_are_for_asyncio(kind):
+    model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, n=2)
+    done = await model.agenerate([_asked(kind), _asked(kind)])
+    assert [len(some) for some in done.generations] == [2, 2]
+    whole = model.generate([_asked(kind)]).generations[0]
+    assert [one.text for one in done.generations[1]] == [one.text for one in whole]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_several_answers_that_cannot_be_are_refused(kind):
+    model = kind(llm=tiny_llm(), max_tokens=4)
+    with pytest.raises(ConfigurationError, match="n=2 answers with temperature=0"):
+        model.generate([_asked(kind)], n=2)
+    with pytest.raises(ConfigurationError, match="n is a whole number"):
+        model.generate([_asked(kind)], n=1.5, temperature=1.0)
+    with pytest.raises(ConfigurationError, match="a stream is one answer, not n=2"):
+        next(iter(model.stream("Who?", n=2, temperature=1.0)))
+
+
+def test_a_stream_tells_its_tokens_unless_told_not_to():
+    chat = ChatRagaccel(llm=tiny_llm(), max_tokens=4)
+    for given, told in (
+        ({}, True),
+        ({"stream_usage": True}, True),
+        ({"stream_usage": False}, False),
+    ):
+        *_, last = chat.stream("Who?", **given)
+        assert bool(last.usage_metadata) is told
+    *_, last = ChatRagaccel(llm=tiny_llm(), max_tokens=4, stream_usage=False).stream("Who?")
+    assert last.usage_metadata is None
+
+
+def _asked(kind):
+    if kind is RagaccelLLM:
+        return "Who trims?"
+    from langchain_core.messages import HumanMessage
+
+    return [HumanMessage("Who trims?")]

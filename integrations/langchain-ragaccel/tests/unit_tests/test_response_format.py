@@ -1,0 +1,129 @@
+"""response_format: an answer whose text is a JSON object, which is checked and not enforced."""
+
+import json
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.exceptions import OutputParserException
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from ragaccel import ConfigurationError
+from scripted_llm import scripted_llm
+from tiny_llm import tiny_llm
+
+from langchain_ragaccel import ChatRagaccel
+
+
+class Swell(BaseModel):
+    """How high the swell is."""
+
+    metres: int
+    place: str
+
+
+@tool
+def tide(place: str) -> str:
+    """Tell the tide at a place."""
+    return f"high at {place}"
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "swell", "schema": Swell.model_json_schema()},
+}
+ASKED = "How high at 'Gannet Ledge' (3)?"
+FOUND = {"metres": 3, "place": "Gannet Ledge"}
+
+
+def saying(text):
+    return ChatRagaccel(llm=scripted_llm(lambda prompt: text))
+
+
+@pytest.fixture
+def chat():
+    return ChatRagaccel(llm=scripted_llm())
+
+
+@pytest.mark.parametrize("given", [SCHEMA, Swell, Swell.model_json_schema()])
+async def test_an_answer_is_the_object_of_a_schema(chat, given):
+    model = chat.bind(response_format=given)
+    for message in (model.invoke(ASKED), await model.ainvoke(ASKED)):
+        assert json.loads(message.content) == FOUND
+        assert message.tool_calls == []
+        assert message.response_metadata["finish_reason"] == "stop"
+    assert json.loads("".join(chunk.text for chunk in model.stream(ASKED))) == FOUND
+    assert json.loads(chat.invoke(ASKED, format=given).content) == FOUND
+
+
+def look_up_then_answer(prompt):
+    """Call the tool once, then the schema; go on from where the answer was begun."""
+    if '"name": "tide"' not in prompt:
+        return f" {json.dumps(FOUND)}}}\n</tool_call>"
+    done = "<turn>tool: " in prompt
+    name, values = ("swell", FOUND) if done else ("tide", {"place": "Gannet Ledge"})
+    return f'{name}", "arguments": {json.dumps(values)}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tools", [[], [tide]])
+def test_an_agent_with_the_providers_own_strategy(tools):
+    schema = {**Swell.model_json_schema(), "title": "swell"}
+    for strategy, found in ((ProviderStrategy(schema), FOUND), (ProviderStrategy(Swell), Swell)):
+        script = look_up_then_answer if found is FOUND else _for_class
+        chat = ChatRagaccel(llm=scripted_llm(script))
+        agent = create_agent(chat, tools, response_format=strategy)
+        state = agent.invoke({"messages": [("user", ASKED)]})
+        assert state["structured_response"] == (FOUND if found is FOUND else Swell(**FOUND))
+        called = [message.name for message in state["messages"] if message.type == "tool"]
+        assert called == [one.name for one in tools]
+
+
+def _for_class(prompt):
+    return look_up_then_answer(prompt).replace("swell", "Swell")
+
+
+@pytest.mark.parametrize("given", ["json", {"type": "json_object"}])
+def test_any_object_is_asked_for_in_the_prompts_own_words(given):
+    for written in ('{"a": [1, 2]}', 'Here it is:\n```json\n{"a": [1, 2]}\n```'):
+        model = saying(written).bind(response_format=given)
+        assert json.loads(model.invoke("In JSON, please.").content) == {"a": [1, 2]}
+        assert json.loads("".join(chunk.text for chunk in model.stream("?"))) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "why"),
+    [
+        ("It is three metres.", "json", "wrote no JSON"),
+        ("[1, 2]", "json", "no object"),
+        ("It is three metres.", SCHEMA, "wrote no swell"),
+        ('3, "place": ', SCHEMA, "wrote no swell"),
+        (' {"metres": 3}}\n</tool_call>', SCHEMA, "lacks place"),
+    ],
+)
+async def test_an_answer_that_is_no_such_object_is_an_error(written, given, why):
+    model = saying(written).bind(response_format=given)
+    with pytest.raises(OutputParserException, match=why) as told:
+        model.invoke(ASKED)
+    assert told.value.llm_output
+    with pytest.raises(OutputParserException, match=why):
+        await model.ainvoke(ASKED)
+    with pytest.raises(OutputParserException, match=why):
+        list(model.stream(ASKED))
+
+
+def test_one_that_was_cut_off_says_so(chat):
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        chat.invoke(ASKED, response_format=SCHEMA, max_tokens=3)
+
+
+def test_plain_text_is_a_format_too(chat):
+    for given in (None, {"type": "text"}):
+        assert chat.invoke("Hi", response_format=given).content == "Hello."
+
+
+def test_what_cannot_be_is_refused_before_anything_is_loaded():
+    for wrong in ("xml", 3, {"type": "json_schema"}, {"type": "array", "items": {}}):
+        with pytest.raises(ConfigurationError, match="response_format is "):
+            ChatRagaccel(model="no/such-model").invoke("x", response_format=wrong)
+    with pytest.raises(ConfigurationError, match="no place for tools"):
+        ChatRagaccel(llm=tiny_llm()).invoke("x", response_format=SCHEMA)

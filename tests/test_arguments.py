@@ -1,0 +1,34 @@
+"""Unknown arguments are refused with what to use instead."""
+
+import pytest
+
+from ragaccel import RagaccelError, UnknownArgumentError, check_arguments, says_nothing
+
+
+def test_known_names_pass():
+    check_arguments("A thing", ["size"], ["size", "shape"])
+
+
+def test_all_unknown_names_are_told_and_the_close_ones_corrected():
+    with pytest.raises(UnknownArgumentError) as told:
+        check_arguments("A thing", ["szie", "logprobs", "x"], ["size", "shape"], {"x": "y"})
+    text = str(told.value)
+    assert "szie: did you mean size?" in text
+    assert "logprobs: answers hold token ids" in text
+    assert "x: y" in text
+    assert text.endswith("there are shape, size")
+
+
+def test_it_is_one_of_ours_and_the_error_that_python_raises():
+    assert issubclass(UnknownArgumentError, RagaccelError)
+    assert issubclass(UnknownArgumentError, TypeError)
+    assert not issubclass(UnknownArgumentError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nothing"),
+    [("logprobs", False, True), ("logprobs", True, False), ("presence_penalty", 0.0, True),
+     ("presence_penalty", 0.1, False), ("temperature", 0, False), ("logit_bias", {}, True)],
+)  # fmt: skip
+def test_values_that_ask_for_nothing(name, value, nothing):
+    assert says_nothing(name, value) is nothing
