@@ -50,6 +50,7 @@ class CollectionRun:
             if len(files) > bool(known):
                 self._require_own_ids()
             run.passages_total, run.files_total = scanned.num_passages, 1
+            run.work_total = scanned.num_passages
             self._bring_in_passages(FileRecord(self.name, *state, "", kind="collection"))
             run.report.added, run.report.changed = int(known is None), int(known is not None)
         with store.transaction():
@@ -64,7 +65,8 @@ class CollectionRun:
         while batch := list(islice(passages, _BATCH_PASSAGES)):
             new = [p for p in batch if held.get(p.passage_id) != text_hash(p)]
             self.run.passages_done += len(batch) - len(new)
-            vectors = self.run.vectors_for(new)
+            self.run.work_total -= len(batch) - len(new)
+            vectors = self.run.vectors_for(new, work=len(new))
             with store.transaction():
                 store.drop_ids(p.passage_id for p in new if p.passage_id in held)
                 store.put_passages(row, new, vectors)

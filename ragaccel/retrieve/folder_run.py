@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieve.chunking import document_title, split_document
 from ragaccel.retrieve.documents import BinaryFileError, document_from_bytes, read_bytes
-from ragaccel.retrieve.records import FileRecord
+from ragaccel.retrieve.records import FileRecord, UnreadFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,14 @@ class FolderRun:
     """A folder's files compared with the index, and the differences brought in."""
 
     def __init__(
-        self, run: IndexRun, listing: Listing, max_bytes: int, budget: int, *, folder: str
+        self,
+        run: IndexRun,
+        listing: Listing,
+        max_bytes: int,
+        budget: int,
+        *,
+        folder: str,
+        retry_failed: bool,
     ) -> None:
         self.run = run
         made_from = run.store.meta("folder")
@@ -48,32 +55,71 @@ class FolderRun:
         self.listing = listing
         self.max_bytes = max_bytes
         self.budget = budget
+        self.retry_failed = retry_failed
         self.known = {
             path: record for path, record in run.store.files().items() if record.kind == "document"
         }
+        self.unread_before = run.store.unread()
+        self.unread: dict[str, UnreadFile] = {}
 
     def bring_in(self) -> None:
-        """Remove what vanished, read what changed, and write it batch by batch."""
-        report = self.run.report
-        report.failed.update(self.listing.failed)
-        report.skip_reasons.update(self.listing.skipped)
+        """Remove what vanished, read what changed, and write it batch by batch, small files first.
+
+        A file of more than a batch is written alone, when all of it is embedded.
+        """
+        self._note_listed()
         self._remove_vanished()
         pending = [file for file in self.listing.files if not self._same_state(file)]
+        pending.sort(key=lambda file: file.size)
         self.run.files_total = len(pending)
+        self.run.work_total = sum(file.size for file in pending)
         batch: list[_ReadFile] = []
         waiting = 0
         for file in pending:
             self.run.tell("reading", file.name)
             read = self._read(file)
-            if read is not None:
-                batch.append(read)
-                waiting += len(read.passages or ())
-                self.run.passages_total += len(read.passages or ())
+            num_passages = len(read.passages or ()) if read else 0
+            self.run.passages_total += num_passages
             self.run.files_done += 1
+            if read is None:
+                self.run.work_total -= file.size
+                continue
+            if num_passages > _BATCH_PASSAGES:
+                self._write(batch)
+                self._write([read], stage=file.name)
+                batch, waiting = [], 0
+                continue
+            batch.append(read)
+            waiting += num_passages
             if waiting >= _BATCH_PASSAGES:
                 self._write(batch)
                 batch, waiting = [], 0
         self._write(batch)
+        self.run.store.unstage()  # of files that are gone, or can no longer be read
+        self.run.store.put_unread(self.unread)
+
+    def _note_listed(self) -> None:
+        """Note what the listing says of files that are not to be read."""
+        listing, report = self.listing, self.run.report
+        report.skip_reasons.update(listing.skipped)
+        for path, reason in listing.failed.items():
+            self._note(UnreadFile(path, "failed", reason))
+        for path, reason in listing.passed_over.items():
+            self._note(UnreadFile(path, "skipped", reason))
+        for root in listing.unreadable:  # of what is in there nothing is known now
+            inside = f"{root}/" if root else ""
+            for path, unread in self.unread_before.items():
+                if path.startswith(inside) and path not in self.unread:
+                    self.unread[path] = unread
+
+    def _note(self, unread: UnreadFile) -> None:
+        report = self.run.report
+        self.unread[unread.path] = unread
+        by_path = {"failed": report.failed, "doubtful": report.doubtful}
+        by_path.get(unread.kind, report.passed_over)[unread.path] = unread.reason
+        before = self.unread_before.get(unread.path)
+        if before is not None and (before.kind, before.reason) == (unread.kind, unread.reason):
+            report.told_before.add(unread.path)
 
     def _remove_vanished(self) -> None:
         present = {file.name for file in self.listing.files} | set(self.listing.failed)
@@ -87,21 +133,34 @@ class FolderRun:
             self.run.report.removed = self.run.store.remove(gone)
 
     def _same_state(self, file: FoundFile) -> bool:
-        """Whether size and time of change are as in the index; counts the file if so."""
-        record = self.known.get(file.name)
-        if record is None or not self.trusts_times:
+        """Whether size and time of change are as in the last run; counts the file if so."""
+        if not self.trusts_times:
             return False
-        if (record.size, record.mtime_ns) != (file.size, file.mtime_ns):
+        record, state = self.known.get(file.name), (file.size, file.mtime_ns)
+        if record is not None and (record.size, record.mtime_ns) == state:
+            self._count_same(record)
+            return True
+        unread = self.unread_before.get(file.name)
+        if self.retry_failed or unread is None or unread.kind != "failed":
             return False
-        self._count_same(record)
+        if (unread.size, unread.mtime_ns) != state:
+            return False
+        self._note(unread)
         return True
 
     def _count_same(self, record: FileRecord) -> None:
-        report = self.run.report
+        unread = self.unread_before.get(record.path)
         if record.status == "binary":
-            report.skip_reasons["binary"] = report.skip_reasons.get("binary", 0) + 1
-        else:
-            report.unchanged += 1
+            self._skip_binary(record.path)
+            return
+        self.run.report.unchanged += 1
+        if unread is not None and unread.kind == "doubtful":
+            self._note(unread)
+
+    def _skip_binary(self, path: str) -> None:
+        reasons = self.run.report.skip_reasons
+        reasons["binary"] = reasons.get("binary", 0) + 1
+        self._note(UnreadFile(path, "skipped", "binary"))
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
         """Read and cut a file; None, and a reason in the report, where that cannot be done."""
@@ -115,19 +174,26 @@ class FolderRun:
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
             document = document_from_bytes(data, file.name)
         except BinaryFileError:
-            reasons = self.run.report.skip_reasons
-            reasons["binary"] = reasons.get("binary", 0) + 1
+            self._skip_binary(file.name)
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
-            self.run.report.failed[file.name] = str(error)
+            # what is in the file stays; a permission, or what is installed, may change
+            lasts = bool(record.sha256) and isinstance(error, DocumentError)
+            state = (file.size, file.mtime_ns) if lasts else (0, 0)
+            self._note(UnreadFile(file.name, "failed", str(error), *state))
             return None
         passages = split_document(document, self.run.embedder.count_tokens, self.budget)
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
-    def _write(self, batch: list[_ReadFile]) -> None:
-        """Embed what is new in a batch of files, then replace them in one transaction."""
+    def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
+        """Embed what is new in a batch of files, then replace them in one transaction.
+
+        With ``stage``, the name of the one file there is, what is embedded outlives a run that is
+        interrupted.
+        """
         fresh = [passage for file in batch for passage in file.passages or ()]
-        vectors = self.run.vectors_for(fresh)
+        work = sum(file.record.size for file in batch)
+        vectors = self.run.vectors_for(fresh, work=work, stage=stage)
         store = self.run.store
         if not batch:
             return
@@ -137,6 +203,8 @@ class FolderRun:
                 if file.passages is not None:
                     store.drop_passages(row)
                     store.put_passages(row, file.passages, vectors)
+            if stage:
+                store.unstage(stage)
         self._count_written(batch)
 
     def _count_written(self, batch: Iterable[_ReadFile]) -> None:

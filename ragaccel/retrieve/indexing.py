@@ -32,12 +32,14 @@ def index_folder(
     rebuild: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
     passage_tokens: int | None = None,
+    retry_failed: bool = True,
 ) -> IndexReport:
     """Bring a folder's files into the index; afterwards the index says what the folder says.
 
     Unchanged files are known by size and time of change, else by sha256; of changed ones only new
     passages are embedded; what vanished is removed. Each batch of files is one transaction, so an
-    interrupted run keeps what it finished and the next one goes on from there.
+    interrupted run keeps what it finished and the next one goes on from there. Small files come
+    first; of a large one what is embedded is kept apart, and is found when all of it is there.
 
     Args:
         store: The index; created if there is none.
@@ -50,6 +52,7 @@ def index_folder(
             when it is whole. Patterns and files taken out are remembered.
         max_file_bytes: Larger files are reported as failed.
         passage_tokens: The budget of a passage's text; 128, or what the index was made with.
+        retry_failed: Try again to read files that could not be read and have not changed since.
 
     Raises:
         ConfigurationError: The folder is none.
@@ -73,7 +76,14 @@ def index_folder(
         left_out = set(run.store.left_out())
         listing.pass_over("taken out", lambda file: file.name in left_out)
         listing.pass_over("index", lambda file: store.owns(file.path))
-        FolderRun(run, listing, max_file_bytes, tokens, folder=str(folder.resolve())).bring_in()
+        FolderRun(
+            run,
+            listing,
+            max_file_bytes,
+            tokens,
+            folder=str(folder.resolve()),
+            retry_failed=retry_failed,
+        ).bring_in()
         run.finish()
     run.report.seconds = time.perf_counter() - started
     return run.report

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.store import Store
 
 _EMBED_AT_ONCE = 128
+_SORTED_TOGETHER = 1024  # by length; more, and what comes first says little of what is to come
 _KEPT = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
@@ -90,6 +91,7 @@ class IndexRun:
         self.report = IndexReport()
         self.files_done = self.files_total = 0
         self.passages_done = self.passages_total = 0
+        self.work_done = self.work_total = 0.0
         self.num_cut = 0
 
     def settle(self, passage_tokens: int | None) -> int:
@@ -127,22 +129,39 @@ class IndexRun:
     def tell(self, stage: str, path: str = "") -> None:
         """Say where the run stands."""
         files = (self.files_done, self.files_total)
-        self.progress(Progress(stage, *files, self.passages_done, self.passages_total, path))
+        passages = (self.passages_done, self.passages_total)
+        work = (self.work_done, self.work_total)
+        self.progress(Progress(stage, *files, *passages, path, *work))
 
-    def vectors_for(self, passages: Sequence[Passage]) -> dict[bytes, bytes]:
-        """The float16 vectors of passages by text hash; only what the index lacks is embedded."""
+    def vectors_for(
+        self, passages: Sequence[Passage], *, work: float = 0.0, stage: str = ""
+    ) -> dict[bytes, bytes]:
+        """The float16 vectors of passages by text hash; only what the index lacks is embedded.
+
+        Args:
+            passages: Of one file or of several.
+            work: How much of ``work_total`` they are.
+            stage: A file that what is embedded is kept for until all of it is there.
+        """
         texts = {text_hash(passage): embedded_text(passage) for passage in passages}
         vectors = self.store.known_vectors(list(texts))
+        if stage:  # an interrupted run may have read another version of it
+            self.store.unstage(stage, but=texts)
         new = [(key, text) for key, text in texts.items() if key not in vectors]
-        new.sort(key=lambda item: len(item[1]))
+        each = work / max(1, len(passages))
         self.passages_done += len(passages) - len(new)
-        for first in range(0, len(new), _EMBED_AT_ONCE):
-            self.tell("embedding")
-            part = new[first : first + _EMBED_AT_ONCE]
+        self.work_total -= each * (len(passages) - len(new))
+        for part in _batches(new):
+            self.tell("embedding", stage)
             rows = self._embed([text for _, text in part])
-            for (key, _), row in zip(part, rows, strict=True):
-                vectors[key] = row.astype("<f2").tobytes()
+            embedded = {
+                key: row.astype("<f2").tobytes() for (key, _), row in zip(part, rows, strict=True)
+            }
+            if stage:
+                self.store.stage(stage, embedded)
+            vectors |= embedded
             self.passages_done += len(part)
+            self.work_done += each * len(part)
             self.report.embedded += len(part)
         return vectors
 
@@ -164,3 +183,11 @@ class IndexRun:
                 " search covers all of each"
             )
         self.tell("done")
+
+
+def _batches(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
+    """Texts of about the same length at a time, from beginning to end."""
+    for first in range(0, len(new), _SORTED_TOGETHER):
+        part = sorted(new[first : first + _SORTED_TOGETHER], key=lambda item: len(item[1]))
+        for start in range(0, len(part), _EMBED_AT_ONCE):
+            yield part[start : start + _EMBED_AT_ONCE]

@@ -24,6 +24,21 @@ class FileRecord:
     num_passages: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file that is not in the index as it stands, and why.
+
+    ``kind`` is ``"failed"``, ``"doubtful"``: read, but by a guess, or ``"skipped"``. ``size`` and
+    ``mtime_ns`` are those of the file then; 0 where another try may end otherwise.
+    """
+
+    path: str
+    kind: str
+    reason: str
+    size: int = 0
+    mtime_ns: int = 0
+
+
 def text_hash(passage: Passage) -> bytes:
     """What tells passages apart that must be embedded apart: title and text."""
     return hashlib.sha256(f"{passage.title}\0{passage.text}".encode()).digest()[:16]

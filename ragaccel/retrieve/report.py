@@ -12,7 +12,8 @@ class Progress:
 
     ``stage`` is ``"scanning"``, ``"reading"``, ``"embedding"`` or ``"done"``. Files are those that
     must be read; ``passages_done`` of ``passages_total`` are embedded, where the total grows while
-    files are read.
+    files are read. ``work_done`` of ``work_total`` says how far embedding is in all, in bytes of
+    the files: it knows those that are not read yet, and leaves out what need not be embedded.
     """
 
     stage: str
@@ -21,6 +22,8 @@ class Progress:
     passages_done: int = 0
     passages_total: int = 0
     path: str = ""
+    work_done: float = 0.0
+    work_total: float = 0.0
 
 
 class ProgressCallback(Protocol):
@@ -35,7 +38,10 @@ class IndexReport:
     """What an indexing run did: files by what became of them, and passages.
 
     ``failed`` gives the reason by path; what the index had of a failed file it keeps. ``skipped``
-    counts what was passed over and ``skip_reasons`` says why. ``passages`` is how many the index
+    counts what was passed over and ``skip_reasons`` says why; ``passed_over`` names those of them
+    that no rule or pattern named. ``doubtful`` are files that were read by a guess, which the
+    reason names. Failed and doubtful files that an earlier run told of, for the same reason, are
+    in ``told_before``. ``passages`` is how many the index
     has now, ``embedded`` how many of them are new to it. ``warnings`` are for people to read.
     """
 
@@ -45,6 +51,9 @@ class IndexReport:
     unchanged: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     skip_reasons: dict[str, int] = field(default_factory=dict)
+    passed_over: dict[str, str] = field(default_factory=dict)
+    doubtful: dict[str, str] = field(default_factory=dict)
+    told_before: set[str] = field(default_factory=set)
     passages: int = 0
     embedded: int = 0
     seconds: float = 0.0

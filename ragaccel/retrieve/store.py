@@ -13,11 +13,11 @@ import numpy as np
 from ragaccel.errors import IndexCorruptError, IndexMismatchError
 from ragaccel.passage import Passage
 from ragaccel.retrieve.database import Database
-from ragaccel.retrieve.records import FileRecord, text_hash
+from ragaccel.retrieve.records import FileRecord, UnreadFile, text_hash
 from ragaccel.retrieve.schema import damaged, index_command, is_own_place, new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -108,6 +108,32 @@ class Store:
                     removed += 1
         return removed
 
+    def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
+        """Note which files are not in the index as they stand, instead of those noted before."""
+        if unread == self.unread():
+            return
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM unread")
+            rows = ((f.path, f.kind, f.reason, f.size, f.mtime_ns) for f in unread.values())
+            self._database.run_many("INSERT INTO unread VALUES (?, ?, ?, ?, ?)", rows)
+
+    def stage(self, path: str, vectors: Mapping[bytes, bytes]) -> None:
+        """Keep vectors for a file that is not whole yet; no search sees them."""
+        marks = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement: all of them or none
+        values = [value for key, vector in vectors.items() for value in (key, path, vector)]
+        self.rows(f"INSERT OR REPLACE INTO staged VALUES {marks}", values)
+
+    def unstage(self, path: str | None = None, *, but: Container[bytes] = ()) -> None:
+        """Let go of vectors staged for a file, or of all, but those of the given texts."""
+        chosen, values = ("", ()) if path is None else (" WHERE path = ?", (path,))
+        staged = self.rows(f"SELECT text_hash FROM staged{chosen}", values)
+        gone = [row for row in staged if row[0] not in but]
+        if gone and len(gone) == len(staged):
+            self.rows(f"DELETE FROM staged{chosen}", values)
+        elif gone:
+            with self.transaction():
+                self._database.run_many("DELETE FROM staged WHERE text_hash = ?", iter(gone))
+
     def rename(self, old: str, new: str) -> None:
         """Know a file by another path from now on."""
         with self.transaction() as connection:
@@ -186,6 +212,11 @@ class Store:
         )
         return {row[0]: FileRecord(*row) for row in rows}
 
+    def unread(self) -> dict[str, UnreadFile]:
+        """The files that are not in the index as they stand, by their paths."""
+        rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
+        return {row[0]: UnreadFile(*row) for row in rows}
+
     def state(self) -> tuple[str, str]:
         """(epoch, change): the one is new when the index is made anew, the other at any change.
 
@@ -237,13 +268,14 @@ class Store:
         return self.passage_of(rows[0]) if rows else None
 
     def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Vectors of texts that are in the index already, by :func:`text_hash`."""
+        """Vectors of texts that are in the index already, or staged, by :func:`text_hash`."""
         known: dict[bytes, bytes] = {}
         for first in range(0, len(hashes), 500):
             part = hashes[first : first + 500]
             marks = ",".join("?" * len(part))
-            query = f"SELECT text_hash, vector FROM passage WHERE text_hash IN ({marks})"
-            known.update(self.rows(query, part))
+            for table in ("staged", "passage"):
+                query = f"SELECT text_hash, vector FROM {table} WHERE text_hash IN ({marks})"
+                known.update(self.rows(query, part))
         return known
 
     def keys(self) -> NDArray[np.int64]:

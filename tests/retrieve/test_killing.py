@@ -1,52 +1,17 @@
 """Indexing killed at any moment, and two processes at once: nothing committed is lost."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from fakes import HashEmbedder
+from slow_indexing import start
 
 from ragaccel.errors import IndexBusyError
 from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.retriever import Retriever
 from ragaccel.retrieve.store import Store
-
-SLOW_INDEXING = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from fakes import HashEmbedder
-from ragaccel.retrieve import folder_run
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.store import Store
-
-folder_run._BATCH_PASSAGES = 3
-
-class Slow(HashEmbedder):
-    def embed_documents(self, texts):
-        time.sleep(float(sys.argv[4]))
-        return super().embed_documents(texts)
-
-print("started", flush=True)
-index_folder(Store(sys.argv[2]), Slow(), sys.argv[3])
-print("finished", flush=True)
-"""
-
-
-def start(store, folder, pause):
-    arguments = [str(Path(__file__).parent.parent), str(store.path), str(folder), str(pause)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_INDEXING, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout.readline() == "started\n"
-    return process
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""Indexing in a process of its own, slow enough to be killed in the middle."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SLOW_INDEXING = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from fakes import HashEmbedder
+from ragaccel.retrieve import folder_run, indexing_run
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.store import Store
+
+folder_run._BATCH_PASSAGES = 3
+indexing_run._EMBED_AT_ONCE = 4
+
+class Slow(HashEmbedder):
+    def embed_documents(self, texts):
+        time.sleep(float(sys.argv[4]))
+        return super().embed_documents(texts)
+
+print("started", flush=True)
+index_folder(Store(sys.argv[2]), Slow(), sys.argv[3])
+print("finished", flush=True)
+"""
+
+
+def start(store, folder, pause):
+    """Index a folder in another process, with a pause before every few passages."""
+    arguments = [str(Path(__file__).parent), str(store.path), str(folder), str(pause)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_INDEXING, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout.readline() == "started\n"
+    return process
