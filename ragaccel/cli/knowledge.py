@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError, explain
 from ragaccel.cli.progress import IndexingProgress
+from ragaccel.cli.unread import count_unread, tell_unread
 from ragaccel.errors import (
     IndexBusyError,
     IndexCorruptError,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.report import IndexReport
     from ragaccel.retrieve.retriever import Retriever
     from ragaccel.retrieve.store import Store
-
-_SHOWN_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,12 @@ def index_source(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     rebuild: bool = False,
+    retry_failed: bool = True,
 ) -> IndexReport:
     """Bring an index up to date with its folder or collection, progress on stderr.
 
     The index remembers ``include`` and ``exclude``; where none are given, those hold.
+    ``retry_failed`` tries again to read what could not be read.
     """
     from ragaccel.retrieve.indexing import index_folder, index_passages
     from ragaccel.retrieve.store import Store
@@ -95,6 +96,7 @@ def index_source(
             exclude=exclude,
             progress=progress,
             rebuild=rebuild,
+            retry_failed=retry_failed,
         )
 
 
@@ -126,7 +128,8 @@ def _bring_up_to_date(
 ) -> IndexBusyError | IndexWriteError | None:
     """Index what is new; or return what is in the way of that."""
     try:
-        tell_report(terminal, source, index_source(terminal, source, settings))
+        report = index_source(terminal, source, settings, retry_failed=False)
+        tell_report(terminal, source, report)
     except (IndexBusyError, IndexWriteError) as error:
         if not source.index.is_file():
             raise
@@ -148,6 +151,7 @@ def store_figures(store: Store) -> dict[str, Any]:
     """What there is to know of an index in a few figures."""
     records = list(store.files().values())
     indexed = [record for record in records if record.status == "indexed"]
+    num_failed, num_skipped = count_unread(store)
     size = sum(
         path.stat().st_size
         for ending in ("", "-wal")
@@ -157,7 +161,8 @@ def store_figures(store: Store) -> dict[str, Any]:
         "index": str(store.path),
         "folder": store.meta("folder"),
         "files": len(indexed),
-        "binary files passed over": len(records) - len(indexed),
+        "files that could not be read": num_failed,
+        "files passed over": num_skipped,
         "passages": store.count_passages(),
         "dimensions": int(store.meta("dimension", "0")),
         "bytes": size,
@@ -190,7 +195,10 @@ def index_health(source: Source, settings: Settings) -> str:
 def tell_report(
     terminal: Terminal, source: Source, report: IndexReport, *, always: bool = False
 ) -> None:
-    """Say what indexing changed and which files could not be read."""
+    """Say what indexing changed, and which files could not be read if that is news.
+
+    ``always`` says it even if nothing changed and an earlier run has named them.
+    """
     changes = [
         f"{number:,} {what}"
         for number, what in (
@@ -208,11 +216,7 @@ def tell_report(
         terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
     for warning in report.warnings:
         terminal.warn(warning)
-    for path, reason in list(report.failed.items())[:_SHOWN_FAILURES]:
-        terminal.warn(f"{path}: {reason}")
-    if len(report.failed) > _SHOWN_FAILURES:
-        more = len(report.failed) - _SHOWN_FAILURES
-        terminal.warn(f"and {more} more files could not be read (index --json lists all)")
+    tell_unread(terminal, source, report, always=always)
 
 
 def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
@@ -225,6 +229,8 @@ def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
         "unchanged": report.unchanged,
         "skipped": dict(report.skip_reasons),
         "failed": dict(report.failed),
+        "doubtful": dict(report.doubtful),
+        "passed_over": dict(report.passed_over),
         "passages": report.passages,
         "embedded": report.embedded,
         "seconds": report.seconds,

@@ -1,6 +1,8 @@
 """``ragaccel ls``: the files of an index."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ragaccel.cli import options
 
@@ -15,40 +17,50 @@ def ls(
     terminal: "Terminal",
     target: options.Target = None,
     index: options.Index = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Files that could not be read or were passed over.")
+    ] = False,
     json: options.Json = False,
 ) -> "ExitCode":
-    """List the files of an index, with how many passages each has."""
-    from dataclasses import asdict
+    """List the files of an index, with how many passages each has.
 
+    With --failed those that it does not hold as they stand, each with the reason: they could not be
+    read, were read by a guess of their encoding, or are no documents.
+    """
     from rich.text import Text
 
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.knowledge import open_store
     from ragaccel.cli.report import is_name
     from ragaccel.cli.source import locate
+    from ragaccel.cli.unread import (
+        count_unread,
+        file_documents,
+        list_unread,
+        one_line,
+        unread_documents,
+    )
 
     source = locate(target, index)
     with open_store(source) as store:
+        if json:
+            terminal.json(unread_documents(store) if failed else file_documents(store))
+            return ExitCode.OK
+        if failed:
+            list_unread(terminal, store)
+            return ExitCode.OK
         records = list(store.files().values())
-    if json:
-        terminal.json([asdict(record) for record in records])
-        return ExitCode.OK
+        num_failed, num_skipped = count_unread(store)
     for record in records:
         if record.status != "indexed":
             continue
         line = Text(f"{record.num_passages:7,}  ", style="dim").append(
-            _one_line(record.path or _NAMELESS)
+            one_line(record.path or _NAMELESS)
         )
         if record.title and not is_name(record.title, record.path):
-            line.append(f"  {_one_line(record.title)}", style="dim")
+            line.append(f"  {one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")
-    skipped = sum(record.status != "indexed" for record in records)
-    if skipped:
-        terminal.note(f"{skipped} binary files passed over")
+    if num_failed or num_skipped:
+        told = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
+        terminal.note(f"{told}: `{source.command('ls', '--failed')}` names them")
     return ExitCode.OK
-
-
-def _one_line(text: str) -> str:
-    from ragaccel.cli.terminal import printable
-
-    return printable(text.replace("\n", "\0"))

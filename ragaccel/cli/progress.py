@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,7 +21,8 @@ _LONGEST_NAME = 40
 class IndexingProgress:
     """Takes what indexing tells of itself and draws it; gone from the screen when it is done.
 
-    Nothing is drawn until there is something to read, and nothing at all without a terminal.
+    One bar for all the work, so that the time it says is left is for all of it. Nothing is drawn
+    until there is something to read, and nothing at all without a terminal.
     """
 
     def __init__(self, terminal: Terminal) -> None:
@@ -27,15 +30,17 @@ class IndexingProgress:
         self._bars = Progress(
             TextColumn("[dim]{task.description}"),
             BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[count]}"),
+            TextColumn("[cyan]{task.fields[left]}"),
             TextColumn("[dim]{task.fields[name]}", markup=True),
             console=terminal.err,
             transient=True,
             disable=not self._shown,
         )
-        self._files = self._bars.add_task("reading", total=None, name="", visible=False)
-        self._passages = self._bars.add_task("embedding", total=None, name="", visible=False)
+        self._task = self._bars.add_task(
+            "reading", total=None, visible=False, count="", left="", name=""
+        )
+        self._began: float | None = None
 
     def __enter__(self) -> IndexingProgress:
         self._bars.start()
@@ -53,19 +58,28 @@ class IndexingProgress:
         """Draw where indexing stands."""
         if not self._shown:
             return
+        files = f"{standing.files_done:,}/{standing.files_total:,} files"
+        passages = f"{standing.passages_done:,}/{standing.passages_total:,} passages"
         self._bars.update(
-            self._files,
-            completed=standing.files_done,
-            total=standing.files_total,
+            self._task,
+            description=standing.stage,
+            completed=standing.work_done,
+            total=standing.work_total or None,
+            count=f"{files}, {passages}" if standing.passages_total else files,
+            left=self._time_left(standing),
             visible=standing.files_total > 0,
             name=_short(standing.path),
         )
-        self._bars.update(
-            self._passages,
-            completed=standing.passages_done,
-            total=standing.passages_total,
-            visible=standing.passages_total > 0,
-        )
+
+    def _time_left(self, standing: Standing) -> str:
+        """How long what is left will take, going by the run so far; nothing while that is none."""
+        if self._began is None:
+            self._began = time.monotonic()
+        if not standing.work_done:
+            return ""
+        seconds = (time.monotonic() - self._began) / standing.work_done
+        seconds *= max(0.0, standing.work_total - standing.work_done)
+        return f"about {timedelta(seconds=round(seconds))} left"
 
 
 def _short(path: str) -> str:

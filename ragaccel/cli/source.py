@@ -40,6 +40,15 @@ class Source:
             return shlex.quote(str(self.folder))
         return f"--index {shlex.quote(str(self.index))}"
 
+    def command(self, verb: str, *options: str) -> str:
+        """The command that does something with this source, ready to be pasted."""
+        import shlex
+
+        where = [self.argument]
+        if self.folder is not None and self.index != _default_index(self.folder):
+            where.append(f"--index {shlex.quote(str(self.index))}")
+        return " ".join(["ragaccel", verb, *where, *options])
+
     def index_command(self, *, rebuild: bool = False) -> str:
         """The command that makes this index, or makes it anew."""
         from ragaccel.retrieve.schema import index_command

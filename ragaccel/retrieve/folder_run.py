@@ -151,16 +151,16 @@ class FolderRun:
     def _count_same(self, record: FileRecord) -> None:
         unread = self.unread_before.get(record.path)
         if record.status == "binary":
-            self._skip_binary(record.path)
+            self._skip_binary(record.path, unread.reason if unread else "binary")
             return
         self.run.report.unchanged += 1
         if unread is not None and unread.kind == "doubtful":
             self._note(unread)
 
-    def _skip_binary(self, path: str) -> None:
+    def _skip_binary(self, path: str, reason: str) -> None:
         reasons = self.run.report.skip_reasons
         reasons["binary"] = reasons.get("binary", 0) + 1
-        self._note(UnreadFile(path, "skipped", "binary"))
+        self._note(UnreadFile(path, "skipped", reason))
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
         """Read and cut a file; None, and a reason in the report, where that cannot be done."""
@@ -173,8 +173,8 @@ class FolderRun:
                 self._count_same(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
             document = document_from_bytes(data, file.name)
-        except BinaryFileError:
-            self._skip_binary(file.name)
+        except BinaryFileError as error:
+            self._skip_binary(file.name, str(error))
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
             # what is in the file stays; a permission, or what is installed, may change

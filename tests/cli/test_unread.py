@@ -1,0 +1,133 @@
+"""Unread files: named once, when indexing, and on request later."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import HashEmbedder
+
+from ragaccel.cli import knowledge
+from ragaccel.cli.progress import IndexingProgress
+from ragaccel.cli.terminal import Terminal
+from ragaccel.retrieve.report import Progress
+
+HUT = "The hut sleeps fourteen people in two rooms."
+
+
+@pytest.fixture(autouse=True)
+def embedder(monkeypatch):
+    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+
+
+@pytest.fixture
+def docs():
+    folder = Path("docs")
+    folder.mkdir()
+    (folder / "hut.md").write_text(f"# Hut\n\n{HUT}\n")
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7 broken")
+    (folder / "photo.png").write_bytes(b"\x89PNG")
+    (folder / "noise").write_bytes(bytes(range(256)))
+    return folder
+
+
+def test_a_question_names_unread_files_once(cli, docs):
+    first = cli("search", docs, "hut")
+    assert first.code == 0
+    assert first.err.count("broken.pdf") == 1
+    assert "photo.png: not a document" in first.err
+    assert "ragaccel ls docs --failed" in first.err
+    for arguments in (("search", docs, "hut"), ("search", docs, "rooms", "-q")):
+        assert cli(*arguments).err == ""
+
+
+def test_indexing_names_what_failed_each_time_and_keeps_its_code(cli, docs):
+    for _ in range(2):
+        ended = cli("index", docs)
+        assert ended.code == 4
+        assert ended.err.count("warning: broken.pdf: broken pdf file") == 1
+    assert "photo.png" not in ended.err
+    assert cli("index", docs, "--strict").code == 1
+    document = json.loads(cli("index", docs, "--json").out)
+    assert set(document["failed"]) == {"broken.pdf"}
+    assert document["passed_over"] == {"noise": "a binary file", "photo.png": "not a document"}
+
+
+def test_a_file_that_fails_otherwise_is_named_again(cli, docs):
+    cli("index", docs)
+    (docs / "broken.pdf").write_bytes(b"")
+    assert "broken.pdf" in cli("search", docs, "hut").err
+    assert cli("search", docs, "hut").err == ""
+    (docs / "worse.pdf").write_bytes(b"no pdf")
+    told = cli("search", docs, "hut").err
+    assert ("worse.pdf" in told, "broken.pdf" in told) == (True, False)
+
+
+def test_what_failed_is_not_read_again_by_questions_until_it_changes(cli, docs, monkeypatch):
+    from ragaccel.retrieve import folder_run
+
+    cli("index", docs)
+    read, names = folder_run.document_from_bytes, []
+
+    def noted(data, name, *rest):
+        names.append(name)
+        return read(data, name, *rest)
+
+    monkeypatch.setattr(folder_run, "document_from_bytes", noted)
+    cli("search", docs, "hut")
+    assert names == []
+    cli("index", docs)
+    assert names == ["broken.pdf"]
+    (docs / "broken.pdf").write_bytes(b"other")
+    cli("search", docs, "hut")
+    assert names == ["broken.pdf"] * 2
+
+
+def test_ls_names_them_later_and_json_all(cli, docs):
+    cli("index", docs)
+    listed = cli("ls", docs, "--failed")
+    assert listed.code == 0
+    kinds = {line.split()[1].rstrip(":"): line.split()[0] for line in listed.out.splitlines()}
+    assert kinds == {"broken.pdf": "failed", "noise": "skipped", "photo.png": "skipped"}
+    documents = {d["path"]: d for d in json.loads(cli("ls", docs, "--failed", "--json").out)}
+    assert documents["photo.png"]["status"] == "skipped"
+    assert documents["broken.pdf"]["reason"].startswith("broken pdf file")
+    everything = {d["path"]: d for d in json.loads(cli("ls", docs, "--json").out)}
+    assert (everything["hut.md"]["status"], everything["hut.md"]["reason"]) == ("indexed", "")
+    assert everything["broken.pdf"]["reason"].startswith("broken pdf file")
+    assert "--failed" in cli("ls", docs).err
+    for path in ("broken.pdf", "photo.png", "noise"):
+        (docs / path).unlink()
+    cli("search", docs, "hut")
+    assert cli("ls", docs, "--failed").out == ""
+
+
+def test_very_many_are_counted_by_kind_but_for_programs(cli, docs):
+    for number in range(400):
+        (docs / f"{number}.PNG").write_bytes(b"")
+        (docs / f"a\n{number}.gif").write_bytes(b"")
+    told = cli("index", docs).err
+    assert "400 .gif: not a document" in told
+    assert len(told.splitlines()) < 6
+    lines = cli("ls", docs, "--failed").out.splitlines()
+    assert len(lines) == 4
+    assert any("401 .png: not a document" in line for line in lines)
+    assert len(json.loads(cli("ls", docs, "--failed", "--json").out)) == 803
+
+
+def test_an_old_version_that_is_kept_says_so(cli, docs):
+    cli("index", docs)
+    (docs / "hut.md").write_bytes(b"x" * 51_000_000)
+    assert "over the limit" in cli("search", docs, "hut").err
+    (record,) = [d for d in json.loads(cli("ls", docs, "--json").out) if d["path"] == "hut.md"]
+    assert (record["status"], record["num_passages"]) == ("indexed", 1)
+    assert "over the limit" in record["reason"]
+
+
+def test_the_time_left_goes_by_the_work_done(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("ragaccel.cli.progress.time.monotonic", lambda: clock[0])
+    progress = IndexingProgress(Terminal(quiet=True))
+    assert progress._time_left(Progress("reading", 0, 2, work_total=1000)) == ""
+    clock[0] = 160.0
+    standing = Progress("embedding", 1, 2, 10, 500, work_done=100, work_total=1000)
+    assert progress._time_left(standing) == "about 0:09:00 left"
