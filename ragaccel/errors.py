@@ -24,6 +24,7 @@ class MissingExtraError(RagaccelError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed: pip install 'ragaccel[{extra}]'")
+        self.what = what
         self.extra = extra
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 from ragaccel.regular_files import TooLargeError, read_regular_file
-from ragaccel.retrieve import data_text, html_text, notebook_text, office_text, pdf_text
 from ragaccel.retrieve.plain_text import decode_text, looks_binary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ragaccel.retrieve.reader_process import ReaderProcess
 
 MAX_FILE_BYTES = 50_000_000
 
@@ -27,23 +24,47 @@ _CODE_ENDINGS = (
 )
 _MARKDOWN = frozenset(_MARKDOWN_ENDINGS.split())
 _CODE = frozenset(_CODE_ENDINGS.split())
-_READERS: dict[str, Callable[[bytes, str], Document]] = {
-    ".html": html_text.read_html,
-    ".htm": html_text.read_html,
-    ".xhtml": html_text.read_html,
-    ".csv": data_text.read_csv,
-    ".tsv": data_text.read_csv,
-    ".json": data_text.read_json,
-    ".jsonl": data_text.read_json_lines,
-    ".ndjson": data_text.read_json_lines,
-    ".ipynb": notebook_text.read_notebook,
-    ".pdf": pdf_text.read_pdf,
-    ".docx": office_text.read_docx,
-    ".pptx": office_text.read_pptx,
-}
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
-_FRONT_TITLE = re.compile(r"^title:[ \t]*(?P<quote>[\"']?)(.+?)(?P=quote)[ \t]*$", re.MULTILINE)
+_FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What reads a format: a function of (bytes, name), by its module in this package.
+
+    ``bounded`` says that it takes time and memory in proportion to the file alone, so that it may
+    run in this process; any other runs in a :class:`ReaderProcess`.
+    """
+
+    module: str
+    function: str
+    bounded: bool = False
+
+    def read(self, data: bytes, name: str) -> Document:
+        """Read a file in this process."""
+        function = getattr(import_module(f"{__package__}.{self.module}"), self.function)
+        document: Document = function(data, name)
+        return document
+
+
+_HTML = Reader("html_text", "read_html")
+_CSV = Reader("data_text", "read_csv")
+_JSON_LINES = Reader("data_text", "read_json_lines")
+READERS = {
+    ".html": _HTML,
+    ".htm": _HTML,
+    ".xhtml": _HTML,
+    ".csv": _CSV,
+    ".tsv": _CSV,
+    ".json": Reader("data_text", "read_json"),
+    ".jsonl": _JSON_LINES,
+    ".ndjson": _JSON_LINES,
+    ".ipynb": Reader("notebook_text", "read_notebook"),
+    ".pdf": Reader("pdf_text", "read_pdf"),
+    ".docx": Reader("office_text", "read_docx"),
+    ".pptx": Reader("office_text", "read_pptx"),
+}
 
 
 class BinaryFileError(DocumentError):
@@ -66,7 +87,42 @@ def read_document(
         MissingExtraError: The format needs an optional dependency.
     """
     path = Path(path)
-    return document_from_bytes(read_bytes(path, max_bytes), name or str(path))
+    with DocumentReader() as reader:
+        return reader.read(read_bytes(path, max_bytes), name or str(path))
+
+
+class DocumentReader:
+    """Reads the bytes of files, one after another; close it at the end.
+
+    Text and Markdown are read at once; formats whose readers nothing bounds, in one process beside
+    this one, which starts with the first of them. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._process = ReaderProcess()
+
+    def __enter__(self) -> DocumentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process beside this one, if there is one."""
+        self._process.close()
+
+    def read(self, data: bytes, name: str) -> Document:
+        """Make a document of a file's bytes; the ending of its name tells the format.
+
+        Raises:
+            DocumentError: It is broken, or takes more time or memory than a file may.
+            BinaryFileError: It is no text, and of no format that is read otherwise.
+            MissingExtraError: The format needs an optional dependency.
+        """
+        reader = READERS.get(_suffix(name))
+        if reader is None or reader.bounded:
+            return document_from_bytes(data, name)
+        return self._process.read(data, name)
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | None = None) -> bytes:
@@ -88,21 +144,30 @@ def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | No
 
 
 def document_from_bytes(data: bytes, name: str) -> Document:
-    """Make a document of a file's bytes; the ending of its name tells the format."""
-    suffix = Path(name).suffix.lower()
-    reader = _READERS.get(suffix)
+    """Make a document of a file's bytes in this process, whatever time and memory that takes.
+
+    For files that are known; any other goes through a :class:`DocumentReader`.
+    """
+    suffix = _suffix(name)
+    reader = READERS.get(suffix)
     if reader is None:
         return _read_text(data, name, suffix)
     try:
-        document = reader(data, name)
-    except (DocumentError, MissingExtraError):
+        document = reader.read(data, name)
+    except (DocumentError, MissingExtraError, MemoryError):
         raise
     except Exception as error:  # parsers of foreign formats fail in any way they like
         reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if "allocation failed" in reason:  # how libxml2 says it
+            raise MemoryError from error
         raise DocumentError(f"broken {suffix[1:]} file: {reason}") from error
     if _LONE_SURROGATE.search(document.text):  # JSON can say them; nothing can store them
         document = replace(document, text=_LONE_SURROGATE.sub("\ufffd", document.text))
     return document
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
 
 
 def _read_text(data: bytes, name: str, suffix: str) -> Document:
@@ -120,5 +185,7 @@ def _read_text(data: bytes, name: str, suffix: str) -> Document:
 
 def _front_title(text: str) -> str:
     front = _FRONT_MATTER.match(text)
-    title = _FRONT_TITLE.search(front.group(1)) if front else None
-    return title.group(2).strip() if title else ""
+    found = _FRONT_TITLE.search(front.group(1)) if front else None
+    title = found.group(1).strip() if found else ""
+    is_quoted = len(title) > 2 and title[0] in "\"'" and title[-1] == title[0]
+    return title[1:-1].strip() if is_quoted else title

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieve.chunking import document_title, split_document
-from ragaccel.retrieve.documents import BinaryFileError, document_from_bytes, read_bytes
+from ragaccel.retrieve.documents import BinaryFileError, DocumentReader, read_bytes
+from ragaccel.retrieve.reader_process import NoReaderError
 from ragaccel.retrieve.records import FileRecord, UnreadFile
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class FolderRun:
         self.max_bytes = max_bytes
         self.budget = budget
         self.retry_failed = retry_failed
+        self.reader = DocumentReader()
         self.known = {
             path: record for path, record in run.store.files().items() if record.kind == "document"
         }
@@ -73,6 +75,10 @@ class FolderRun:
         pending.sort(key=lambda file: file.size)
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
+        with self.reader:
+            self._bring_in(pending)
+
+    def _bring_in(self, pending: list[FoundFile]) -> None:
         batch: list[_ReadFile] = []
         waiting = 0
         for file in pending:
@@ -172,17 +178,17 @@ class FolderRun:
             if known is not None and known.sha256 == record.sha256:
                 self._count_same(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
-            document = document_from_bytes(data, file.name)
+            document = self.reader.read(data, file.name)
+            passages = split_document(document, self.run.embedder.count_tokens, self.budget)
         except BinaryFileError as error:
             self._skip_binary(file.name, str(error))
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
             # what is in the file stays; a permission, or what is installed, may change
-            lasts = bool(record.sha256) and isinstance(error, DocumentError)
-            state = (file.size, file.mtime_ns) if lasts else (0, 0)
+            passes = not record.sha256 or isinstance(error, (MissingExtraError, NoReaderError))
+            state = (0, 0) if passes else (file.size, file.mtime_ns)
             self._note(UnreadFile(file.name, "failed", str(error), *state))
             return None
-        passages = split_document(document, self.run.embedder.count_tokens, self.budget)
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
