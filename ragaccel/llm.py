@@ -17,6 +17,7 @@ from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.loading import open_model, use_space
+from ragaccel.models.generation_config import GenerationDefaults
 from ragaccel.models.load import as_target, end_tokens
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
@@ -25,8 +26,10 @@ from ragaccel.running import Runner
 from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from transformers import GenerationConfig
     from typing_extensions import Unpack
 
     from ragaccel.decode.interfaces import Drafter
@@ -65,6 +68,10 @@ class LLM(AbstractContextManager["LLM"]):
         max_batch: most requests in one pass.
         space: a SPACE adapter, where one is, or True for the model's own: it guesses at mask tokens
             as well. Answers stay the same; not together with ``exact``.
+        generation_config: fields that go before those of the model's own ``generation_config``, as
+            transformers names them: ``{"repetition_penalty": 1.0}``. Requests go before both.
+            ``{"do_sample": True}`` has requests sampled that do not say otherwise; a model's own
+            ``do_sample`` does not.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
@@ -85,8 +92,10 @@ class LLM(AbstractContextManager["LLM"]):
         near_ties: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
+        generation_config: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.model = as_target(model, packing_file(keep=keep_costs))
+        self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.probe_ids = use_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
         check_probes(drafter, self.model)
@@ -122,6 +131,7 @@ class LLM(AbstractContextManager["LLM"]):
         near_ties: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
+        generation_config: GenerationConfig | Mapping[str, Any] | None = None,
         **model_kwargs: Any,
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
@@ -165,6 +175,7 @@ class LLM(AbstractContextManager["LLM"]):
             near_ties=near_ties,
             max_batch=max_batch,
             space=space,
+            generation_config=generation_config,
         )
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
@@ -242,8 +253,12 @@ class LLM(AbstractContextManager["LLM"]):
         as ``Reference``. They need not be in the prompt and never change the answer. Texts among
         them are the ``passages`` in which the answer's copied spans are looked up.
 
+        What the request leaves open is taken from the model's ``generation_config``, as in
+        ``model.generate(do_sample=False)``.
+
         Raises:
-            ConfigurationError: a prompt or setting that cannot work, before anything is computed.
+            ConfigurationError: a prompt or setting that cannot work, before anything is computed;
+                or a field of the ``generation_config`` that asks for what this does not do.
             CapacityError: prompt and answer do not fit the context.
         """
         if not is_batch(prompt):
@@ -290,6 +305,14 @@ class LLM(AbstractContextManager["LLM"]):
         return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
-        plan = make_plan(self.model, self.tokenizer, prompt, references, settings)
+        plan = make_plan(
+            self.model,
+            self.tokenizer,
+            prompt,
+            references,
+            settings,
+            defaults=self._defaults,
+            room=self.engine.max_tokens,
+        )
         self.engine.check_fits(plan.request)
         return plan

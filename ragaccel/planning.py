@@ -9,6 +9,7 @@ from ragaccel.decode.request import Request, Sampling
 from ragaccel.errors import ConfigurationError
 from ragaccel.inputs import as_texts, read_prompt
 from ragaccel.models.caller_rules import criterion_rules, logits_processors
+from ragaccel.models.generation_config import TimeRule
 from ragaccel.models.stop_strings import TextStopRule
 from ragaccel.references import predicted_answers
 from ragaccel.settings import SAMPLING, Settings, check_names, remembers
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from ragaccel.decode.interfaces import Drafter
     from ragaccel.inputs import AnyReference
+    from ragaccel.models.generation_config import GenerationDefaults
     from ragaccel.models.huggingface import HuggingFaceModel
     from ragaccel.models.parallel import ParallelModel
     from ragaccel.models.tokenizer import Tokenizer
@@ -42,8 +44,20 @@ def make_plan(
     prompt: Any,
     references: Sequence[AnyReference],
     settings: Settings,
+    *,
+    defaults: GenerationDefaults,
+    room: int | None,
 ) -> Plan:
     """Check what is asked for and put it into token ids.
+
+    Args:
+        model: decodes it.
+        tokenizer: its tokenizer.
+        prompt: one prompt of any kind.
+        references: texts its answer is likely to repeat.
+        settings: what the request sets.
+        defaults: what the model's generation config sets, where the request does not.
+        room: most tokens of a prompt with its answer; ``None`` where there is no limit.
 
     Raises:
         ConfigurationError: a prompt or setting that cannot work.
@@ -51,7 +65,21 @@ def make_plan(
     """
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     check_names(given)
-    stop = TextStopRule(as_texts("stop", given.pop("stop", ())), tokenizer)
+    built = read_prompt(prompt, references, tokenizer, model.vocab_size)
+    eos_ids = defaults.eos_ids(tokenizer.eos_ids)
+    more = defaults.complete(
+        given,
+        num_prompt=len(built.token_ids),
+        eos_ids=eos_ids,
+        room=room,
+        vocab_size=model.vocab_size,
+    )
+    if "stop" in given:
+        stop = TextStopRule(as_texts("stop", given.pop("stop")), tokenizer)
+    else:  # where generate looks for them: in the prompt's end as well
+        stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
+    given |= more.settings
+    timed = () if more.max_seconds is None else (TimeRule(more.max_seconds),)
     criteria = given.pop("stopping_criteria", ())
     processors = given.pop("logits_processors", ())
     drafter, remember = given.pop("drafter", None), remembers(settings)
@@ -59,15 +87,15 @@ def make_plan(
     given.pop("remember", None)
     predictions = as_texts("prediction", given.pop("prediction", ()))
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
-    built = read_prompt(prompt, references, tokenizer, model.vocab_size)
     predicted = predicted_answers(predictions, tokenizer, built.token_ids)
     request = Request(
         prompt_ids=built.token_ids,
         references=(*built.references, *predicted),
         sampling=sampling,
-        eos_ids=frozenset(tokenizer.eos_ids),
-        stop_rules=(stop, *criterion_rules(criteria, built.token_ids, model.device)),
-        processors=logits_processors(processors),
+        eos_ids=eos_ids,
+        stop_rules=(stop, *timed, *criterion_rules(criteria, built.token_ids, model.device)),
+        score_rules=more.score_rules,
+        processors=(*logits_processors(processors), *more.processors),
         **given,
     )
     return Plan(request, drafter, remember, stop, built.passages, built.dropped)

@@ -17,6 +17,10 @@ SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
 class Settings(TypedDict, total=False):
     """What a single request may set; everything has a default.
 
+    What it leaves open ``generation_config`` of ``LLM`` sets, then that of the model, as in
+    ``generate``, then the default named here. Sampling is off unless ``temperature`` asks for it:
+    a model's ``do_sample`` does not, its ``top_k``, ``top_p`` and ``min_p`` fill in once it is on.
+
     Attributes:
         max_new_tokens: most tokens of an answer, 256 by default.
         min_new_tokens: no end token counts before so many.

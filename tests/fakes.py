@@ -135,7 +135,7 @@ def decode_plainly(next_token, request):
     answer = []
     while len(answer) < request.max_new_tokens:
         answer.append(next_token([*request.prompt_ids, *answer]))
-        if len(answer) > request.min_new_tokens and answer[-1] in request.eos_ids:
+        if answer[-1] in request.eos_ids:
             return tuple(answer), "stop"
         if any(rule.cut(answer, len(answer) - 1) is not None for rule in request.stop_rules):
             return tuple(answer), "stop"

@@ -11,6 +11,9 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MAX_NEW_TOKENS = 256
+"""Most tokens of an answer where nobody says how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -55,6 +58,31 @@ class Sampling:
         return self.temperature == 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRules:
+    """Changes of the scores that a model's own generation settings ask for; none by default.
+
+    Names, order and arithmetic are those of transformers' ``generate``. ``sequence_bias`` is added
+    to a token's score where it would complete the sequence; ``bad_words_ids`` are such sequences
+    that never may be. ``exponential_decay_length_penalty`` is (start, factor).
+    """
+
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    encoder_repetition_penalty: float = 1.0
+    encoder_no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: tuple[int, ...] = ()
+    remove_invalid_values: bool = False
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    renormalize_logits: bool = False
+
+
+NO_RULES = ScoreRules()
+
+
 class StopRule(Protocol):
     """A pure function of the answer's tokens that says where generation must have ended."""
 
@@ -73,8 +101,10 @@ class StopRule(Protocol):
 class Request:
     """One generation, in token ids.
 
-    An end token (``eos_ids``) is kept in the answer and ends it once ``min_new_tokens`` tokens
-    stand before it; stop rules apply from the first token on, both as in transformers.
+    An end token (``eos_ids``) is kept in the answer and ends it. None is chosen before
+    ``min_new_tokens`` tokens, unless a processor leaves nothing else; stop rules apply from the
+    first token on. Both are as in transformers.
+    ``score_rules`` are what the model's own settings ask for.
     ``processors`` are the caller's logits processors, pure functions of (ids, scores) which only
     the verifier looks into; one with a true attribute ``stateful`` is called once per token in
     order, and forces plain decoding. ``namespace`` keeps what is learned from one tenant's
@@ -87,12 +117,13 @@ class Request:
     prompt_ids: tuple[int, ...]
     references: tuple[Reference, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
-    max_new_tokens: int = 256
+    max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int = 0
     eos_ids: frozenset[int] = frozenset()
     stop_rules: tuple[StopRule, ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    score_rules: ScoreRules = NO_RULES
     processors: tuple[Any, ...] = ()
     namespace: str = ""
 

@@ -23,7 +23,7 @@ def ending(
     """
     keep = min(len(token_ids), request.max_new_tokens)
     reason: FinishReason | None = "length" if keep == request.max_new_tokens else None
-    for i in range(max(start, request.min_new_tokens), keep):
+    for i in range(start, keep):
         if token_ids[i] in request.eos_ids:
             keep, reason = i + 1, "stop"
             break

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
+from ragaccel.decode.request import NO_RULES
 from ragaccel.engine.cost import PassCost
 from ragaccel.replacing import replacing
 
@@ -33,7 +34,8 @@ def way_of_choosing(request: Request) -> str:
     way = _GREEDY if sampling.is_greedy else "sampled"
     if way != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
         way = "filtered"
-    if request.repetition_penalty != 1.0 or request.no_repeat_ngram_size:
+    is_ruled = request.score_rules != NO_RULES
+    if request.repetition_penalty != 1.0 or request.no_repeat_ngram_size or is_ruled:
         way += ", penalized"
     if request.processors:
         way += ", processed"

@@ -1,8 +1,8 @@
-"""Score processing: repetition penalty, n-gram bans, the shortest answer, the caller's processors.
+"""Score processing: penalties, bans and forced tokens of a request, the caller's processors.
 
 One state for the tokens committed so far, plus the path of each row: what a row's scores become
 is what they would be had its tokens been generated one by one. Order and arithmetic are those of
-transformers' ``generate``. Shapes: n rows, V vocabulary.
+transformers' ``generate``: all rows at once, in float32. Shapes: n rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ragaccel.decode.request import NO_RULES
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -26,13 +28,20 @@ class ScoreProcessing:
     """What one request does to the scores of its rows before a token is chosen."""
 
     def __init__(self, request: Request) -> None:
+        self._request, self._rules = request, request.score_rules
+        rules = self._rules
         self._penalty = request.repetition_penalty
         self._bans = NgramBans(request.no_repeat_ngram_size)
+        self._prompt_bans = NgramBans(rules.encoder_no_repeat_ngram_size)
+        self._prompt_bans.extend(request.prompt_ids)
+        self._biases = SequenceBiases(rules.sequence_bias)
+        self._bad_words = SequenceBiases((words, _NEVER) for words in rules.bad_words_ids)
         self._processors: tuple[Any, ...] = tuple(request.processors)
         self._num_prompt = len(request.prompt_ids)
         self._min_new_tokens = request.min_new_tokens
         self._eos_ids = sorted(request.eos_ids)
         self._seen: Tensor | None = None
+        self._masks: dict[str, Tensor] = {}
         self._num_marked = 0
         self._history: list[int] = []
         self.is_idle = not (
@@ -40,6 +49,7 @@ class ScoreProcessing:
             or self._bans.size
             or self._processors
             or (self._min_new_tokens and self._eos_ids)
+            or rules != NO_RULES
         )
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -55,17 +65,91 @@ class ScoreProcessing:
         The last ``num_probes`` rows are guesses at what follows tokens not known yet: the caller's
         processors, which may rely on being shown a text, are not asked about them.
         """
-        if self._penalty != 1.0:
-            scores = self._penalize(scores, paths)
-        if self._bans.size:
-            scores = self._ban(scores, self._bans.banned(paths))
+        scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
+        scores = self._bad_words.add(scores, self._history, paths)
         if self._min_new_tokens and self._eos_ids:
             scores = self._keep_going(scores, paths)
+        if self._rules != NO_RULES:
+            scores = self._force_and_suppress(scores, paths)
         if self._processors:
             shown = len(paths) - num_probes
             known = self._call_processors(scores[:shown], paths[:shown])
             scores = torch.cat((known, scores[shown:])) if num_probes else known
         return scores
+
+    def _avoid_repeating(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        if self._rules.encoder_repetition_penalty != 1.0:
+            prompt = self._mask("prompt", self._request.prompt_ids, scores)
+            scores = _penalized(scores, prompt, 1 / self._rules.encoder_repetition_penalty)
+        if self._penalty != 1.0:
+            scores = self._penalize(scores, paths)
+        if self._bans.size:
+            scores = self._ban(scores, self._bans.banned(paths))
+        if self._prompt_bans.size:
+            pairs = self._prompt_bans.followers(self._ends(paths, self._prompt_bans.size - 1))
+            scores = self._ban(scores, pairs)
+        return scores
+
+    def _force_and_suppress(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        rules, request = self._rules, self._request
+        lengths = [len(self._history) + len(path) for path in paths]
+        if rules.forced_bos_token_id is not None:
+            scores = self._force(scores, [rules.forced_bos_token_id], lengths, 1)
+        if rules.forced_eos_token_id:
+            last = self._num_prompt + request.max_new_tokens - 1
+            scores = self._force(scores, rules.forced_eos_token_id, lengths, last)
+        if rules.remove_invalid_values:
+            limits = torch.finfo(scores.dtype)
+            scores = scores.nan_to_num(0.0, posinf=limits.max, neginf=limits.min)
+        if rules.exponential_decay_length_penalty is not None:
+            scores = self._hasten(scores, lengths, *rules.exponential_decay_length_penalty)
+        if rules.suppress_tokens:
+            mask = self._mask("suppress", rules.suppress_tokens, scores)
+            scores = scores.masked_fill(mask, _NEVER)
+        if rules.begin_suppress_tokens:
+            second = self._num_prompt == 1 and rules.forced_bos_token_id is not None
+            first = self._num_prompt + second
+            begins = torch.tensor([length == first for length in lengths], device=scores.device)
+            mask = self._mask("begin", rules.begin_suppress_tokens, scores)
+            scores = scores.masked_fill(begins[:, None] & mask, _NEVER)
+        return scores
+
+    def _force(
+        self, scores: Tensor, token_ids: Sequence[int], lengths: Sequence[int], length: int
+    ) -> Tensor:
+        """Leave only these tokens to the rows that follow so many."""
+        rows = [row for row, own in enumerate(lengths) if own == length]
+        if not rows:
+            return scores
+        forced = torch.full_like(scores[0], _NEVER)
+        forced[[token for token in token_ids if token < len(forced)]] = 0.0
+        scores = scores.clone()
+        scores[rows] = forced
+        return scores
+
+    def _hasten(self, scores: Tensor, lengths: Sequence[int], start: int, factor: float) -> Tensor:
+        """Raise the end tokens, ever more the further a row is past ``start`` new tokens."""
+        past = [length - self._num_prompt - start for length in lengths]
+        ends = [token for token in self._eos_ids if token < scores.shape[-1]]
+        if max(past) <= 0 or not ends:
+            return scores
+        more = [[_power(factor, count) - 1.0 if count > 0 else 0.0] for count in past]
+        own = scores[:, ends]
+        raised = own.abs() * torch.tensor(more, dtype=scores.dtype, device=scores.device)
+        raised = raised.masked_fill(~own.isfinite(), 0.0)
+        return scores.index_add(1, torch.tensor(ends, device=scores.device), raised)
+
+    def _mask(self, name: str, token_ids: Sequence[int], scores: Tensor) -> Tensor:
+        """Tell of every token whether it is one of these, [V]; made once."""
+        if name not in self._masks:
+            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+            mask[[token for token in token_ids if token < len(mask)]] = True
+            self._masks[name] = mask
+        return self._masks[name]
+
+    def _ends(self, paths: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
+        """The last ``size`` tokens before each row's choice, fewer where there are fewer."""
+        return [_end(self._history, path, size) for path in paths]
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         num_rows, vocab_size = scores.shape
@@ -77,8 +161,7 @@ class ScoreProcessing:
         # Every path begins with the root: repeating it pads without adding a token.
         padded = [[*path, *[path[0]] * (width - len(path))] for path in paths]
         seen.scatter_(1, torch.tensor(padded, device=scores.device).clamp_(max=vocab_size), True)
-        penalized = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
-        return torch.where(seen[:, :vocab_size], penalized, scores)
+        return _penalized(scores, seen[:, :vocab_size], self._penalty)
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
         """Tell of every token whether it was committed, [V]; brought up to date when asked."""
@@ -118,6 +201,51 @@ class ScoreProcessing:
         return scores.index_put((rows, tokens), scores.new_full((), _NEVER))
 
 
+class SequenceBiases:
+    """Numbers added to a token's score wherever it would complete a sequence.
+
+    Args:
+        biases: sequences of token ids and what is added; for the same sequence the last counts.
+    """
+
+    def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
+        self._single: dict[int, float] = {}
+        # By the length of what comes before the last token, then by those tokens.
+        self._longer: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
+        for sequence, bias in biases:
+            *before, last = sequence
+            if not before:
+                self._single[last] = bias
+                continue
+            of_length = self._longer.setdefault(len(before), {})
+            of_length.setdefault(tuple(before), {})[last] = bias
+        self._vector: Tensor | None = None
+
+    def add(self, scores: Tensor, history: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """Add them to scores [n, V]; row i follows ``history`` and ``paths[i]``."""
+        if not self._single and not self._longer:
+            return scores
+        if self._vector is None:
+            self._vector = torch.zeros_like(scores[0])
+            for token, bias in self._single.items():
+                if token < len(self._vector):
+                    self._vector[token] = bias
+        found = [
+            (row, token, bias)
+            for size, of_length in self._longer.items()
+            for row, path in enumerate(paths)
+            for token, bias in of_length.get(_end(history, path, size), {}).items()
+            if token < scores.shape[-1]
+        ]
+        if not found:
+            return scores + self._vector
+        rows, tokens, biases = zip(*found, strict=True)
+        at = (torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device))
+        more = torch.tensor(biases, dtype=scores.dtype, device=scores.device)
+        summed = self._vector.repeat(len(scores), 1).index_put_(at, more, accumulate=True)
+        return scores + summed
+
+
 class NgramBans:
     """The tokens that would repeat an n-gram: those that followed the last n - 1 tokens before.
 
@@ -140,6 +268,11 @@ class NgramBans:
             key = tuple(self._history[end - self.size + 1 : end])
             self._followers[key].add(self._history[end])
 
+    def followers(self, ends: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+        """List (row, token) pairs: what followed, among committed tokens, each row's last ones."""
+        pairs = [(row, self._followers.get(end, ())) for row, end in enumerate(ends)]
+        return [(row, token) for row, tokens in pairs for token in tokens]
+
     def banned(self, paths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         """List (row, token) pairs that may not follow the committed tokens and a row's path."""
         pairs: list[tuple[int, int]] = []
@@ -157,3 +290,22 @@ class NgramBans:
                 if tuple(tokens[end - self.size + 1 : end]) == key
             )
         return pairs
+
+
+def _end(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, ...]:
+    """The last ``size`` tokens of a history and a path behind it."""
+    missing = size - len(path)
+    before = history[max(0, len(history) - missing) :] if missing > 0 else ()
+    return (*before, *path[max(0, len(path) - size) :]) if size else ()
+
+
+def _penalized(scores: Tensor, mask: Tensor, penalty: float) -> Tensor:
+    """Scores with those of some tokens made lower, as all above 1 does, or higher."""
+    return torch.where(mask, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+
+def _power(factor: float, count: int) -> float:
+    try:
+        return float(factor**count)
+    except OverflowError:
+        return float("inf")

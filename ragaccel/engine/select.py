@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ragaccel.decode.tree import DraftTree
 
 
-_NEAR = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float64: 1e-12}
+# Scores of float64 are rounded to float32: two of them may fall on the same number, or part.
+_NEAR = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float64: 2**-22}
 _NEAR_OTHERWISE = 1e-5
 _WHOLE = 1 << 30  # a chance of 1, as an integer
 
@@ -44,6 +45,7 @@ class Chooser:
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
         self._near_ties = near_ties
+        self._normalizes = request.score_rules.renormalize_logits
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add tokens that are now in the cache, in order."""
@@ -81,9 +83,7 @@ class Chooser:
         """
         scores = logits
         if self._sampling.temperature > 0.0:
-            scores = warp(
-                logits if logits.dtype == torch.float64 else logits.float(), self._sampling
-            )
+            scores = warp(logits.float(), self._sampling)
             scores = self._noised(scores, [start + 1 + i for i in range(len(logits))])
         return _probed(scores, len(scores))
 
@@ -95,15 +95,19 @@ class Chooser:
     def process(self, logits: Tensor, tree: DraftTree) -> Tensor:
         """Return what the choice is made from: processed and warped scores, [n, V].
 
-        Greedy choice without any processor reads the logits as they are.
+        As in ``generate`` they are float32, whatever the model computes in: two scores that differ
+        by less are equal, and the first of them is chosen. Half precision loses nothing by it, so
+        a greedy choice without any processor reads it as it is.
         """
         sampled = self._sampling.temperature > 0.0
         if self._processing.is_idle and not sampled:
-            return logits
-        scores = logits if logits.dtype == torch.float64 else logits.float()
+            return logits.float() if logits.dtype == torch.float64 else logits
+        scores = logits.float()
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_probes)
-        return warp(scores, self._sampling) if sampled else scores
+        if sampled:
+            return warp(scores, self._sampling)  # what would normalize them changes no chance
+        return scores.log_softmax(dim=-1) if self._normalizes else scores
 
 
 def token_paths(tree: DraftTree) -> list[list[int]]:

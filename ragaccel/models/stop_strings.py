@@ -19,16 +19,25 @@ class TextStopRule:
     A stop rule over tokens; ``trim`` and ``HeldBackText`` keep the string itself, and what the
     same token spells after it, out of the text.
 
+    Args:
+        strings: one string or several.
+        tokenizer: turns tokens into text.
+        after: a prompt in whose end a string may begin, as for ``generate(stop_strings=...)``;
+            without it they are looked for in the answer alone.
+
     Raises:
         ConfigurationError: for an empty string.
     """
 
-    def __init__(self, strings: Sequence[str] | str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, strings: Sequence[str] | str, tokenizer: Tokenizer, *, after: Sequence[int] = ()
+    ) -> None:
         self.strings = (strings,) if isinstance(strings, str) else tuple(strings)
         if not all(self.strings):
             raise ConfigurationError("an empty stop string would end every answer at once")
         self._tokenizer = tokenizer
         self._longest = max((len(string) for string in self.strings), default=0)
+        self._before = tuple(after) if self.strings else ()
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
         """Return how many tokens to keep, the one that completes a stop string included.
@@ -42,9 +51,26 @@ class TextStopRule:
             # What stood before this token was judged with it; its own text may be long.
             own = len(self._tokenizer.decode(token_ids[end - 1 : end]))
             text = decode_tail(self._tokenizer, token_ids[:end], self._longest + own)
-            if any(string in text for string in self.strings):
+            if any(string in text for string in self.strings) or (
+                len(text) < self._longest + own and self._began_before(token_ids[:end])
+            ):
                 return end
         return None
+
+    def _began_before(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer completes a string that began in the prompt."""
+        if not self._before:
+            return False
+        width = self._longest
+        while True:
+            before = self._tokenizer.decode(self._before[-width:])
+            if len(before) >= self._longest or width >= len(self._before):
+                break
+            width *= 2
+        text = self._tokenizer.decode((*self._before[-width:], *token_ids))
+        return any(
+            text.find(string, max(0, len(before) - len(string) + 1)) >= 0 for string in self.strings
+        )
 
     def trim(self, text: str) -> str:
         """Cut a finished text before the first stop string in it."""

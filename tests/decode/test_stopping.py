@@ -25,8 +25,9 @@ class EndsAt:
         ({"eos_ids": {3}, "max_new_tokens": 4}, (4, "stop")),
         ({"eos_ids": {3}, "max_new_tokens": 3}, (3, "length")),
         ({"eos_ids": {3}, "min_new_tokens": 3}, (4, "stop")),
-        ({"eos_ids": {3}, "min_new_tokens": 4}, (5, None)),
-        ({"eos_ids": {2, 3}, "min_new_tokens": 3}, (4, "stop")),
+        # Scores leave no end token before its time; one that is forced ends it as in transformers.
+        ({"eos_ids": {3}, "min_new_tokens": 4}, (4, "stop")),
+        ({"eos_ids": {2, 3}, "min_new_tokens": 3}, (3, "stop")),
         ({"stop_rules": [EndsAt(3)]}, (3, "stop")),
         ({"stop_rules": [EndsAt(3)], "min_new_tokens": 5}, (3, "stop")),
         ({"stop_rules": [EndsAt(4), EndsAt(3)]}, (3, "stop")),

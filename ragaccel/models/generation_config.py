@@ -1,0 +1,429 @@
+"""Generation config: what a model's own settings ask for, as settings of our requests.
+
+``generate`` reads some sixty fields. Each is in one of three lists here: honoured, refused by name
+where it asks for what LLM does not do, or without influence on greedy tokens. The fields that
+shape sampling are in the last one and fill in where a request asks for sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from ragaccel.decode.request import MAX_NEW_TOKENS, NO_RULES, ScoreRules
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+
+HONOURED = frozenset({
+    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty", "eos_token_id", "exponential_decay_length_penalty",
+    "forced_bos_token_id", "forced_eos_token_id", "max_length", "max_new_tokens", "max_time",
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "remove_invalid_values",
+    "renormalize_logits", "repetition_penalty", "sequence_bias", "stop_strings", "suppress_tokens",
+})  # fmt: skip
+"""Fields that change greedy answers of ``generate``, and those of LLM alike."""
+
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "num_beams": (1, "beam search"),
+    "num_beam_groups": (1, "beam search in groups"),
+    "constraints": (None, "constrained beam search"),
+    "force_words_ids": (None, "constrained beam search"),
+    "penalty_alpha": (0.0, "contrastive search"),
+    "dola_layers": (None, "DoLa decoding, which contrasts layers"),
+    "guidance_scale": (1.0, "guidance, a second pass over another prompt"),
+    "watermarking_config": (None, "watermarks"),
+    "token_healing": (False, "changes of the prompt's last tokens"),
+    "is_assistant": (False, "stopping where an assistant is not confident"),
+    "num_return_sequences": (1, "several answers to one prompt"),
+    "cache_implementation": (None, "a quantized cache, which rounds what was read"),
+}
+"""Fields that ask for what LLM does not do: what is harmless, and what else it would be."""
+
+SAMPLING = frozenset({
+    "do_sample", "epsilon_cutoff", "eta_cutoff", "min_p", "temperature", "top_h", "top_k", "top_p",
+    "typical_p",
+})  # fmt: skip
+"""Fields that shape sampling, which is off unless a request or LLM(...) asks for it."""
+
+WITHOUT_INFLUENCE = SAMPLING | frozenset({
+    # where states are kept, and how passes are computed
+    "cache_config", "compile_config", "continuous_batching_config", "disable_compile",
+    "low_memory", "max_cache_len", "prefill_chunk_size", "use_cache",
+    # what is given back besides tokens
+    "output_attentions", "output_hidden_states", "output_logits", "output_scores",
+    "return_dict_in_generate",
+    # drafting by other means, which changes no token either
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
+    "assistant_lookbehind", "max_matching_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "speculation_type",
+    "target_lookbehind", "use_mtp",
+    # how beams are judged
+    "diversity_penalty", "early_stopping", "length_penalty",
+    # tokens of padding, of empty prompts and of encoders
+    "bos_token_id", "decoder_start_token_id", "pad_token_id",
+    "transformers_version",
+})  # fmt: skip
+"""Fields that change no greedy token."""
+
+_LOSSY_CACHE = "quantized"
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a request is given besides what it sets itself."""
+
+    settings: dict[str, Any]
+    score_rules: ScoreRules = NO_RULES
+    stop_strings: tuple[str, ...] = ()
+    processors: tuple[Any, ...] = ()
+    max_seconds: float | None = None
+
+
+class GenerationDefaults:
+    """A model's generation settings as they are now: they are read anew for every request.
+
+    Args:
+        model: a model of transformers, or anything with its ``generation_config``.
+        given: fields that go before the model's own, as a mapping or a ``GenerationConfig``.
+
+    Raises:
+        ConfigurationError: a field that there is not, that cannot work, or that asks for what LLM
+            does not do.
+    """
+
+    def __init__(
+        self, model: Any, given: Mapping[str, Any] | GenerationConfig | None = None
+    ) -> None:
+        self._model, self._given = model, _as_fields(given)
+        self._ends_then = self._of_model("eos_token_id")
+        self._ids("eos_token_id")
+        if (self._value("max_length") or 2) != 1:  # which a prompt of one token reaches
+            self.complete({})
+
+    def eos_ids(self, otherwise: frozenset[int]) -> frozenset[int]:
+        """The end tokens, if they were given or changed since this was made; else ``otherwise``."""
+        given, now = self._given.get("eos_token_id"), self._of_model("eos_token_id")
+        if given is None and (now is None or now == self._ends_then):
+            return otherwise
+        return frozenset(self._ids("eos_token_id"))
+
+    def complete(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        num_prompt: int = 1,
+        eos_ids: Set[int] = frozenset(),
+        room: int | None = None,
+        vocab_size: int | None = None,
+    ) -> Completed:
+        """Complete what a request sets by what the model asks for.
+
+        Args:
+            settings: what the request sets; nothing of it is changed.
+            num_prompt: tokens of its prompt.
+            eos_ids: the tokens that end its answer.
+            room: most tokens of a prompt with its answer; ``None`` where there is no limit.
+            vocab_size: token ids are below; ``None`` checks none.
+
+        Raises:
+            ConfigurationError: as when this was made, or the prompt is as long as ``max_length``.
+        """
+        self._refuse()
+        kinds = {type(one).__name__ for one in settings.get("logits_processors", ())}
+        found: dict[str, Any] = {}
+        if "max_new_tokens" not in settings:
+            found |= self._max_new_tokens(num_prompt, room)
+        for name, kind, read in _PENALTIES:
+            if name not in settings and kind not in kinds:
+                found |= self._one(name, getattr(self, read))
+        if "min_new_tokens" not in settings and (least := self._min_new_tokens(num_prompt)):
+            most = settings.get("max_new_tokens", found.get("max_new_tokens", MAX_NEW_TOKENS))
+            found["min_new_tokens"] = min(least, most) if isinstance(most, int) else least
+        sampling: dict[str, Any] = {}
+        processors: tuple[Any, ...] = ()
+        if self._is_sampled(settings):
+            sampling, processors = self._sampling(settings)
+        return Completed(
+            found | sampling,
+            self._without(kinds, self._rules(eos_ids, vocab_size)),
+            () if "stop" in settings else self._strings("stop_strings"),
+            processors,
+            self._one("max_time", self._number).get("max_time"),
+        )
+
+    def _of_model(self, name: str) -> Any:
+        return getattr(getattr(self._model, "generation_config", None), name, None)
+
+    def _value(self, name: str) -> Any:
+        given = self._given.get(name)
+        return self._of_model(name) if given is None else given
+
+    def _refuse(self) -> None:
+        for name, (harmless, what) in REFUSED.items():
+            value = self._value(name)
+            if value is None or value == harmless or (harmless is None and not value):
+                continue
+            if name == "cache_implementation" and value != _LOSSY_CACHE:
+                continue
+            off = False if harmless is None else harmless
+            raise ConfigurationError(
+                f"the model's generation_config sets {name}={value!r}, and LLM does not do that "
+                f"({what}): set model.generation_config.{name} = {harmless!r}, or give LLM "
+                f"generation_config={{{name!r}: {off!r}}}"
+            )
+        for name in _unknown_fields():
+            if self._value(name) is not None:
+                raise ConfigurationError(
+                    f"the model's generation_config sets {name}={self._value(name)!r}, which this "
+                    f"version of ragaccel does not know: set model.generation_config.{name} = None"
+                )
+
+    def _is_sampled(self, settings: Mapping[str, Any]) -> bool:
+        if "temperature" in settings:
+            return bool(settings["temperature"] != 0.0)
+        return bool(self._given.get("do_sample")) and self._value("temperature") != 0.0
+
+    def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """What shapes sampling and is not set; what we have no setting for as processors."""
+        found: dict[str, Any] = {} if "temperature" in settings else {"temperature": 1.0}
+        for name, read in _SAMPLING_SETTINGS.items():
+            if name not in settings:
+                found |= self._one(name, getattr(self, read))
+        others = {
+            name: value
+            for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+            for value in self._one(name, self._number).values()
+            if value != _OFF[name]
+        }
+        if not others:
+            return found, ()
+        asked = {name: settings[name] for name in _SAMPLING_SETTINGS.keys() & settings.keys()}
+        return _UNSHAPED, tuple(_warpers({**found, **asked, **others}))
+
+    def _rules(self, eos_ids: Set[int], vocab_size: int | None) -> ScoreRules:
+        found: dict[str, Any] = {}
+        found |= self._one("encoder_repetition_penalty", self._number)
+        found |= self._one("encoder_no_repeat_ngram_size", self._whole)
+        if forced := self._ids("forced_bos_token_id", vocab_size):
+            found["forced_bos_token_id"] = forced[0]
+        found["forced_eos_token_id"] = self._ids("forced_eos_token_id", vocab_size)
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            found[name] = self._ids(name)
+        for name in ("remove_invalid_values", "renormalize_logits"):
+            found[name] = bool(self._value(name))
+        found |= self._one("exponential_decay_length_penalty", self._decay)
+        found["sequence_bias"] = tuple(self._biases(vocab_size))
+        words = self._sequences("bad_words_ids", self._value("bad_words_ids") or (), vocab_size)
+        ends = {(token,) for token in eos_ids}  # which transformers takes out, too
+        found["bad_words_ids"] = tuple(word for word in words if word not in ends)
+        return ScoreRules(**found)
+
+    @staticmethod
+    def _without(kinds: Set[str], rules: ScoreRules) -> ScoreRules:
+        """Rules without those in whose place the caller gives a processor of transformers' own."""
+        off = {name: _RULES_OFF[name] for kind, name in _CLASSES.items() if kind in kinds}
+        return replace(rules, **off) if off else rules
+
+    def _max_new_tokens(self, num_prompt: int, room: int | None) -> dict[str, int]:
+        most = self._one("max_new_tokens", self._whole).get("max_new_tokens")
+        if most is None:
+            length = self._one("max_length", self._whole).get("max_length")
+            if length is None:
+                return {}
+            if length <= num_prompt:
+                raise ConfigurationError(
+                    f"the model's generation_config sets max_length={length:,}, and the prompt "
+                    f"alone has {num_prompt:,} tokens: give max_new_tokens"
+                )
+            most = length - num_prompt
+        if most < 1:
+            raise self._wrong("max_new_tokens", "1 or more")
+        # What nobody asked of this request must not be why it does not fit.
+        return {"max_new_tokens": most if room is None else max(1, min(most, room - num_prompt))}
+
+    def _min_new_tokens(self, num_prompt: int) -> int:
+        least = self._one("min_new_tokens", self._whole).get("min_new_tokens")
+        if least is None:
+            least = self._one("min_length", self._whole).get("min_length", 0) - num_prompt
+        return int(max(0, least))
+
+    def _one(self, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
+        return {} if self._value(name) is None else {name: read(name)}
+
+    def _number(self, name: str) -> float:
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise self._wrong(name, "a number")
+        if name in _POSITIVE and value <= 0:
+            raise self._wrong(name, "above 0")
+        return float(value)
+
+    def _whole(self, name: str) -> int:
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(name, "a whole number, 0 or more")
+        return value
+
+    def _ids(self, name: str, vocab_size: int | None = None) -> tuple[int, ...]:
+        value = self._value(name)
+        if value is None:
+            return ()
+        found = self._sequences(name, [[value] if isinstance(value, int) else value], vocab_size)
+        return found[0] if found else ()
+
+    def _sequences(
+        self, name: str, value: Any, vocab_size: int | None
+    ) -> tuple[tuple[int, ...], ...]:
+        """Token ids of a field that holds lists of them; ``value`` is its own, or part of it."""
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        try:
+            found = tuple(tuple(one) for one in value if len(one))
+        except TypeError:
+            raise self._wrong(name, "made of token ids") from None
+        for token in (token for one in found for token in one):
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise self._wrong(name, "made of token ids")
+            if vocab_size is not None and token >= vocab_size:
+                raise self._wrong(name, f"of token ids below {vocab_size:,}, the vocabulary's size")
+        return found
+
+    def _biases(self, vocab_size: int | None) -> Iterable[tuple[tuple[int, ...], float]]:
+        value = self._value("sequence_bias")
+        try:
+            pairs = [tuple(pair) for pair in (value.items() if hasattr(value, "items") else value)]
+            sequences, biases = [pair[0] for pair in pairs], [float(pair[1]) for pair in pairs]
+        except (TypeError, ValueError, IndexError):
+            if value is None:
+                return
+            raise self._wrong("sequence_bias", "pairs of token ids and a number") from None
+        for sequence, bias in zip(sequences, biases, strict=True):
+            for ids in self._sequences("sequence_bias", [sequence], vocab_size):
+                yield ids, bias
+
+    def _strings(self, name: str) -> tuple[str, ...]:
+        value = self._value(name)
+        if value is None:
+            return ()
+        found = (value,) if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not all(
+            isinstance(one, str) and one for one in found
+        ):
+            raise self._wrong(name, "a string or a list of strings, none of them empty")
+        return tuple(found)
+
+    def _decay(self, name: str) -> tuple[int, float]:
+        value = self._value(name)
+        try:
+            start, factor = value
+            return int(start), float(factor)
+        except (TypeError, ValueError):
+            raise self._wrong(name, "a pair: where it starts, and a factor") from None
+
+    def _wrong(self, name: str, wanted: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{name} of the model's generation_config must be {wanted}, not {self._value(name)!r}"
+        )
+
+
+class TimeRule:
+    """Ends an answer with the first step that ends so many seconds after this was made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = monotonic() + seconds
+
+    def cut(self, token_ids: Sequence[int], start: int) -> int | None:  # noqa: ARG002
+        """Keep the whole block, as it is there, once time is up."""
+        return len(token_ids) if monotonic() >= self._until else None
+
+
+_PENALTIES = (
+    ("repetition_penalty", "RepetitionPenaltyLogitsProcessor", "_number"),
+    ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_whole"),
+)
+_POSITIVE = frozenset({"repetition_penalty", "encoder_repetition_penalty"})
+_SAMPLING_SETTINGS = {
+    "temperature": "_number", "top_k": "_whole", "top_p": "_number", "min_p": "_number"
+}  # fmt: skip
+_OFF = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+_UNSHAPED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in the order of transformers
+    ("temperature", 1.0, TemperatureLogitsWarper),
+    ("top_h", None, TopHLogitsWarper),
+    ("top_k", 0, TopKLogitsWarper),
+    ("top_p", 1.0, TopPLogitsWarper),
+    ("min_p", 0.0, MinPLogitsWarper),
+    ("typical_p", 1.0, TypicalLogitsWarper),
+    ("epsilon_cutoff", 0.0, EpsilonLogitsWarper),
+    ("eta_cutoff", 0.0, EtaLogitsWarper),
+)
+# The processor of transformers that does what a rule does; one that a caller gives goes before it.
+_CLASSES = {
+    "SequenceBiasLogitsProcessor": "sequence_bias",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+    "NoBadWordsLogitsProcessor": "bad_words_ids",
+    "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
+    "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
+    "InfNanRemoveLogitsProcessor": "remove_invalid_values",
+    "ExponentialDecayLengthPenalty": "exponential_decay_length_penalty",
+    "SuppressTokensLogitsProcessor": "suppress_tokens",
+    "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
+    "LogitNormalization": "renormalize_logits",
+}
+_RULES_OFF = {name: getattr(NO_RULES, name) for name in _CLASSES.values()}
+
+
+def _warpers(settings: Mapping[str, Any]) -> Iterable[Any]:
+    for name, off, make in _WARPERS:
+        value = settings.get(name)
+        if value is None or value == off:
+            continue
+        try:
+            yield make(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{name} of the model's generation_config: {error}") from error
+
+
+def _as_fields(given: Mapping[str, Any] | GenerationConfig | None) -> dict[str, Any]:
+    if isinstance(given, GenerationConfig):
+        return dict(vars(given))
+    if not (given is None or hasattr(given, "keys")):
+        raise ConfigurationError(
+            f"generation_config is a GenerationConfig or a dict of its fields, not {given!r}"
+        )
+    fields = dict(given or {})
+    if unknown := sorted(fields.keys() - _known_fields(), key=str):
+        raise ConfigurationError(
+            f"generation_config has no field {unknown[0]!r}: see transformers.GenerationConfig"
+        )
+    return fields
+
+
+@cache
+def _known_fields() -> frozenset[str]:
+    return HONOURED | REFUSED.keys() | WITHOUT_INFLUENCE
+
+
+@cache
+def _unknown_fields() -> tuple[str, ...]:
+    """Fields of the installed transformers that are in none of the lists, as a later one's are."""
+    made: Any = GenerationConfig
+    fields = {name for name in vars(made()) if not name.startswith("_")}
+    return tuple(sorted(fields - _known_fields()))
