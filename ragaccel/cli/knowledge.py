@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -164,7 +163,7 @@ def store_figures(store: Store) -> dict[str, Any]:
         "files that could not be read": num_failed,
         "files passed over": num_skipped,
         "passages": store.count_passages(),
-        "dimensions": int(store.meta("dimension", "0")),
+        "dimensions": store.number("dimension"),
         "bytes": size,
         "fingerprint": store.meta("fingerprint")[:16],
         "only": ", ".join(_patterns(store, "include")),
@@ -240,4 +239,4 @@ def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
 
 
 def _patterns(store: Store, key: str) -> list[str]:
-    return [str(pattern) for pattern in json.loads(store.meta(key, "[]"))]
+    return store.names(key)

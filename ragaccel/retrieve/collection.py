@@ -283,7 +283,7 @@ class Collection(InPlace):
         return [near[i] for i in diversify(nearness, rows, k, balance)]
 
     def _dimension(self) -> int:
-        return int(self._store.meta("dimension", "0"))
+        return self._store.number("dimension")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -11,8 +12,8 @@ from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
 from ragaccel.forking import AcrossForks
-from ragaccel.retrieve.formats import require_format
-from ragaccel.retrieve.schema import index_command, reported
+from ragaccel.retrieve.formats import harden, require_format
+from ragaccel.retrieve.schema import damaged, index_command, reported, require_no_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -195,6 +196,9 @@ class Connections(AcrossForks):
             raise NothingIndexedError(
                 f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
+        require_no_link(self._place)
+        if os.path.lexists(f"{self._place}-journal"):  # SQLite would do what is written in it
+            raise damaged(self.path, "a journal lies beside it, which no index of ours has")
         try:
             return self._opened(str(self._place))
         except sqlite3.OperationalError as error:
@@ -212,6 +216,7 @@ class Connections(AcrossForks):
             uri=address.startswith("file:"),
         )
         try:
+            harden(connection)
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = FULL")
             require_format(connection, self.path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
+import threading
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,24 +20,30 @@ from ragaccel.errors import (
 from ragaccel.retrieve.connections import Connections
 from ragaccel.retrieve.schema import (
     APPLICATION_ID,
+    OWN_FOLDER,
     SCHEMA,
     SCHEMA_VERSION,
     is_foreign,
     new_token,
     reported,
+    require_no_link,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WAIT_SECONDS = 5.0
+_SHARED_FILE, _SHARED_FOLDER = 0o644, 0o755
+_making_lock = threading.Lock()
+_LOGS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file
 
 
 class Database:
     """An index file as a whole: made, replaced, copied, and changed by one at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
+        self.shared = shared
         self._connections = Connections(path)
         self.rows = self._connections.rows
         self.run_many = self._connections.run_many
@@ -90,7 +99,7 @@ class Database:
         """
         with self._locked(), self._placing():
             self._delete()
-            for ending in ("-wal", "-shm", ".lock", ""):
+            for ending in (*_LOGS, ".lock", ""):
                 self._beside(f".rebuilt{ending}").unlink(missing_ok=True)
 
     def _settle(self) -> None:
@@ -107,13 +116,16 @@ class Database:
     def _locked(self, wait_seconds: float = 0.0) -> Iterator[None]:
         if self.path.is_dir():
             raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
+        require_no_link(self.path)
         if is_foreign(self.path):
             raise IndexCorruptError(
                 f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
                 " with --index PATH, or delete it yourself if nobody needs it"
             )
         with self._placing():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent, shared=self.shared)
+            if self.shared:
+                self._share()
         with closing(self._acquire(wait_seconds)):
             yield
 
@@ -129,8 +141,10 @@ class Database:
 
     def _acquire(self, wait_seconds: float) -> sqlite3.Connection:
         """An exclusive lock that the system lets go of when the process dies, on any platform."""
-        with reported(self.path):
-            lock = sqlite3.connect(self._beside(".lock"), timeout=wait_seconds)
+        with self._placing(), reported(self.path):
+            place = self._beside(".lock")
+            _make_lock(place, shared=self.shared)
+            lock = sqlite3.connect(place, timeout=wait_seconds)
         try:
             with reported(self.path):
                 lock.execute("BEGIN EXCLUSIVE")
@@ -148,7 +162,7 @@ class Database:
     def _delete(self, *, keep_file: bool = False) -> None:
         """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
         self.close()
-        for ending in ("-wal", "-shm") if keep_file else ("-wal", "-shm", ""):
+        for ending in _LOGS if keep_file else (*_LOGS, ""):
             self._beside(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
@@ -157,7 +171,7 @@ class Database:
             return
         self._delete()
         draft = self._beside(".new")
-        draft.unlink(missing_ok=True)
+        _make_new(draft, shared=self.shared)
         with reported(self.path), closing(sqlite3.connect(draft)) as connection:
             epoch = f"INSERT INTO meta VALUES ('epoch', '{new_token()}');"
             connection.executescript(f"BEGIN; {SCHEMA} {epoch} COMMIT;")
@@ -165,6 +179,17 @@ class Database:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("PRAGMA journal_mode = WAL")
         draft.replace(self.path)
+
+    def _share(self) -> None:
+        """Let others read what was private so far, where it is ours to do so."""
+        places = [self._beside(ending) for ending in ("", "-wal", "-shm", ".lock")]
+        if self.path.parent.name == OWN_FOLDER:
+            places.append(self.path.parent)
+        for place in places:
+            with suppress(OSError):  # it is not there, or another's
+                readable = _SHARED_FOLDER if place.is_dir() else _SHARED_FILE
+                if not place.is_symlink():
+                    place.chmod(stat.S_IMODE(place.stat().st_mode) | readable)
 
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
@@ -189,15 +214,53 @@ class Database:
         if path.resolve() == self.path.resolve():
             return
         self.follow()
-        place = Database(path)
+        place = Database(path, shared=self.shared)
         with place._locked(_WAIT_SECONDS), place._placing():
             draft = path.with_name(f"{path.name}.new")
-            draft.unlink(missing_ok=True)
+            _make_new(draft, shared=self.shared)
             own = self._connections.using()
             with reported(path), closing(sqlite3.connect(draft)) as copy, own as connection:
                 connection.backup(copy)
             place._delete()
             draft.replace(path)
+
+
+def make_folder(folder: Path, *, shared: bool = False) -> None:
+    """Make a folder where there is none: for its owner alone, unless it is to be shared."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=_SHARED_FOLDER if shared else 0o700, exist_ok=True)
+
+
+def _make_new(path: Path, *, shared: bool) -> None:
+    """Put an empty file in the place of whatever lies there; SQLite's own files take its mode."""
+    for ending in (*_LOGS, ""):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    _make_empty(path, shared=shared)
+
+
+def _make_empty(path: Path, *, shared: bool) -> None:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    os.close(os.open(path, flags, _SHARED_FILE if shared else 0o600))
+
+
+def _make_lock(path: Path, *, shared: bool) -> None:
+    """Make the file that the lock is held on, or empty it, for SQLite reads what is in it.
+
+    One that is there is never opened here: closing it would let go of the locks on it that other
+    threads hold. For the same reason two threads do not make it at once.
+    """
+    with _making_lock:
+        try:
+            state = path.lstat()
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # another process was first
+                _make_empty(path, shared=shared)
+            return
+    if not stat.S_ISREG(state.st_mode):
+        raise IndexWriteError(f"{path} is not a file, which it must be to hold a lock: delete it")
+    if state.st_size:
+        os.truncate(path, 0)
 
 
 def _has_log(path: Path) -> bool:

@@ -97,7 +97,7 @@ def take_vectors(store: Store, embedder: str, dimension: int) -> None:
     Raises:
         IndexMismatchError: As :func:`require_embedder` and :func:`require_dimension`.
     """
-    held = int(store.meta("dimension", "0"))
+    held = store.number("dimension")
     if not store.count_passages():
         if dimension != held:
             forget_vectors(store, embedder)

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragaccel.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
+from ragaccel.errors import ConfigurationError, IndexBusyError, RagaccelError
 from ragaccel.retrieve.chunking import DEFAULT_PASSAGE_TOKENS
-from ragaccel.retrieve.fingerprints import index_fingerprint, refuse_filled_by_program
+from ragaccel.retrieve.fingerprints import (
+    index_fingerprint,
+    is_filled_by_program,
+    refuse_filled_by_program,
+)
 from ragaccel.retrieve.rebuilding import rebuilding
 from ragaccel.retrieve.records import embedded_text, text_hash
 from ragaccel.retrieve.report import IndexReport, Progress, ProgressCallback, ignore_progress
@@ -55,22 +59,7 @@ def start_run(
             yield IndexRun(store, embedder, tell)
         return
     source = str(made_from.resolve())
-    warnings: list[str] = []
-    kept = dict.fromkeys(_KEPT, "[]")
-    try:
-        if store.path.is_file():
-            refuse_filled_by_program(store)
-            kept = {key: store.meta(key, "[]") for key in _KEPT}
-            warnings += [
-                f"{other} is not in the new index: bring it in again"
-                for other in store.sources()
-                if other != source and Path(other).exists()
-            ]
-    except (IndexCorruptError, IndexMismatchError):
-        warnings.append(
-            "the old index could not be read: if it was made with --include or --exclude, or files"
-            " were taken out of it, say so again"
-        )
+    kept, warnings = _said_of(store, source)
     made_with = {
         "fingerprint": index_fingerprint(embedder.fingerprint),
         "rebuilt_from": f"{source} {budget}",
@@ -79,6 +68,33 @@ def start_run(
         run = IndexRun(fresh, embedder, tell)
         run.report.warnings += warnings
         yield run
+
+
+def _said_of(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
+    """What people said of an index that is made anew, and warnings; little if it is damaged.
+
+    Raises:
+        IndexWriteError: A program fills it.
+        IndexBusyError: Another process keeps it from being read.
+    """
+    nothing = dict.fromkeys(_KEPT, "[]")
+    if not store.path.is_file():
+        return nothing, []
+    try:
+        is_programs = is_filled_by_program(store)
+        if not is_programs:
+            kept = {key: json.dumps(store.names(key)) for key in _KEPT}
+            others = [name for name in store.sources() if name != source and Path(name).exists()]
+            return kept, [f"{other} is not in the new index: bring it in again" for other in others]
+    except IndexBusyError:
+        raise
+    except RagaccelError:
+        return nothing, [
+            "the old index could not be read: if it was made with --include or --exclude, or files"
+            " were taken out of it, say so again"
+        ]
+    refuse_filled_by_program(store)
+    return nothing, []
 
 
 class IndexRun:
@@ -98,7 +114,7 @@ class IndexRun:
         """Refuse another embedder's index, note this one's; return the budget of a passage."""
         fingerprint = index_fingerprint(self.embedder.fingerprint)
         self.store.require_fingerprint(fingerprint)
-        made_with = int(self.store.meta("passage_tokens", "0"))
+        made_with = self.store.number("passage_tokens")
         limit = self.embedder.max_tokens
         most = max(1, limit - limit // _TITLE_SHARE)
         if passage_tokens is not None and not 0 < passage_tokens <= most:
@@ -119,7 +135,7 @@ class IndexRun:
         if patterns:
             self.keep(key, json.dumps(list(patterns)))
             return list(patterns)
-        return list(json.loads(self.store.meta(key, "[]")))
+        return self.store.names(key)
 
     def keep(self, key: str, value: str) -> None:
         """Note a setting, unless it is noted already: an unchanged index is not written to."""

@@ -27,7 +27,7 @@ def rebuilding(
     Raises:
         IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
     """
-    with store.replacing() as place, Store(place) as fresh:
+    with store.replacing() as place, Store(place, shared=store.shared) as fresh:
         try:
             goes_on = place.is_file() and all(
                 fresh.meta(key) == value for key, value in made_with.items()

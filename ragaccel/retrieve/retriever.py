@@ -127,7 +127,7 @@ class Retriever:
         """The embedder's dimension, once the index is known to be made with it."""
         require_embedder(self.store, self.embedder.fingerprint)
         dimension = self.embedder.dimension
-        require_dimension(self.store.path, dimension, int(self.store.meta("dimension", "0")))
+        require_dimension(self.store.path, dimension, self.store.number("dimension"))
         return dimension
 
 

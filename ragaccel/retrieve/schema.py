@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import sqlite3
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError
+from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError, RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +90,19 @@ def is_own_place(path: Path) -> bool:
     return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
 
+def require_no_link(path: Path) -> None:
+    """Refuse an index beside its documents that is elsewhere: links come along with a folder, too.
+
+    Raises:
+        IndexWriteError: It says how the other place can be used.
+    """
+    if is_own_place(path) and (path.is_symlink() or path.parent.is_symlink()):
+        raise IndexWriteError(
+            f"{path} is behind a link to {path.resolve()}: delete the link, or give that place"
+            " itself with --index PATH"
+        )
+
+
 def index_command(
     path: Path, *, folder: str = "", collection: str = "", rebuild: bool = False
 ) -> str:
@@ -123,37 +137,52 @@ def new_token() -> str:
 
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours: busy, full, not writable or damaged."""
+    """Turn SQLite's errors into ours: busy, full, not writable or damaged.
+
+    What is none of the first three is damage: nothing that is asked of an index is wrong in itself.
+    """
     try:
         yield
+    except sqlite3.ProgrammingError:
+        raise
     except sqlite3.OperationalError as error:
-        message = str(error)
-        if "locked" in message or "busy" in message:
-            raise IndexBusyError(
-                f"another process is writing to {path}: wait for it to end, then try again"
-            ) from error
-        if "full" in message or "disk I/O" in message:
-            raise IndexWriteError(
-                f"the disk is full, or {path} cannot grow: free some space and run the same"
-                " command again; everything indexed before is kept"
-            ) from error
-        if "readonly" in message or "unable to open" in message:
-            raise IndexWriteError(
-                f"cannot write {path}: change its permissions, or keep the index elsewhere with"
-                " --index PATH"
-            ) from error
-        if "no such" in message or "malformed" in message:
-            raise damaged(path, error) from error
-        raise
-    except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
-        raise
-    except sqlite3.DatabaseError as error:
+        raise _named(path, error) from error
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise damaged(path, error) from error
+
+
+def _named(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
+    message = str(error)
+    if "locked" in message or "busy" in message:
+        return IndexBusyError(
+            f"another process is writing to {path}: wait for it to end, then try again"
+        )
+    if "full" in message or "disk I/O" in message:
+        return IndexWriteError(
+            f"the disk is full, or {path} cannot grow: free some space and run the same"
+            " command again; everything indexed before is kept"
+        )
+    if ("unable to open" in message or "readonly" in message) and _is_private(path):
+        return IndexWriteError(
+            f"{path} is another user's: its owner may share it with `{index_command(path)}"
+            " --shared`, or keep an index of your own with --index PATH"
+        )
+    if "readonly" in message or "unable to open" in message:
+        return IndexWriteError(
+            f"cannot write {path}: change its permissions, or keep the index elsewhere with"
+            " --index PATH"
+        )
+    return damaged(path, error)
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a file is there that this user may not read."""
+    return path.is_file() and not os.access(path, os.R_OK)
 
 
 def is_foreign(path: Path) -> bool:
     """Whether a file outside our own places lacks the mark of our indexes in its header."""
-    if is_own_place(path) or not path.is_file():
+    if is_own_place(path) or path.name.endswith(".rebuilt") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:

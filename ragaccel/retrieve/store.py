@@ -27,6 +27,10 @@ PASSAGE_COLUMNS = """p.id, p.passage_id, p.text, p.title,
     CASE f.kind WHEN 'collection' THEN '' ELSE f.path END,
     p.start, p.end, p.page, p.line, p.places"""
 PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
+_NUMBER = (int, type(None))
+_PASSAGE_KINDS = (int, str, str, str, str, int, int, _NUMBER, _NUMBER, str)
+_FILE_KINDS = (str, int, int, str, str, str, str, int)
+_MOST_DIGITS = 6
 _PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
 
@@ -37,11 +41,14 @@ class Store:
 
     Args:
         path: The file; ``with store.writing()`` creates it, reading does not.
+        shared: Whether other users of this machine may read a file that is made, or that is
+            written to; else one that is made is its owner's alone.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, shared: bool = False) -> None:
         self.path = Path(path)
-        self._database = Database(self.path)
+        self.shared = shared
+        self._database = Database(self.path, shared=shared)
         self.rows = self._database.rows
         self.reading = self._database.reading
         self.writing = self._database.writing
@@ -163,6 +170,31 @@ class Store:
         found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(found[0][0]) if found else default
 
+    def number(self, key: str) -> int:
+        """A setting that is a number; 0 where it was never set.
+
+        Raises:
+            IndexCorruptError: It is none, or beyond reason.
+        """
+        written = self.meta(key, "0")
+        if not (written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS):
+            raise damaged(self.path, f"its {key} is {written[:20]!r}")
+        return int(written)
+
+    def names(self, key: str) -> list[str]:
+        """A setting that is a list of texts; empty where it was never set.
+
+        Raises:
+            IndexCorruptError: It is none.
+        """
+        try:
+            found = json.loads(self.meta(key, "[]"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise damaged(self.path, f"its {key} is no list of names")
+        return found
+
     def require_fingerprint(self, fingerprint: str) -> None:
         """Refuse an index whose vectors another embedder or chunker made.
 
@@ -196,7 +228,7 @@ class Store:
 
     def left_out(self) -> list[str]:
         """Paths of documents that were taken out and shall stay out (:meth:`leave_out`)."""
-        return [str(path) for path in json.loads(self.meta("left_out", "[]"))]
+        return self.names("left_out")
 
     def owns(self, path: Path) -> bool:
         """Whether a file is the index, or one of those that SQLite and we keep beside it."""
@@ -210,6 +242,8 @@ class Store:
             "SELECT path, size, mtime_ns, sha256, status, kind, title,"
             " (SELECT count(*) FROM passage WHERE file_id = file.id) FROM file ORDER BY path"
         )
+        for row in rows:
+            self._require_kinds(row, _FILE_KINDS, "file")
         return {row[0]: FileRecord(*row) for row in rows}
 
     def unread(self) -> dict[str, UnreadFile]:
@@ -304,13 +338,19 @@ class Store:
         """The passage of a row of :data:`PASSAGE_COLUMNS`.
 
         Raises:
-            IndexCorruptError: Its places are not what is written there.
+            IndexCorruptError: Something else is written there than goes there.
         """
+        self._require_kinds(row, _PASSAGE_KINDS, "passage")
         passage = Passage(*row[1:9])
         try:
             return replace(passage, places=_places(row[9])) if row[9] else passage
-        except (AttributeError, TypeError, ValueError):
+        except ValueError:
             raise damaged(self.path, f"the places of passage {row[1]!r}") from None
+
+    def _require_kinds(self, row: Sequence[Any], kinds: Sequence[Any], what: str) -> None:
+        """Refuse a row with values of other types, which SQLite would keep in any column."""
+        if not all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=True)):
+            raise damaged(self.path, f"a {what} is written otherwise than any is")
 
     def unpacked(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
         """Vectors [N, D] from the bytes that are kept of them.
@@ -318,8 +358,8 @@ class Store:
         Raises:
             IndexCorruptError: One is not of the length that all have.
         """
-        size = 2 * int(self.meta("dimension", "0"))
-        if any(not isinstance(one, bytes) or len(one) != size for one in packed):
+        size = 2 * self.number("dimension")
+        if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
             raise damaged(self.path, "a vector of the wrong size")
         flat = np.frombuffer(b"".join(packed), dtype="<f2")
         return flat.reshape(len(packed), -1).astype(np.float32)
@@ -328,7 +368,7 @@ class Store:
         """Look for damage, reading everything; return what is wrong, nothing when all is well."""
         problems = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
         problems = [problem for problem in problems if problem != "ok"]
-        size = 2 * int(self.meta("dimension", "0"))
+        size = 2 * self.number("dimension")
         odd = self.rows("SELECT count(*) FROM passage WHERE length(vector) != ?", (size,))[0][0]
         if odd:
             problems.append(f"{odd} passages have a vector of the wrong size")

@@ -112,10 +112,15 @@ def delete_emptied(store: Store, files: Iterable[int]) -> None:
 def _stored(store: Store, row: Sequence[Any]) -> Stored:
     *columns, metadata = row
     passage = store.passage_of(columns)
+    if metadata == "":
+        return Stored(passage, {})
     try:
-        return Stored(passage, json.loads(metadata) if metadata else {})
-    except ValueError:
-        raise damaged(store.path, f"the metadata of {row[1]!r} is no JSON") from None
+        found = json.loads(metadata)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise damaged(store.path, f"the metadata of {row[1]!r} is no JSON")
+    return Stored(passage, found)
 
 
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -1,0 +1,283 @@
+"""An index that a stranger hands on: nothing in it runs, and nothing beside it is obeyed."""
+
+import os
+import sqlite3
+import stat
+
+import pytest
+
+from ragaccel.errors import IndexCorruptError, IndexWriteError, RagaccelError
+from ragaccel.retrieve.collection import Collection
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.retriever import Retriever
+from ragaccel.retrieve.schema import default_index_path
+from ragaccel.retrieve.store import Store
+
+
+@pytest.fixture
+def shipped(folder, embedder):
+    """A folder that came with an index of its own."""
+    place = default_index_path(folder)
+    with Store(place) as store:
+        index_folder(store, embedder, folder)
+    return place
+
+
+def alter(place, script):
+    connection = sqlite3.connect(place, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.executescript(script)
+    connection.close()
+
+
+def mended(place, folder, embedder):
+    with Store(place) as store:
+        report = index_folder(store, embedder, folder, rebuild=True)
+        assert store.check() == []
+        return report.added
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "CREATE TRIGGER evil AFTER INSERT ON passage BEGIN"
+        " UPDATE passage SET text = 'INJECTED' WHERE id = new.id; END",
+        "CREATE TEMP TRIGGER t AFTER INSERT ON main.meta BEGIN SELECT 1; END;"
+        "CREATE TRIGGER evil AFTER UPDATE ON meta BEGIN DELETE FROM file; END",
+        "CREATE VIEW evil AS SELECT * FROM passage",
+        "ALTER TABLE meta RENAME TO held;CREATE VIEW meta AS SELECT key, value FROM held",
+        "CREATE TABLE more (x)",
+        "CREATE VIRTUAL TABLE more USING fts5(x)",
+        "ALTER TABLE file ADD COLUMN more AS (hex(path))",
+        "ALTER TABLE file ADD COLUMN more DEFAULT 7",
+        "CREATE INDEX evil ON file (upper(path))",
+        "DROP INDEX passage_by_text;"
+        "CREATE INDEX passage_by_text ON passage (text_hash) WHERE text_hash IS NOT NULL",
+        "DROP TRIGGER passage_added",
+        "DROP TRIGGER passage_removed; CREATE TRIGGER passage_removed AFTER DELETE ON passage"
+        " BEGIN DELETE FROM file; END",
+        "DROP TABLE words; CREATE VIRTUAL TABLE words USING fts5 (title, text)",
+        "DROP TABLE meta",
+        "ANALYZE",
+        "UPDATE sqlite_master SET sql = replace(sql, 'DEFAULT ''''', 'DEFAULT (zeroblob(9))')",
+    ],
+)
+def test_a_schema_with_anything_else_in_it_is_refused_and_made_anew(
+    shipped, folder, embedder, script
+):
+    alter(shipped, script)
+    (folder / "new.md").write_text("a new text.")
+    with Store(shipped) as store:
+        with pytest.raises(IndexCorruptError, match="--rebuild"):
+            index_folder(store, embedder, folder)
+        with pytest.raises(IndexCorruptError, match="--rebuild"):
+            Retriever(store, embedder).search("lamp")
+    assert mended(shipped, folder, embedder) == 4
+
+
+def test_comments_and_spaces_in_a_schema_mean_nothing(shipped, folder, embedder):
+    alter(
+        shipped,
+        "UPDATE sqlite_master SET sql = replace(sql, 'kind TEXT', 'kind  /* its */ TEXT -- x\n')",
+    )
+    with Store(shipped) as store:
+        assert index_folder(store, embedder, folder).is_current
+
+
+def refused(use):
+    """Whether one of our errors comes; any other fails the test."""
+    try:
+        use()
+    except RagaccelError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE meta SET value = 'many' WHERE key = 'dimension'",
+        f"UPDATE meta SET value = '{'9' * 5000}' WHERE key = 'dimension'",
+        "UPDATE meta SET value = '0' WHERE key = 'dimension'; UPDATE passage SET vector = x''",
+        "UPDATE meta SET value = '-1' WHERE key = 'passage_tokens'",
+        "UPDATE meta SET value = x'ff' WHERE key = 'fingerprint'",
+        "INSERT OR REPLACE INTO meta VALUES ('include', '{')",
+        f"INSERT OR REPLACE INTO meta VALUES ('include', '{'[' * 100_000}')",
+        "INSERT OR REPLACE INTO meta VALUES ('left_out', '[1]')",
+        "INSERT OR REPLACE INTO meta VALUES ('exclude', '7')",
+        "UPDATE file SET path = x'ff' || path",
+        "UPDATE file SET size = 'large'",
+        "UPDATE file SET title = CAST(x'c328' AS TEXT)",
+        "UPDATE passage SET text = x'00'",
+        "UPDATE passage SET start = 'first'",
+        "UPDATE passage SET line = 'first'",
+        "UPDATE passage SET places = 'here'",
+        "UPDATE passage SET vector = 'no vector'",
+        "UPDATE passage SET passage_id = CAST(passage_id AS BLOB)",
+        "DELETE FROM words_data",
+        "UPDATE words_config SET v = 99",
+    ],
+)
+def test_wild_contents_are_damage_not_a_crash(shipped, folder, embedder, change):
+    alter(shipped, change)
+    with Store(shipped) as store:
+        uses = (
+            lambda: Retriever(store, embedder).search("lamp oil"),
+            lambda: index_folder(store, embedder, folder),
+            store.files,
+            store.left_out,
+            lambda: [store.passages_of(path) for path in store.files()],
+            lambda: list(store.vectors()),
+            store.check,
+        )
+        refusals = [refused(use) for use in uses]
+    assert any(refusals)
+    assert mended(shipped, folder, embedder) == 3
+
+
+def test_metadata_of_another_kind_is_damage(tmp_path, embedder):
+    from ragaccel.passage import Passage
+
+    with Collection(tmp_path / "kept.db") as kept:
+        kept.put([Passage("a", "text")], embedder.embed_documents(["text"]), [{"n": 1}])
+    for written in ("'[1]'", "'{'", "x'00'", f"'{'[' * 100_000}'"):
+        alter(tmp_path / "kept.db", f"UPDATE passage SET metadata = {written}")
+        with (
+            Collection(tmp_path / "kept.db") as kept,
+            pytest.raises(IndexCorruptError, match="metadata"),
+        ):
+            kept.get(["a"])
+
+
+@pytest.mark.parametrize("beside", ["", ".lock", ".rebuilt", ".new", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("content", [b"", b"no database" * 999, b"SQLite format 3\0" + b"x" * 9999])
+def test_whatever_lies_beside_an_index_a_rebuild_mends_it(
+    shipped, folder, embedder, beside, content
+):
+    shipped.with_name(shipped.name + beside).write_bytes(content)
+    assert mended(shipped, folder, embedder) == 3
+    with Store(shipped) as store:
+        assert index_folder(store, embedder, folder).is_current
+
+
+def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder, tmp_path):
+    """One may name a file of the user's, which SQLite would delete after it."""
+    shipped.with_name("index.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
+    with Store(shipped) as store, pytest.raises(IndexCorruptError, match="journal"):
+        store.files()
+    assert mended(shipped, folder, embedder) == 3
+    assert not shipped.with_name("index.db-journal").exists()
+
+
+@pytest.mark.parametrize("which", ["folder", "index"])
+def test_an_index_behind_a_link_is_not_somebody_elses(folder, embedder, tmp_path, which):
+    other = tmp_path / "other"
+    (other / "docs").mkdir(parents=True)
+    (other / "docs/mine.md").write_text("my own text.")
+    theirs = default_index_path(other / "docs")
+    with Store(theirs) as store:
+        index_folder(store, embedder, other / "docs")
+    before = theirs.read_bytes()
+    place = default_index_path(folder)
+    if which == "folder":
+        place.parent.symlink_to(theirs.parent, target_is_directory=True)
+    else:
+        place.parent.mkdir()
+        place.symlink_to(theirs)
+    for rebuild in (False, True):
+        with Store(place) as store, pytest.raises(IndexWriteError, match="link"):
+            index_folder(store, embedder, folder, rebuild=rebuild)
+    with Store(place) as store, pytest.raises(IndexWriteError, match=r"link.*--index"):
+        store.files()
+    assert theirs.read_bytes() == before
+
+
+def test_a_lock_that_is_a_link_is_refused(shipped, folder, embedder, tmp_path):
+    lock = shipped.with_name("index.db.lock")
+    lock.unlink(missing_ok=True)
+    (tmp_path / "precious").write_text("keep")
+    lock.symlink_to(tmp_path / "precious")
+    with Store(shipped) as store, pytest.raises(IndexWriteError, match="delete it"):
+        index_folder(store, embedder, folder)
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+# Who may read an index
+
+
+def modes(place):
+    beside = [path for path in place.parent.iterdir() if path.name.startswith(place.name)]
+    return {stat.S_IMODE(path.stat().st_mode) for path in beside}
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def _mask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_mask")
+def test_an_index_is_its_owners_alone_from_the_first_byte(folder, embedder, monkeypatch):
+    place = default_index_path(folder)
+    seen = []
+
+    def look(progress):
+        seen.append((modes(place), stat.S_IMODE(place.parent.stat().st_mode)))
+
+    with Store(place) as store:
+        index_folder(store, embedder, folder, progress=look)
+        index_folder(store, embedder, folder, progress=look, rebuild=True)
+        store.copy_to(place.with_name("index.db.copy"))
+        look(None)
+    assert all(seen == ({0o600}, 0o700) for seen in seen)
+
+
+def test_an_index_is_shared_where_that_is_asked_for(folder, embedder):
+    place = default_index_path(folder)
+    before = os.umask(0o022)
+    try:
+        with Store(place) as store:
+            index_folder(store, embedder, folder)
+        with Store(place, shared=True) as store:
+            index_folder(store, embedder, folder)
+            assert (modes(place), stat.S_IMODE(place.parent.stat().st_mode)) == ({0o644}, 0o755)
+        with Store(place) as store:  # as it was shared it stays, until it is made anew
+            index_folder(store, embedder, folder)
+            store.files()
+            assert modes(place) == {0o644}
+            index_folder(store, embedder, folder, rebuild=True)
+            assert stat.S_IMODE(place.stat().st_mode) == 0o600
+            assert mended(place, folder, embedder) == 3
+        with Store(place, shared=True) as store:
+            index_folder(store, embedder, folder, rebuild=True)
+            assert stat.S_IMODE(place.stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_two_threads_that_make_a_lock_at_once_do_not_both_hold_it(folder, embedder, monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    from ragaccel.errors import IndexBusyError
+
+    place = default_index_path(folder)
+    for _ in range(20):
+        for path in place.parent.glob("*"):
+            path.unlink()
+        start, end = Barrier(2), Barrier(2)
+
+        def hold(start=start, end=end):
+            with Store(place) as store:
+                start.wait()
+                try:
+                    with store.writing():
+                        end.wait(10)
+                        return True
+                except IndexBusyError:
+                    end.wait(10)
+                    return False
+
+        with ThreadPoolExecutor(2) as threads:
+            assert sorted(threads.map(lambda _: hold(), range(2))) == [False, True]
