@@ -117,6 +117,13 @@ class SharedModel:
         return self.tokenizer.has_chat_template
 
     @cached_property
+    def takes_tools(self) -> bool:
+        """Whether its chat template writes out tools; errors are those of ``outline_model``."""
+        if self._llm is None and self._files is not None and not self._files.names_tools:
+            return False
+        return self.tokenizer.takes_tools
+
+    @cached_property
     def reads_apart(self) -> bool:
         """Whether it reads documents and a question, and nothing else that was said."""
         from ragaccel.apart import reads_apart

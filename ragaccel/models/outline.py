@@ -21,11 +21,13 @@ _ROPES = ("rope_parameters", "rope_scaling")
 class FileOutline:
     """What is known of a model by its files alone.
 
-    ``context_length`` is the most tokens of a prompt with its answer.
+    ``context_length`` is the most tokens of a prompt with its answer. Where ``names_tools`` is
+    false, no chat template takes tools; where it is true, only laying some out can tell.
     """
 
     context_length: int
     has_chat_template: bool
+    names_tools: bool = True
 
 
 def read_outline(
@@ -48,7 +50,9 @@ def read_outline(
     if config is None or words is None or "auto_map" in {*config, *words}:
         return None
     length = _context_length(config)
-    return None if length is None else FileOutline(length, _has_template(folder, words))
+    if length is None:
+        return None
+    return FileOutline(length, _has_template(folder, words), _names_tools(folder, words))
 
 
 def _folder(name: str | Path | None, options: Mapping[str, Any]) -> Path | None:
@@ -96,3 +100,10 @@ def _has_template(folder: Path, words: dict[str, Any]) -> bool:
     if isinstance(template, list):
         template = {one.get("name"): one for one in template if isinstance(one, dict)}
     return "default" in template if isinstance(template, dict) else bool(template)
+
+
+def _names_tools(folder: Path, words: dict[str, Any]) -> bool:
+    """Whether the word stands in any chat template: one that takes tools has to name them."""
+    files = [folder / "chat_template.jinja", *(folder / "additional_chat_templates").glob("*")]
+    written = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return any("tools" in text for text in (json.dumps(words.get("chat_template")), *written))

@@ -72,6 +72,11 @@ class ToolCalling:
         ]
         return self.format.settled(text[: len(text) - max(begun, default=0)])
 
+    def told_next(self, told: str, token_ids: Sequence[int]) -> str:
+        """Return what a stream may tell of an unfinished answer beyond what it has told."""
+        settled = self.settled(token_ids)
+        return settled[len(told) :] if settled.startswith(told) else ""
+
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[ToolCall]]:
         """Return the content of a whole answer, and the calls in it.
 

@@ -86,8 +86,7 @@ class _Telling:
             return ""
         if self._calling is None:
             return piece
-        settled = self._calling.settled(stream.token_ids)
-        piece = settled[len(self._told) :] if settled.startswith(self._told) else ""
+        piece = self._calling.told_next(self._told, stream.token_ids)
         self._told += piece
         return piece
 

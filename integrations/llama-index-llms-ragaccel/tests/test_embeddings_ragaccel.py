@@ -90,7 +90,7 @@ def test_a_ready_model_is_never_taken_for_the_one_that_is_named():
 
 
 def test_arguments_of_other_embeddings_are_not_passed_over():
-    with pytest.raises(ValueError, match="Extra inputs"):
+    with pytest.raises(TypeError, match=r"model: did you mean model_name\?"):
         RagaccelEmbedding(model="BAAI/bge-small-en-v1.5")
 
 

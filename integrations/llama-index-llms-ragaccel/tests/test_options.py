@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 from pydantic import ValidationError
-from ragaccel import ConfigurationError, ReferenceRegistry
+from ragaccel import ConfigurationError, ReferenceRegistry, UnknownArgumentError
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
+from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel import Ragaccel
+from llama_index.retrievers.ragaccel import RagaccelRetriever
+from llama_index.vector_stores.ragaccel import RagaccelVectorStore
 
 MESSAGES = [ChatMessage(content="Who trims the wick?")]
 
@@ -57,7 +61,7 @@ def test_further_settings_stand_over_the_plain_ones():
 def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
     llm = Ragaccel("no/such-model")
     given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match=r"takes no temprature: there are .*temperature"):
+    with pytest.raises(TypeError, match=r"takes no temprature: did you mean temperature\?"):
         getattr(llm, method)(given, temprature=1.0)
     with pytest.raises(TypeError, match="takes no num_beams: one answer"):
         getattr(llm, method)(given, num_beams=4)
@@ -68,8 +72,8 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
 @pytest.mark.parametrize("method", ["acomplete", "astream_complete", "achat", "astream_chat"])
 async def test_so_it_is_when_awaited(method):
     given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match="takes no tools: tools are called through ReActAgent"):
-        await getattr(Ragaccel("no/such-model"), method)(given, tools=[])
+    with pytest.raises(TypeError, match="takes no format: as_structured_llm"):
+        await getattr(Ragaccel("no/such-model"), method)(given, format="json")
 
 
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
@@ -104,16 +108,69 @@ def test_what_others_call_otherwise_is_said():
     for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
         with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):
             Ragaccel(**{name: "x"})
-    with pytest.raises(TypeError, match=r"takes no max_new_token: there are .*max_new_tokens"):
+    with pytest.raises(TypeError, match=r"max_new_token: did you mean max_new_tokens\?"):
         Ragaccel(max_new_token=3)
     with pytest.raises(TypeError, match="takes no do_sample: temperature"):
         Ragaccel(generate_kwargs={"do_sample": True})
-    with pytest.raises(TypeError, match=r"takes no devise: there are .*device"):
+    with pytest.raises(TypeError, match=r"devise: did you mean device\?; there are .*device"):
         Ragaccel(devise="cpu")
     with pytest.raises(TypeError, match="one argument"):
         Ragaccel("a/name", model_name="another/name")
     with pytest.raises(ValidationError, match="max_new_tokens"):
         Ragaccel(max_new_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("logprobs", "without probabilities"),
+        ("top_logprobs", "forward pass"),
+        ("presence_penalty", "repetition_penalty"),
+        ("frequency_penalty", "no_repeat_ngram_size"),
+        ("logit_bias", "logits_processors"),
+        ("n", "another seed"),
+        ("response_format", "as_structured_llm"),
+        ("trust_remote_code", "model_kwargs"),
+    ],
+)
+def test_what_models_elsewhere_take_is_refused_with_the_alternative(name, instead):
+    llm = Ragaccel("no/such-model")
+    for refused in (
+        lambda: Ragaccel(**{name: 0.5}),
+        lambda: Ragaccel(generate_kwargs={name: 0.5}),
+        lambda: llm.complete("?", **{name: 0.5}),
+        lambda: llm.chat(MESSAGES, **{name: 0.5}),
+    ):
+        with pytest.raises(UnknownArgumentError, match=f"takes no {name}: .*{instead}"):
+            refused()
+
+
+def test_values_that_ask_for_nothing_pass():
+    nothing = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    llm = Ragaccel(llm=RecordingLLM(), generate_kwargs=nothing)
+    assert settings_of(llm, **nothing) == settings_of(Ragaccel(llm=RecordingLLM()))
+
+
+def test_settings_of_answers_among_the_options_of_loading_are_refused():
+    for name in ("temperature", "max_new_tokens", "max_tokens", "stop"):
+        with pytest.raises(UnknownArgumentError, match=f"{name}: it is a setting of answers"):
+            Ragaccel("m", model_kwargs={name: 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        (RagaccelEmbedding, "modle_name", "did you mean model_name"),
+        (RagaccelEmbedding, "query_instruction", "prompts that the model names"),
+        (RagaccelVectorStore, "pth", "did you mean path"),
+        (RagaccelVectorStore, "persist_dir", "from_persist_dir"),
+        (partial(RagaccelRetriever, "nowhere"), "similarity_topk", "did you mean similarity_top_k"),
+        (partial(RagaccelRetriever, "nowhere"), "vector_store_query_mode", "mode="),
+    ],
+)
+def test_names_that_other_classes_take_are_refused_too(kind, name, told):
+    with pytest.raises(UnknownArgumentError, match=f"{name}: .*{told}"):
+        kind(**{name: 1})
 
 
 def test_a_model_may_be_named_loaded_or_ready():

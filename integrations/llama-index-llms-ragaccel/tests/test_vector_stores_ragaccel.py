@@ -602,5 +602,5 @@ def test_metadata_that_another_framework_put_in_is_a_nodes(tmp_path):
 
 
 def test_arguments_of_other_stores_are_not_passed_over():
-    with pytest.raises(ValueError, match="collection_name"):
+    with pytest.raises(TypeError, match="collection_name"):
         RagaccelVectorStore(collection_name="tenant 7")

@@ -8,12 +8,26 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import ConfigDict, Field, field_serializer, field_validator
+from llama_index.core.bridge.pydantic import (
+    ConfigDict,
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
     from ragaccel import Embedder
+
+
+_INSTEAD = {
+    "cache_folder": "name a folder as model_name=, or fill the local cache first",
+    "max_length": "the model's own limit counts",
+    "query_instruction": "the prompts that the model names for itself are used",
+    "text_instruction": "the prompts that the model names for itself are used",
+}
 
 
 class RagaccelEmbedding(BaseEmbedding):
@@ -37,6 +51,13 @@ class RagaccelEmbedding(BaseEmbedding):
         repr=False,
         description="A ready ragaccel.Embedder, used in place of what model_name names.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+        return values
 
     @classmethod
     def class_name(cls) -> str:

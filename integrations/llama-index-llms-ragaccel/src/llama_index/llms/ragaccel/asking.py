@@ -6,11 +6,12 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index.llms.ragaccel.messages import text_of
 from llama_index.llms.ragaccel.responses import Response, finished
+from llama_index.llms.ragaccel.tools import with_broken
 from llama_index.llms.ragaccel.windows import check_window, room_of
 
 if TYPE_CHECKING:
@@ -18,8 +19,19 @@ if TYPE_CHECKING:
 
     from llama_index.llms.ragaccel.messages import Turn
     from llama_index.llms.ragaccel.references import AnyReference
-    from ragaccel import LLM, AsyncStream, ReferenceRegistry, SharedModel, Stream
+    from llama_index.llms.ragaccel.tools import Toolbox
+    from ragaccel import (
+        LLM,
+        Answer,
+        AsyncStream,
+        ReferenceRegistry,
+        SharedModel,
+        Stream,
+        ToolCall,
+        ToolCalling,
+    )
 
+_LONG = 256  # tokens of an answer that may call tools: fewer are read on the event loop
 _PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds
 
 
@@ -40,6 +52,26 @@ class Ask:
     references: Sequence[Any]
     settings: dict[str, Any]
     model_name: str
+    calling: ToolCalling | None = None
+
+    def next(self, piece: str, told: str, stream: Stream | AsyncStream) -> str:
+        """What may be told now that a piece more is there: nothing that may be a call."""
+        if self.calling is None:
+            return piece
+        return self.calling.told_next(told, stream.token_ids)
+
+    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
+        """The answer's content, and the calls in it if it may hold some."""
+        if self.calling is None:
+            return answer.text, []
+        content, calls = self.calling.read(answer.text, answer.token_ids)
+        return with_broken(content, calls), calls
+
+    def last(self, told: str, answer: Answer, respond: Callable[..., Response]) -> Response:
+        """The last piece of a stream, with what was held back and all that is known."""
+        content, calls = self.read(answer)
+        rest = content[len(told) :] if content.startswith(told) else ""
+        return finished(respond(content, rest), answer, self.model_name, calls)
 
     def stream(self) -> Stream:
         """Check it; it is answered while this is read."""
@@ -59,6 +91,7 @@ def make_ask(
     registry: ReferenceRegistry | None,
     neighbours: bool,
     context_window: int | None,
+    toolbox: Toolbox | None = None,
 ) -> Ask:
     """Lay out a prompt and find what its answer may be copied from.
 
@@ -76,8 +109,14 @@ def make_ask(
         tokenizer=llm.tokenizer,
         neighbours=neighbours,
     )
+    calling = None
     if isinstance(prompt, str):
         asked: Any = prompt
+    elif toolbox is not None:
+        calling = toolbox.calling(llm, settings.get("stop"))
+        lay_out = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
+        ids = llm.tokenizer.chat(acceptable_turns(prompt, lay_out), tools=toolbox.tools)
+        asked = [*ids, *calling.opening_ids]
     elif not model.reads_apart:
         asked = acceptable_turns(prompt, llm.tokenizer.chat_text)
     else:
@@ -87,7 +126,7 @@ def make_ask(
         )
         references = [one for one in references if one not in asked.passages]
     check_window(asked, llm, settings, context_window)
-    return Ask(llm, asked, references, settings, model.label)
+    return Ask(llm, asked, references, settings, model.label, calling)
 
 
 def whole(call: Call, respond: Callable[..., Response]) -> Response:
@@ -95,7 +134,8 @@ def whole(call: Call, respond: Callable[..., Response]) -> Response:
     call.model.load()
     ask = call.prepare()
     answer = ask.stream().finish()
-    return finished(respond(answer.text), answer, ask.model_name)
+    content, calls = ask.read(answer)
+    return finished(respond(content), answer, ask.model_name, calls)
 
 
 def pieces(call: Call, respond: Callable[..., Response]) -> Generator[Response, None, None]:
@@ -108,9 +148,10 @@ def pieces(call: Call, respond: Callable[..., Response]) -> Generator[Response, 
         text = ""
         with stream:
             for piece in stream:
-                text += piece
-                yield respond(text, piece)
-        yield finished(respond(text, ""), stream.answer, ask.model_name)
+                if told := ask.next(piece, text, stream):
+                    text += told
+                    yield respond(text, told)
+        yield ask.last(text, stream.answer, respond)
 
     return generate()
 
@@ -119,7 +160,8 @@ async def awhole(call: Call, respond: Callable[..., Response]) -> Response:
     """Answer without holding up the event loop; if the caller is cancelled, so is the answer."""
     ask, stream = await _beside(call)
     answer = await stream.finish()
-    return finished(respond(answer.text), answer, ask.model_name)
+    content, calls = ask.read(answer)
+    return finished(respond(content), answer, ask.model_name, calls)
 
 
 async def apieces(call: Call, respond: Callable[..., Response]) -> AsyncGenerator[Response, None]:
@@ -130,13 +172,21 @@ async def apieces(call: Call, respond: Callable[..., Response]) -> AsyncGenerato
         text = ""
         try:
             async for piece in stream:
-                text += piece
-                yield respond(text, piece)
+                if told := await _told(ask, piece, text, stream):
+                    text += told
+                    yield respond(text, told)
         finally:
             await stream.aclose()
-        yield finished(respond(text, ""), stream.answer, ask.model_name)
+        yield ask.last(text, stream.answer, respond)
 
     return generate()
+
+
+async def _told(ask: Ask, piece: str, told: str, stream: AsyncStream) -> str:
+    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    if ask.calling is None or len(stream.token_ids) < _LONG:
+        return ask.next(piece, told, stream)
+    return await asyncio.to_thread(ask.next, piece, told, stream)
 
 
 async def _beside(call: Call) -> tuple[Ask, AsyncStream]:

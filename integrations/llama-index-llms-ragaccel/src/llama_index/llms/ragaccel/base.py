@@ -18,28 +18,42 @@ from llama_index.core.llms import (
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
-    CustomLLM,
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.types import PydanticProgramMode
 from typing_extensions import Self
 
 from llama_index.llms.ragaccel import responses
 from llama_index.llms.ragaccel.asking import Ask, Call, apieces, awhole, make_ask, pieces, whole
-from llama_index.llms.ragaccel.messages import TemplatePrompt, Turn, lay_out
+from llama_index.llms.ragaccel.messages import (
+    TemplatePrompt,
+    Turn,
+    is_own_template,
+    lay_out,
+)
 from llama_index.llms.ragaccel.models import model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
 from llama_index.llms.ragaccel.references import as_references, registry_in_use
+from llama_index.llms.ragaccel.tools import Toolbox, as_tool, calls_of, toolbox_of, why_none
 from ragaccel import ConfigurationError, SharedModel
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from llama_index.core.prompts import PromptTemplate
+    from llama_index.core.tools import BaseTool
+
     from ragaccel import LLM
 
 
+_MUST_CALL = "must_call"  # a tool: how streams of objects tell ``_prepare_chat_with_tools``
+_BY_TOOLS = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION)
 _ALSO_TAKEN = ("model_name", "tokenizer", "device", "device_map", "dtype")
 
 
-class Ragaccel(CustomLLM):
+class Ragaccel(FunctionCallingLLM):
     """A local language model whose answers are the same, only sooner: it copies from what was read.
 
     >>> Settings.llm = Ragaccel("Qwen/Qwen2.5-7B-Instruct")
@@ -51,6 +65,9 @@ class Ragaccel(CustomLLM):
     Every call takes ``references`` (texts, nodes, passages: what else the answer may repeat) and
     the settings of ``ragaccel.LLM.generate``: ``max_new_tokens`` (or ``max_tokens``),
     ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``namespace``, ``remember`` …
+
+    Where the model's chat template takes tools, ``FunctionAgent`` works, and ``chat`` takes
+    ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
     Args:
         model: a name on the hub or a folder; the bundled reader by default; or a model of
@@ -140,6 +157,9 @@ class Ragaccel(CustomLLM):
     def metadata(self) -> LLMMetadata:
         """What the model is, read from its files without its weights.
 
+        It is a function calling model if messages are laid out by a chat template of its own that
+        takes tools; that it was trained to call them is what the template stands for.
+
         Raises:
             ConfigurationError: ``context_window`` is more than the model reads.
         """
@@ -153,8 +173,13 @@ class Ragaccel(CustomLLM):
             context_window=wanted or limit or DEFAULT_CONTEXT_WINDOW,
             num_output=self.max_new_tokens,
             is_chat_model=self._model.is_chat_model,
+            is_function_calling_model=self._calls_tools,
             model_name=self._model.label,
         )
+
+    @property
+    def _calls_tools(self) -> bool:
+        return is_own_template(self.messages_to_prompt) and self._model.takes_tools
 
     def load(self) -> LLM:
         """Return the ``ragaccel.LLM`` that answers, loading it now if it is not."""
@@ -208,7 +233,11 @@ class Ragaccel(CustomLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer messages, laid out by the model's chat template."""
+        """Answer messages, laid out by the model's chat template.
+
+        ``tools`` (LlamaIndex's, or dicts) are what it may call, ``tool_choice`` is ``"auto"``,
+        ``"none"``, ``"any"`` or a name. ``get_tool_calls_from_response`` reads the calls.
+        """
         return whole(self._to_answer(messages, kwargs), responses.chat)
 
     @llm_chat_callback()
@@ -227,6 +256,75 @@ class Ragaccel(CustomLLM):
     ) -> ChatResponseAsyncGen:
         """Answer messages piece by piece; leaving the loop over the pieces ends it."""
         return await apieces(self._to_answer(messages, kwargs), responses.chat)
+
+    def get_tool_calls_from_response(
+        self,
+        response: ChatResponse,
+        error_on_no_tool_call: bool = True,
+        **kwargs: Any,  # noqa: ARG002 - the framework's signature
+    ) -> list[ToolSelection]:
+        """Read the calls of an answer; one that cannot be read is told by its text alone.
+
+        Raises:
+            ValueError: there is none, and ``error_on_no_tool_call``; the message says why.
+        """
+        calls = calls_of(response.message)
+        if not calls and error_on_no_tool_call:
+            raw = response.raw if isinstance(response.raw, dict) else {}
+            raise ValueError(why_none(response.message, str(raw.get("finish_reason"))))
+        return calls
+
+    def stream_structured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Any, None, None]:
+        """Answer with an object of a class, as a stream; arguments are those of the base class."""
+        asked = {**(llm_kwargs or {}), **self._must_call()}
+        return super().stream_structured_predict(output_cls, prompt, asked, **prompt_args)
+
+    async def astream_structured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Answer with an object of a class, as a stream; arguments are those of the base class."""
+        asked = {**(llm_kwargs or {}), **self._must_call()}
+        return await super().astream_structured_predict(output_cls, prompt, asked, **prompt_args)
+
+    def _must_call(self) -> dict[str, Any]:
+        """What makes the base class's streams of objects call: they tell it to no model."""
+        by_tools = self.pydantic_program_mode in _BY_TOOLS and self._calls_tools
+        return {_MUST_CALL: True} if by_tools else {}
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,  # noqa: ARG002 - whoever runs the tools tells of them
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """What ``chat`` is asked for by an agent, or by a program that wants an object."""
+        must_call = kwargs.pop(_MUST_CALL, False) or tool_required
+        choice = kwargs.pop("tool_choice", None)
+        said = [] if user_msg is None else [user_msg]
+        return {
+            **kwargs,
+            "messages": [
+                *(chat_history or []),
+                *(ChatMessage(content=one) if isinstance(one, str) else one for one in said),
+            ],
+            "tools": [as_tool(tool) for tool in tools],
+            "tool_choice": "any" if choice is None and must_call else choice,
+            "parallel_tool_calls": allow_parallel_tool_calls,
+        }
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Copy the options; a ready model and a registry are shared."""
@@ -260,7 +358,11 @@ class Ragaccel(CustomLLM):
         return self._call((lambda: prompt) if formatted else partial(self._write, prompt), given)
 
     def _to_answer(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> Call:
-        return self._call(partial(lay_out, messages, self.messages_to_prompt, self._model), given)
+        own = dict(given)
+        toolbox = toolbox_of(own)
+        tools = None if toolbox is None else toolbox.tools
+        write = partial(lay_out, messages, self.messages_to_prompt, self._model, tools)
+        return self._call(write, own, toolbox)
 
     def _write(self, prompt: str) -> str | list[Turn]:
         """A text to complete, as a user's message to a chat model or as the text it is."""
@@ -272,7 +374,12 @@ class Ragaccel(CustomLLM):
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": prompt}]
 
-    def _call(self, write: Callable[[], str | list[Turn]], given: dict[str, Any]) -> Call:
+    def _call(
+        self,
+        write: Callable[[], str | list[Turn]],
+        given: dict[str, Any],
+        toolbox: Toolbox | None = None,
+    ) -> Call:
         """Settle what one call asks for; names are checked before anything is loaded."""
         own = dict(given)
         references = as_references(own.pop("references", None))
@@ -295,6 +402,7 @@ class Ragaccel(CustomLLM):
                 registry=registry_in_use(self.registry, self.auto_references),
                 neighbours=self.neighbours,
                 context_window=self.context_window,
+                toolbox=toolbox,
             )
 
         return Call(self._model, prepare)

@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import ConfigurationError, Settings
+from ragaccel import ConfigurationError, Settings, check_arguments, says_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SETTINGS = frozenset(Settings.__annotations__)
 _OTHER_NAMES = {"max_tokens": "max_new_tokens"}
-_HINTS = {
+_INSTEAD = {
     "api_key": "the model runs in this process",
-    "do_sample": "temperature=0 takes the likeliest token, more samples",
-    "eos_token_id": 'the model\'s own end tokens count, and stop=["..."]',
+    "format": "as_structured_llm(Schema) or structured_predict",
     "is_chat_model": "a model with a chat template is one",
     "load_in_4bit": 'model_kwargs={"quantization_config": ...}',
     "load_in_8bit": 'model_kwargs={"quantization_config": ...}',
-    "max_length": "max_new_tokens counts the answer alone",
-    "num_beams": "one answer is decoded, exactly as greedy or sampled decoding would",
+    "n": "call it once for each answer, with another seed",
     "num_output": "max_new_tokens",
-    "num_return_sequences": "call it once for each answer",
-    "quantization_config": 'model_kwargs={"quantization_config": ...}',
-    "stopping_ids": 'stop=["..."], or stopping_criteria=[...] in a call',
+    "num_return_sequences": "call it once for each answer, with another seed",
+    "reasoning": "the model's chat template decides",
+    "request_timeout": "asyncio.wait_for(llm.achat(...), seconds)",
+    "response_format": "as_structured_llm(Schema) or structured_predict",
     "stop_sequences": 'stop=["..."]',
     "streamer": "stream_complete and stream_chat give the pieces",
+    "timeout": "asyncio.wait_for(llm.achat(...), seconds)",
     "tokenizer_kwargs": "a tokenizer of your own is given as model=..., tokenizer=...",
     "tokenizer_name": "a tokenizer of your own is given as model=..., tokenizer=...",
     "tokenizer_outputs_to_remove": "only token ids are taken from a tokenizer",
-    "tool_choice": "tools are called through ReActAgent",
-    "tools": "tools are called through ReActAgent",
+    "tool_choice": "chat, chat_with_tools and FunctionAgent take tools, and a choice of them",
+    "tools": "chat, chat_with_tools and FunctionAgent take tools",
     "torch_dtype": "dtype",
 }
 
@@ -45,7 +45,11 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     """
     settings = dict(defaults)
     _require_mapping("generate_kwargs", given)
-    own = {name: value for name, value in given.items() if value is not None}
+    own = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not says_nothing(name, value)
+    }
     for other, name in _OTHER_NAMES.items():
         if other in own and name in own:
             raise TypeError(f"{other} and {name} are one setting: give one of them")
@@ -62,6 +66,11 @@ def loading_options(**given: Any) -> dict[str, Any]:
     more = given.pop("model_kwargs") or {}
     _require_mapping("model_kwargs", more)
     options: dict[str, Any] = dict(more)
+    of_answers = dict.fromkeys(
+        (*SETTINGS, *_OTHER_NAMES), "it is a setting of answers: generate_kwargs={...}, or a call"
+    )
+    misplaced = [name for name in options if name in of_answers and name != "drafter"]
+    check_arguments("model_kwargs", misplaced, (), of_answers)
     if "torch_dtype" in options:
         options["dtype"] = options.pop("torch_dtype")
     options.update((name, value) for name, value in given.items() if value is not None)
@@ -69,14 +78,8 @@ def loading_options(**given: Any) -> dict[str, Any]:
 
 
 def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a name that there is not; the message says what to use instead."""
-    known = sorted(known)
-    for name in given:
-        if name in known:
-            continue
-        if name in _HINTS:
-            raise TypeError(f"{who} takes no {name}: {_HINTS[name]}")
-        raise TypeError(f"{who} takes no {name}: there are {', '.join(known)}")
+    """Raise UnknownArgumentError for a name that there is not, with what to use instead."""
+    check_arguments(who, given, known, _INSTEAD)
 
 
 def _require_mapping(name: str, given: Any) -> None:

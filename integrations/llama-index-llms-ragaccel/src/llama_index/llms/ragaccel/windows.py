@@ -23,7 +23,7 @@ def check_window(prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int
     """Raise CapacityError for more than ``window`` holds; what the model reads, it checks itself.
 
     Args:
-        prompt: a text, messages or a ``Prompt``.
+        prompt: a text, messages, token ids or a ``Prompt``.
         llm: the model that it is for.
         settings: those of the call.
         window: most tokens of a prompt with its answer, if fewer than the model reads.
@@ -44,4 +44,6 @@ def _num_tokens(prompt: Any, llm: LLM) -> int:
         return len(prompt.token_ids)
     if isinstance(prompt, str):
         return len(llm.tokenizer.encode(prompt, add_special_tokens=True))
+    if prompt and isinstance(prompt[0], int):
+        return len(prompt)
     return len(llm.tokenizer.chat(prompt))

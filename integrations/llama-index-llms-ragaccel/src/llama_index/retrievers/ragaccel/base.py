@@ -18,7 +18,7 @@ from llama_index.core.schema import (
 
 import llama_index.llms.ragaccel  # noqa: F401  (what is retrieved is registered from then on)
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
-from ragaccel import ConfigurationError
+from ragaccel import ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _HIDDEN = ("citation", "file_path", "page_label", "line")
 _MODES = ("fused", "dense", "text")
+_OWN = ("index", "similarity_top_k", "mode", "embed_model")
+_BASES = frozenset(inspect.signature(BaseRetriever.__init__).parameters) - {"self", "kwargs"}
+_INSTEAD = {
+    "vector_store_query_mode": 'mode="dense", "text" or "fused"',
+    "top_k": "similarity_top_k=",
+}
 
 
 class RagaccelRetriever(BaseRetriever):
@@ -63,6 +69,7 @@ class RagaccelRetriever(BaseRetriever):
         embed_model: RagaccelEmbedding | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(type(self).__name__, kwargs, {*_OWN, *_BASES}, _INSTEAD)
         if similarity_top_k < 1:
             raise ConfigurationError(f"similarity_top_k is {similarity_top_k}: ask for 1 or more")
         self.similarity_top_k = similarity_top_k

@@ -28,7 +28,7 @@ from llama_index.vector_stores.ragaccel.searching import (
     require_local,
     search,
 )
-from ragaccel import Collection, ConfigurationError
+from ragaccel import Collection, ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from ragaccel import Stored
 
 _OF_STORAGE_CONTEXT = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
+
+
+_INSTEAD = {
+    "collection_name": "one file holds one collection: path=",
+    "persist_dir": "path= names the file, and from_persist_dir(folder) reads a folder",
+    "persist_path": "one file is all there is: path=",
+    "uri": "the store is one file of this machine: path=",
+}
 
 
 class RagaccelVectorStore(BasePydanticVectorStore):
@@ -73,6 +81,8 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         collection: Collection | None = None,
         **fields: Any,
     ) -> None:
+        known = {*type(self).model_fields, "collection", "class_name"}
+        check_arguments(type(self).__name__, fields, known, _INSTEAD)
         if collection is not None:
             if path is not None or fingerprint:
                 raise ConfigurationError("a ready collection has its own path and fingerprint")
