@@ -22,6 +22,8 @@ def ask(
     k: options.K = None,
     model: options.Model = None,
     embedder: options.Embedder = None,
+    follow_links: options.FollowLinks = False,
+    shared: options.Shared = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
@@ -61,6 +63,7 @@ def ask(
             "memory": memory,
             "drafter": drafter,
             "space": space,
+            **options.switched(follow_links=follow_links, shared=shared),
         }
     )
     manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)

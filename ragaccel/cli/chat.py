@@ -24,6 +24,8 @@ def chat(
     k: options.K = None,
     model: options.Model = None,
     embedder: options.Embedder = None,
+    follow_links: options.FollowLinks = False,
+    shared: options.Shared = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
@@ -59,6 +61,7 @@ def chat(
             "memory": memory,
             "drafter": drafter,
             "space": space,
+            **options.switched(follow_links=follow_links, shared=shared),
         }
     )
     manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)

@@ -31,12 +31,15 @@ def index(
         bool, typer.Option("--strict", help="Fail when a file cannot be read.")
     ] = False,
     embedder: options.Embedder = None,
+    follow_links: options.FollowLinks = False,
+    shared: options.Shared = False,
     json: options.Json = False,
 ) -> "ExitCode":
     """Take the documents of a folder into its index.
 
-    New and changed files are read, unchanged ones skipped, vanished ones dropped; links are
-    followed. An index made anew takes the old one's place when it is whole.
+    New and changed files are read, unchanged ones skipped, vanished ones dropped; links that lead
+    out of the folder are passed over. An index made anew takes the old one's place when it is
+    whole.
     """
     from ragaccel.cli.exits import ExitCode, UsageError
     from ragaccel.cli.knowledge import index_source, report_document, tell_report
@@ -46,10 +49,11 @@ def index(
     if passages is not None and target is not None:
         raise UsageError("give DIR or --passages FILE, not both")
     source = locate_passages(passages, index) if passages else locate(target, index)
+    switches = options.switched(follow_links=follow_links, shared=shared)
     report = index_source(
         terminal,
         source,
-        resolve({"embedder": embedder}),
+        resolve({"embedder": embedder, **switches}),
         include=include or (),
         exclude=exclude or (),
         rebuild=rebuild,

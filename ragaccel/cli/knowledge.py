@@ -80,7 +80,8 @@ def index_source(
     from ragaccel.retrieve.store import Store
 
     embedder = load_embedder(settings)
-    with Store(source.index) as store, IndexingProgress(terminal) as progress:
+    opened = Store(source.index, shared=settings.is_on("shared"))
+    with opened as store, IndexingProgress(terminal) as progress:
         if source.collection is not None:
             return index_passages(
                 store, embedder, source.collection, progress=progress, rebuild=rebuild
@@ -96,6 +97,7 @@ def index_source(
             progress=progress,
             rebuild=rebuild,
             retry_failed=retry_failed,
+            follow_links=settings.is_on("follow_links"),
         )
 
 

@@ -23,6 +23,12 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="No files that match; may be repeated."),
 ]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Read what links lead to outside of DIR, too.")
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Let other users of this machine read the index.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 K = Annotated[
     int | None,
@@ -72,3 +78,8 @@ ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time we
 Continue = Annotated[
     bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
 ]
+
+
+def switched(**switches: bool) -> dict[str, str | None]:
+    """The switches that were given, as flags of the settings that they switch on."""
+    return {name: "yes" if given else None for name, given in switches.items()}

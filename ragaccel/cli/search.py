@@ -28,6 +28,8 @@ def search(
         ),
     ] = "fused",
     embedder: options.Embedder = None,
+    follow_links: options.FollowLinks = False,
+    shared: options.Shared = False,
     full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
     json: options.Json = False,
 ) -> "ExitCode":
@@ -43,7 +45,8 @@ def search(
     from ragaccel.errors import NothingIndexedError
 
     asked = read_question(terminal, target, query, index, verb="search")
-    settings = resolve({"k": k, "embedder": embedder})
+    switches = options.switched(follow_links=follow_links, shared=shared)
+    settings = resolve({"k": k, "embedder": embedder, **switches})
     with open_knowledge(terminal, asked.source, settings) as knowledge:
         passages = knowledge.retriever.search(asked.text, settings.whole("k"), mode=mode)
     if json:

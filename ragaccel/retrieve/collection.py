@@ -65,6 +65,8 @@ class Collection(InPlace):
         fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, a model's name): a file
             known to hold another's is refused, and a :class:`Retriever` with that very embedder
             can search it. Nothing is compared if it is empty.
+        shared: Whether other users of this machine may read the file; else its owner alone, if it
+            is made here.
 
     Raises:
         IndexMismatchError: The vectors in the file were made by something else.
@@ -72,10 +74,13 @@ class Collection(InPlace):
         IndexCorruptError: It is none of ours, or damaged.
     """
 
-    def __init__(self, path: str | Path | None = None, *, fingerprint: str = "") -> None:
+    def __init__(
+        self, path: str | Path | None = None, *, fingerprint: str = "", shared: bool = False
+    ) -> None:
         super().__init__(path, "collection.db")
         self.fingerprint = fingerprint
-        self._store = Store(self.path)
+        self.shared = shared
+        self._store = Store(self.path, shared=shared)
         self.copy_to = self._store.copy_to
         self._vectors = FollowedVectors(self._store, self._dimension)
         open_for_program(self._store, fingerprint)
@@ -92,7 +97,7 @@ class Collection(InPlace):
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "fingerprint": self.fingerprint}
+        return {**super().__getstate__(), "fingerprint": self.fingerprint, "shared": self.shared}
 
     # Changing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ _NOT_DOCUMENTS_NAMES = """
 .woff2 .ttf .otf .eot .db .sqlite .sqlite3 .parquet .npy .npz .pt .pth .safetensors .onnx .gguf .pkl
 .map .lock .min.js .min.css
 """
+LEADS_OUT = "a link out of the folder, followed only with --follow-links"
 _ON_PURPOSE = frozenset({"hidden", "ignored", "excluded", "not included"})
 _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
@@ -43,6 +44,7 @@ class Listing:
 
     ``passed_over`` names those that were passed over though no rule or pattern says so, with why.
     ``unreadable`` are names of folders that could not be listed: what the index has of them stays.
+    ``inside`` is the folder that no file may be read from outside of, if there is one.
     """
 
     files: list[FoundFile] = field(default_factory=list)
@@ -50,6 +52,7 @@ class Listing:
     passed_over: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+    inside: Path | None = None
 
     def skip(self, reason: str, name: str) -> None:
         """Count a file or folder that is passed over; name it unless people said so."""
@@ -65,22 +68,28 @@ class Listing:
             self.files = kept
 
 
-def list_folder(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Listing:
+def list_folder(
+    folder: Path,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    follow_links: bool = False,
+) -> Listing:
     """List the documents of a folder and its subfolders, in order of name.
 
     Hidden files, pictures, archives and what ``.gitignore`` and ``.ragaccelignore`` name are passed
-    over and counted. Links are followed, each folder once, so that a loop of links ends.
+    over and counted. Links to what is in the folder are followed, each folder once, so that a loop
+    of links ends; links that lead out of it are passed over and named.
 
     Args:
         folder: Where to look.
         include: Patterns as in .gitignore; if any are given only files that match one are taken.
         exclude: Patterns as in .gitignore for files and folders to pass over.
+        follow_links: Follow links that lead out of the folder, too.
     """
-    listing = Listing()
-    walk = _Walk(listing, IgnoreRules(include), IgnoreRules(exclude))
-    walk.enter(folder, "", ())
-    while walk.links:  # after what is really there, so that a file is known by its own path
-        walk.enter(*walk.links.pop(0))
+    listing = Listing(inside=None if follow_links else folder)
+    walk = _Walk(folder, listing, IgnoreRules(include), IgnoreRules(exclude))
+    walk.go()
     listing.files.sort(key=lambda file: file.name)
     return listing
 
@@ -88,14 +97,24 @@ def list_folder(folder: Path, include: Sequence[str] = (), exclude: Sequence[str
 class _Walk:
     """One pass over a folder; remembers the folders it has been in."""
 
-    def __init__(self, listing: Listing, include: IgnoreRules, exclude: IgnoreRules) -> None:
+    def __init__(
+        self, root: Path, listing: Listing, include: IgnoreRules, exclude: IgnoreRules
+    ) -> None:
+        self.root = root
+        self.real_root = Path(os.path.realpath(root))
         self.listing = listing
         self.include = include
         self.exclude = exclude
         self.seen: set[tuple[int, int]] = set()
-        self.links: list[tuple[Path, str, Rules]] = []
+        self.folders: list[tuple[Path, str, Rules]] = [(root, "", ())]
+        self.links: deque[tuple[Path, str, Rules]] = deque()
 
-    def enter(self, folder: Path, name: str, rules: Rules) -> None:
+    def go(self) -> None:
+        """List everything, links after what is really there: a file goes by its own path."""
+        while self.folders or self.links:
+            self._enter(*(self.folders.pop() if self.folders else self.links.popleft()))
+
+    def _enter(self, folder: Path, name: str, rules: Rules) -> None:
         try:
             status = folder.stat()
             if (status.st_dev, status.st_ino) in self.seen:
@@ -108,7 +127,7 @@ class _Walk:
             self.listing.failed[name or "."] = _reason(error, "folder")
             self.listing.unreadable.append(name)
             return
-        own = read_rules(folder)
+        own = read_rules(folder, inside=self.listing.inside)
         rules = (*rules, (name, own)) if own else rules
         for entry in entries:
             self._visit(entry, f"{name}/{entry.name}" if name else entry.name, rules)
@@ -119,14 +138,16 @@ class _Walk:
                 return
             is_folder = entry.is_dir()
             reason = self._passed_over(entry.name, name, is_folder, rules)
+            path = self._followed(entry)
             if reason:
                 self.listing.skip(reason, name)
-            elif is_folder and entry.is_symlink():
-                self.links.append((Path(entry.path), name, rules))
+            elif path is None:
+                self.listing.skip(LEADS_OUT, name)
             elif is_folder:
-                self.enter(Path(entry.path), name, rules)
+                todo = self.links if entry.is_symlink() else self.folders
+                todo.append((path, name, rules))
             elif entry.is_file():
-                self._take(entry, name)
+                self._take(entry, path, name)
             elif entry.is_symlink():
                 self.listing.skip("broken link", name)
             else:
@@ -134,7 +155,17 @@ class _Walk:
         except OSError as error:
             self.listing.failed[name] = _reason(error, "file")
 
-    def _take(self, entry: os.DirEntry[str], name: str) -> None:
+    def _followed(self, entry: os.DirEntry[str]) -> Path | None:
+        """Where an entry is to be read, past links inside the folder; None: outside of it."""
+        path = Path(entry.path)
+        if self.listing.inside is None or not entry.is_symlink():
+            return path
+        target = Path(os.path.realpath(path))
+        if not target.is_relative_to(self.real_root):
+            return None if target.exists() else path
+        return self.root / target.relative_to(self.real_root)
+
+    def _take(self, entry: os.DirEntry[str], path: Path, name: str) -> None:
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
@@ -142,7 +173,7 @@ class _Walk:
             self.listing.failed[shown] = "its name is not valid UTF-8: rename it"
             return
         status = entry.stat()
-        found = FoundFile(Path(entry.path), name, status.st_size, status.st_mtime_ns)
+        found = FoundFile(path, name, status.st_size, status.st_mtime_ns)
         self.listing.files.append(found)
 
     def _passed_over(

@@ -172,7 +172,7 @@ class FolderRun:
         """Read and cut a file; None, and a reason in the report, where that cannot be done."""
         record = FileRecord(file.name, file.size, file.mtime_ns, "")
         try:
-            data = read_bytes(file.path, self.max_bytes)
+            data = read_bytes(file.path, self.max_bytes, inside=self.listing.inside)
             record = replace(record, sha256=hashlib.sha256(data).hexdigest())
             known = self.known.get(file.name)
             if known is not None and known.sha256 == record.sha256:

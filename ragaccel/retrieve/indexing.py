@@ -33,6 +33,7 @@ def index_folder(
     max_file_bytes: int = MAX_FILE_BYTES,
     passage_tokens: int | None = None,
     retry_failed: bool = True,
+    follow_links: bool = False,
 ) -> IndexReport:
     """Bring a folder's files into the index; afterwards the index says what the folder says.
 
@@ -52,6 +53,7 @@ def index_folder(
             when it is whole. Patterns and files taken out are remembered.
         max_file_bytes: Larger files are reported as failed.
         passage_tokens: The budget of a passage's text; 128, or what the index was made with.
+        follow_links: Read what links lead to outside of the folder, too.
         retry_failed: Try again to read files that could not be read and have not changed since.
 
     Raises:
@@ -72,7 +74,7 @@ def index_folder(
         tokens = run.settle(passage_tokens)
         patterns = run.remember("include", include), run.remember("exclude", exclude)
         run.progress(Progress("scanning"))
-        listing = list_folder(folder, *patterns)
+        listing = list_folder(folder, *patterns, follow_links=follow_links)
         left_out = set(run.store.left_out())
         listing.pass_over("taken out", lambda file: file.name in left_out)
         listing.pass_over("index", lambda file: store.owns(file.path))

@@ -249,6 +249,8 @@ class Store:
     def unread(self) -> dict[str, UnreadFile]:
         """The files that are not in the index as they stand, by their paths."""
         rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
+        for row in rows:
+            self._require_kinds(row, (str, str, str, int, int), "file")
         return {row[0]: UnreadFile(*row) for row in rows}
 
     def state(self) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,51 @@ def test_index_says_what_it_did(cli, docs):
     assert "2 unchanged" in cli("index", docs).err
     document = json.loads(cli("index", docs, "--rebuild", "--json").out)
     assert (document["added"], document["passages"], document["failed"]) == (2, 2, {})
+
+
+def test_links_out_of_the_folder_are_named_once_and_followed_on_demand(cli, docs, llm, tmp_path):
+    (tmp_path / "elsewhere.md").write_text("# Elsewhere\n\nThe gannet is a bird.\n")
+    (docs / "link.md").symlink_to(tmp_path / "elsewhere.md")
+    ended = cli("index", docs)
+    assert "link.md" in ended.err
+    assert "--follow-links" in ended.err
+    assert "link.md" not in cli("search", docs, "gannet").err
+    assert "elsewhere" not in cli("ls", docs).out.lower()
+    assert "gannet" in cli("search", docs, "gannet", "--follow-links").out
+    assert "link.md" in cli("ls", docs).out
+
+
+def test_an_index_is_its_owners_alone_unless_shared(cli, docs, llm, monkeypatch):
+    before = os.umask(0o022)
+    try:
+        cli("index", docs)
+        place = docs / ".ragaccel/index.db"
+        assert (place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        cli("search", docs, "anything", "--shared")
+        assert (place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+        cli("index", docs, "--rebuild")
+        assert place.stat().st_mode & 0o777 == 0o600
+        monkeypatch.setenv("RAGACCEL_SHARED", "yes")
+        cli("index", docs, "--rebuild")
+        assert place.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_strangers_folder_chooses_no_embedding_model(cli, docs, llm, monkeypatch):
+    monkeypatch.chdir(docs)
+    Path("emb").mkdir()
+    Path("ragaccel.toml").write_text('embedder = "./emb"\nmodel = "./emb"\nk = 1\n')
+    asked_for = []
+    load = knowledge.load_embedder
+    monkeypatch.setattr(
+        knowledge, "load_embedder", lambda settings: asked_for.append(settings) or load(settings)
+    )
+    ended = cli("search", ".", "anything")
+    assert ended.code == 0
+    assert {settings.text(key) for settings in asked_for for key in ("embedder", "model")} == {None}
+    assert "embedder is ignored" in ended.err
+    assert "model is ignored" in ended.err
 
 
 def test_index_remembers_what_belongs_to_it(cli, docs, llm):

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ragaccel.regular_files import read_regular_file
 from ragaccel.retrieve.folder import list_folder
 from ragaccel.retrieve.ignoring import IgnoreRules
 
@@ -43,6 +44,64 @@ def test_link_loops_end_and_real_paths_win(tmp_path):
     listing = list_folder(tmp_path)
     assert [file.name for file in listing.files] == ["z/file.md"]
     assert listing.skipped == {"link to a folder listed already": 2, "broken link": 1}
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder with links into itself and out of it, and what lies outside."""
+    make(tmp_path, "outside/key.txt", "outside/deep/more.md", "docs/sub/own.md", "docs/a.md")
+    docs = tmp_path / "docs"
+    (docs / "key.txt").symlink_to("../outside/key.txt")
+    (docs / "more").symlink_to(tmp_path / "outside", target_is_directory=True)
+    (docs / "up").symlink_to(tmp_path, target_is_directory=True)
+    (docs / "device.md").symlink_to("/dev/zero")
+    (docs / "sub/twice.md").symlink_to("key.txt")
+    (docs / "sub/key.txt").symlink_to(docs / "key.txt")
+    (docs / "inside.md").symlink_to("sub/own.md")
+    (docs / "again").symlink_to(docs / "sub", target_is_directory=True)
+    return docs
+
+
+def test_links_out_of_the_folder_are_named_and_not_followed(outside):
+    listing = list_folder(outside)
+    assert [file.name for file in listing.files] == ["a.md", "inside.md", "sub/own.md"]
+    leading_out = {name for name, why in listing.passed_over.items() if "--follow-links" in why}
+    assert leading_out == {"device.md", "key.txt", "more", "sub/key.txt", "sub/twice.md", "up"}
+    for file in listing.files:
+        assert read_regular_file(file.path, 9, inside=listing.inside) == b"text"
+
+
+def test_links_out_of_the_folder_are_followed_if_that_is_asked_for(outside):
+    listing = list_folder(outside, follow_links=True)
+    names = {file.name for file in listing.files}
+    assert {"key.txt", "more/deep/more.md", "sub/key.txt", "inside.md", "a.md"} < names
+    assert "device.md" not in names
+    assert not any("--follow-links" in why for why in listing.passed_over.values())
+    assert listing.inside is None
+
+
+def test_a_folder_that_is_itself_behind_a_link(outside, tmp_path):
+    (tmp_path / "link").symlink_to(outside, target_is_directory=True)
+    assert listed(tmp_path / "link") == listed(outside)
+
+
+def test_ignore_files_are_read_as_safely_as_documents(tmp_path):
+    make(tmp_path, "docs/a.md", "docs/sub/b.md", "rules")
+    (tmp_path / "rules").write_text("a.md\n")
+    (tmp_path / "docs/.gitignore").symlink_to(tmp_path / "rules")
+    os.mkfifo(tmp_path / "docs/sub/.gitignore")
+    (tmp_path / "docs/sub/.ragaccelignore").symlink_to("/dev/zero")
+    assert listed(tmp_path / "docs") == ["a.md", "sub/b.md"]
+
+
+def test_a_very_deep_folder_is_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(600):
+        os.mkdir("d")
+        os.chdir("d")
+    open("a.md", "w").close()
+    monkeypatch.chdir(tmp_path)
+    assert listed(tmp_path) == ["d/" * 600 + "a.md"]
 
 
 def test_special_files_are_passed_over(tmp_path):

@@ -1,6 +1,7 @@
 """Indexing a folder: the index says what the folder says, and only what is new is embedded."""
 
 import os
+import stat
 
 import pytest
 from fakes import HashEmbedder
@@ -133,6 +134,46 @@ def test_no_permission_to_a_file_or_a_folder(store, embedder, folder, monkeypatc
     }
     assert report.removed == 0
     assert len(store.files()) == 3
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder behind a link"])
+def test_what_is_swapped_in_after_the_listing_is_not_read(store, embedder, folder, tmp_path, kind):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "boat.txt").write_text("a secret text.")
+
+    def swap(progress):
+        if progress.stage != "reading" or (folder / "sub folder 🙂").is_symlink():
+            return
+        boat = folder / "sub folder 🙂/boat.txt"
+        if boat.exists() and stat.S_ISREG(boat.lstat().st_mode):
+            boat.unlink()
+            if kind == "pipe":
+                os.mkfifo(boat)
+            elif kind == "device":
+                boat.symlink_to("/dev/zero")
+            elif kind == "link":
+                boat.symlink_to(secret / "boat.txt")
+            else:
+                boat.parent.rmdir()
+                boat.parent.symlink_to(secret, target_is_directory=True)
+
+    report = index_folder(store, embedder, folder, progress=swap)
+    assert "cannot be read" in report.failed["sub folder 🙂/boat.txt"]
+    assert report.added == 2
+    assert not any("secret" in text for text in embedder.texts)
+
+
+def test_links_out_are_told_once_and_followed_only_on_demand(store, embedder, folder, tmp_path):
+    (tmp_path / "passwd").write_text("root is the first.")
+    (folder / "notes.txt").symlink_to(tmp_path / "passwd")
+    first = index_folder(store, embedder, folder)
+    assert "--follow-links" in first.passed_over["notes.txt"]
+    assert "notes.txt" not in first.told_before
+    assert "notes.txt" in index_folder(store, embedder, folder).told_before
+    assert index_folder(store, embedder, folder, follow_links=True).added == 1
+    assert "root" in store.passages_of("notes.txt")[0].text
+    assert index_folder(store, embedder, folder).removed == 1
 
 
 def test_an_empty_folder_and_no_folder(store, embedder, tmp_path):
