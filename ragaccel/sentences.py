@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
 _TABLE_ROW = re.compile(r"[ \t]*\|")
-_RULE = re.compile(r"[ \t]*(?:[|:+ \t]*-{3,}[-|:+ \t]*|={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$")
+_RULE = re.compile(  # no two parts of it can match the same characters: it never starts over
+    r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
+)
 _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
 _GOES_ON = re.compile(
     r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
@@ -33,9 +35,9 @@ _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
 _LONG_SENTENCE = 500
 _LONG_HEADING = 12  # words
-_BLANK_BEFORE = re.compile(r"\n[ \t]*\n[ \t]*\Z")
 _BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
 _WORD = re.compile(r"\w")
+_VISIBLE = re.compile(r"\S")
 
 Span = tuple[int, int]
 
@@ -83,7 +85,13 @@ def is_heading(text: str, start: int, end: int) -> bool:
         return False
     if _BLANK_LINE.match(text, end):
         return not text[text.rfind("\n", 0, start) + 1 : start].strip()
-    return not text[end:].strip() and bool(_BLANK_BEFORE.search(text, 0, start))
+    return not _VISIBLE.search(text, end) and _follows_blank_line(text, start)
+
+
+def _follows_blank_line(text: str, start: int) -> bool:
+    newline = text.rfind("\n", 0, start)
+    above = text.rfind("\n", 0, max(newline, 0))
+    return above >= 0 and not text[above:start].strip(" \t\n")
 
 
 def _is_fragment(text: str, start: int, end: int) -> bool:

@@ -4,59 +4,77 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from bisect import bisect_left, bisect_right
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from ragaccel.errors import DocumentError
 from ragaccel.passage import Document, Passage
-from ragaccel.retrieve.headings import Section, sections
+from ragaccel.retrieve.headings import MAX_HEADING_CHARS, Section, sections
 from ragaccel.retrieve.plain_text import spoken_name
 from ragaccel.sentences import fenced_spans, sentence_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     CountTokens = Callable[[list[str]], list[int]]
 
 CHUNKER_VERSION = 1
 DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
+MAX_PASSAGES = 1_000_000
+MAX_SECONDS = 30.0
 _MAX_TOKEN_CHARS = 16
+_COUNTED_TEXTS = 1024  # what is counted at once: the tokens of a text take a hundred times its size
+_COUNTED_CHARS = 1 << 18
+_KNOWN_WORDS = 1 << 16
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _COMMENT = re.compile(r"^[ ]{0,3}<!--", re.MULTILINE)
 _WORD = re.compile(r"\S+\s*")
+_SPACE = re.compile(r"\s+")
+_VISIBLE = re.compile(r"\S")
 _SEPARATOR = " > "
 
 Span = tuple[int, int]
 
 
 def split_document(
-    document: Document, count_tokens: CountTokens, max_tokens: int = DEFAULT_PASSAGE_TOKENS
+    document: Document,
+    count_tokens: CountTokens,
+    max_tokens: int = DEFAULT_PASSAGE_TOKENS,
+    *,
+    max_seconds: float = MAX_SECONDS,
 ) -> list[Passage]:
     """Cut a document into passages of at most ``max_tokens`` tokens.
 
     A passage never spans a heading; within a section whole paragraphs are packed, a paragraph that
     is too long is cut between sentences, a sentence that is too long between lines, then words,
     then characters. Headings are not in the text: they are the title, ``Guide > Installing``.
+    Time and memory grow with the text alone.
 
     Args:
         document: What to cut.
         count_tokens: Counts the tokens of texts, special tokens left out.
         max_tokens: The budget of a passage's text; its title is not counted.
+        max_seconds: The CPU time that this thread may take.
 
     Returns:
         Passages in order, with ``document.text[p.start:p.end] == p.text``; none is empty. Between
         them lie only white space, headings, rules, front matter and comments (``<!-- -->``).
+
+    Raises:
+        DocumentError: It would take more time, or more passages, than a document may.
     """
-    cutter = _Cutter(document.text, count_tokens, max_tokens)
-    newlines = [found.start() for found in re.finditer("\n", document.text)]
-    passages = []
+    cutter = _Cutter(document.text, count_tokens, max_tokens, max_seconds)
+    lines = _Lines(document)
+    passages: list[Passage] = []
     for name, span in _bodies(document):
         for start, end in cutter.cut(span, document.markup):
             text = document.text[start:end]
             page = document.page_at(start)
-            line = bisect_right(newlines, start - 1)
-            number = document.line_numbers[line] if document.line_numbers else line + 1
+            number = lines.number_at(start)
             passages.append(
                 Passage(
                     passage_id=_passage_id(document.path, start, text),
@@ -67,16 +85,18 @@ def split_document(
                     end=end,
                     page=page,
                     line=number if page is None else None,
-                    places=tuple(_places(document, newlines, start, end)),
+                    places=tuple(lines.places(start, end)),
                 )
             )
+        if len(passages) > MAX_PASSAGES:
+            raise DocumentError(f"makes more than {MAX_PASSAGES:,} passages: split it")
     return passages
 
 
 def document_title(document: Document) -> str:
     """A document's title: its own, else its first heading, else its file's name."""
     if document.title:
-        return document.title
+        return document.title[:MAX_HEADING_CHARS]
     if document.markup != "code":
         top = next((s.path[0] for s in sections(document) if s.path), "")
         if top:
@@ -84,17 +104,35 @@ def document_title(document: Document) -> str:
     return spoken_name(document.path)
 
 
-def _places(document: Document, newlines: list[int], start: int, end: int) -> Iterator[Span]:
-    """Where the page or line changes inside a passage, as :attr:`Passage.places` says it."""
-    starts = document.page_starts
-    for page in range(bisect_right(starts, start), bisect_left(starts, end)):
-        yield starts[page] - start, page + 1
-    if starts or not document.line_numbers:
-        return
-    numbers = document.line_numbers
-    for line in range(bisect_left(newlines, start), bisect_left(newlines, end)):
-        if numbers[line + 1] != numbers[line] + 1:
-            yield newlines[line] + 1 - start, numbers[line + 1]
+class _Lines:
+    """The lines of a document, asked for from its beginning to its end."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.position = 0
+        self.line = 0
+
+    def number_at(self, position: int) -> int:
+        """The line of the file that holds a position, which is not before the last one asked."""
+        self.line += self.document.text.count("\n", self.position, position)
+        self.position = position
+        numbers = self.document.line_numbers
+        return numbers[self.line] if numbers else self.line + 1
+
+    def places(self, start: int, end: int) -> Iterator[Span]:
+        """Where the page or line changes in a passage from here, as :attr:`Passage.places` says."""
+        starts = self.document.page_starts
+        for page in range(bisect_right(starts, start), bisect_left(starts, end)):
+            yield starts[page] - start, page + 1
+        if starts or not self.document.line_numbers:
+            return
+        numbers, line = self.document.line_numbers, self.line
+        newline = self.document.text.find("\n", start, end)
+        while newline >= 0:
+            if numbers[line + 1] != numbers[line] + 1:
+                yield newline + 1 - start, numbers[line + 1]
+            line += 1
+            newline = self.document.text.find("\n", newline + 1, end)
 
 
 def _passage_title(title: str, section: Section) -> str:
@@ -124,45 +162,76 @@ def _bodies(document: Document) -> Iterator[tuple[str, Span]]:
     in their titles.
     """
     title = document_title(document)
-    found = list(sections(document))
-    for section, following in zip(found, [*found[1:], None], strict=True):
-        name = _passage_title(title, section)
+    found = sections(document)
+    section = next(found)
+    for following in chain(found, [None]):
         heading = section.heading
-        if document.text[section.start : section.end].strip():
-            yield name, (section.start, section.end)
+        if _VISIBLE.search(document.text, section.start, section.end):
+            yield _passage_title(title, section), (section.start, section.end)
         elif heading and not (following and following.level > section.level):
-            yield name, (heading.start, heading.end)
+            yield _passage_title(title, section), (heading.start, heading.end)
+        if following:
+            section = following
 
 
 class _Cutter:
-    """Spans of a text, cut smaller until they fit and packed until they are full."""
+    """Spans of a text, cut smaller until they fit and packed until they are full.
 
-    def __init__(self, text: str, count_tokens: CountTokens, max_tokens: int) -> None:
+    Everything here passes spans on one by one: a list of all words takes fifty times their text.
+    """
+
+    def __init__(
+        self, text: str, count_tokens: CountTokens, max_tokens: int, max_seconds: float
+    ) -> None:
         self.text = text
         self.count_tokens = count_tokens
         self.max_tokens = max(max_tokens, 1)
+        self.max_seconds = max_seconds
+        self.began = time.thread_time()
+        self.word_sizes: dict[str, int] = {}
 
-    def cut(self, span: Span, markup: str) -> list[Span]:
-        if not self.text[slice(*span)].strip():
-            return []
+    def cut(self, span: Span, markup: str) -> Iterator[Span]:
         if markup == "rows":
-            units = self._measured(_lines_of(self.text, *span))
+            units = _lines_of(self.text, *span)
         else:
-            units = self._measured(_paragraphs(self.text, *span, markdown=markup == "markdown"))
-        fitting = [piece for unit, size in units for piece in self._fit(unit, size, markup)]
+            units = _paragraphs(self.text, *span, markdown=markup == "markdown")
+        fitting = (
+            piece for unit, size in self._measured(units) for piece in self._fit(unit, size, markup)
+        )
         return self._checked(self._pack(fitting))
 
-    def _measured(self, spans: Iterable[Span]) -> list[tuple[Span, int]]:
-        spans = [_trimmed(self.text, *span) for span in spans]
-        spans = [span for span in spans if span[0] < span[1]]
-        counts = self._counts(spans)
-        return list(zip(spans, counts, strict=True))
+    def _measured(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
+        """Spans without the white space around them, and their tokens; blank ones are left out."""
+        trimmed = (_trimmed(self.text, *span) for span in spans)
+        return self._sized(span for span in trimmed if span[0] < span[1])
+
+    def _sized(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
+        """Spans and their tokens, counted many at once but never a whole document."""
+        batch: list[Span] = []
+        room = _COUNTED_CHARS
+        for span in spans:
+            batch.append(span)
+            room -= span[1] - span[0]
+            if room <= 0 or len(batch) == _COUNTED_TEXTS:
+                yield from zip(batch, self._counts(batch), strict=True)
+                batch, room = [], _COUNTED_CHARS
+        yield from zip(batch, self._counts(batch), strict=True)
 
     def _counts(self, spans: list[Span]) -> list[int]:
-        """Tokens of spans; at least one for 16 characters, as a word can be unknown as a whole."""
-        counts = self.count_tokens([self.text[slice(*span)] for span in spans]) if spans else []
-        lengths = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
-        return [max(count, length) for count, length in zip(counts, lengths, strict=True)]
+        """Tokens of spans; at least one for 16 characters, as a word can be unknown as a whole.
+
+        That is all that is said of a span which is too long by this alone.
+        """
+        if time.thread_time() - self.began > self.max_seconds:
+            raise DocumentError(f"takes more than {MAX_SECONDS:.0f} s to read: split it")
+        least = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
+        texts = [
+            self.text[slice(*span)]
+            for span, size in zip(spans, least, strict=True)
+            if size <= self.max_tokens
+        ]
+        counts = iter(self.count_tokens(texts) if texts else ())
+        return [max(next(counts), size) if size <= self.max_tokens else size for size in least]
 
     def _fit(self, span: Span, size: int, markup: str) -> Iterator[tuple[Span, int]]:
         """A paragraph as it is, or as the sentences or lines it is made of."""
@@ -174,74 +243,96 @@ class _Cutter:
         for piece, count in self._measured(split(self.text, *span)):
             if count <= self.max_tokens:
                 yield piece, count
-            elif not lined and "\n" in self.text[slice(*piece)]:
+            elif not lined and self.text.find("\n", *piece) >= 0:
                 yield from self._fit(piece, count, "code")
             else:
-                yield from self._measured(self._cut_words(*piece))
+                yield from self._measured(self._pack(self._words(*piece)))
 
-    def _cut_words(self, start: int, end: int) -> list[Span]:
-        words = [found.span() for found in _WORD.finditer(self.text, start, end)]
-        sizes = self._counts(words)
-        pieces: list[tuple[Span, int]] = []
-        for word, size in zip(words, sizes, strict=True):
-            if size <= self.max_tokens:
-                pieces.append((word, size))
+    def _words(self, start: int, end: int) -> Iterator[tuple[Span, int]]:
+        """The words of a text that fit, and the parts of those that do not."""
+        known = self.word_sizes
+        waiting: list[Span] = []
+        for found in _WORD.finditer(self.text, start, end):
+            waiting.append(found.span())
+            if len(waiting) == _COUNTED_TEXTS:
+                yield from self._fitting_words(waiting)
+                waiting = []
+                if len(known) > _KNOWN_WORDS:
+                    known.clear()
+        yield from self._fitting_words(waiting)
+
+    def _fitting_words(self, words: list[Span]) -> Iterator[tuple[Span, int]]:
+        known = self.word_sizes
+        texts = [self.text[slice(*word)] for word in words]
+        new = {text: word for text, word in zip(texts, words, strict=True) if text not in known}
+        for word, size in self._sized(new.values()):
+            known[self.text[slice(*word)]] = size
+        for word, text in zip(words, texts, strict=True):
+            if known[text] <= self.max_tokens:
+                yield word, known[text]
             else:
-                pieces += self._halved(word, size)
-        return self._pack(pieces)
+                yield from self._halved(word, known[text])
 
-    def _halved(self, span: Span, size: int) -> list[tuple[Span, int]]:
+    def _halved(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
         """A run of characters without a space, cut in halves until each fits."""
         start, end = span
         if size <= self.max_tokens or end - start < 2:
-            return [(span, size)]
+            yield span, size
+            return
         middle = (start + end) // 2
         halves = [(start, middle), (middle, end)]
-        sizes = self._counts(halves)
-        return [
-            piece
-            for half, count in zip(halves, sizes, strict=True)
-            for piece in self._halved(half, count)
-        ]
+        for half, count in zip(halves, self._counts(halves), strict=True):
+            yield from self._halved(half, count)
 
-    def _pack(self, pieces: Sequence[tuple[Span, int]]) -> list[Span]:
-        """Join neighbours while they fit; a heavy remainder is not left with a tiny last piece."""
-        packed: list[Span] = []
+    def _pack(self, pieces: Iterable[tuple[Span, int]]) -> Iterator[Span]:
+        """Join neighbours while they fit."""
+        packed: Span | None = None
         total = 0
         for (start, end), size in pieces:
             if packed and total + size <= self.max_tokens:
-                packed[-1] = (packed[-1][0], end)
+                packed = (packed[0], end)
                 total += size
             else:
-                packed.append((start, end))
+                if packed:
+                    yield packed
+                packed = (start, end)
                 total = size
-        return packed
+        if packed:
+            yield packed
 
-    def _checked(self, spans: list[Span]) -> list[Span]:
+    def _checked(self, spans: Iterable[Span]) -> Iterator[Span]:
         """Cut again what a joint made too long: white space counts in some vocabularies."""
-        checked: list[Span] = []
         for span, size in self._measured(spans):
             if size <= self.max_tokens:
-                checked.append(span)
+                yield span
             else:
-                checked += [_trimmed(self.text, *piece) for piece in self._cut_again(span)]
-        return checked
+                yield from (_trimmed(self.text, *piece) for piece in self._cut_again(span))
 
-    def _cut_again(self, span: Span) -> list[Span]:
+    def _cut_again(self, span: Span) -> Iterator[Span]:
         """Halve at the white space nearest the middle until every part fits."""
         start, end = span
-        middle = (start + end) // 2
-        spaces = [found.end() for found in re.finditer(r"\s+", self.text[start:end])]
-        inner = [start + space for space in spaces if start + space < end]
-        cut = min(inner, key=lambda space: abs(space - middle), default=middle)
-        parts = [(start, cut), (cut, end)]
+        cut = _nearest_gap(self.text, start, end)
         if cut in (start, end):
-            return [span]
-        return [
-            piece
-            for part, size in self._measured(parts)
-            for piece in ([part] if size <= self.max_tokens else self._cut_again(part))
-        ]
+            yield span
+            return
+        for part, size in self._measured([(start, cut), (cut, end)]):
+            if size <= self.max_tokens:
+                yield part
+            else:
+                yield from self._cut_again(part)
+
+
+def _nearest_gap(text: str, start: int, end: int) -> int:
+    """Where a word begins that is nearest to the middle of a text; the middle if none does."""
+    middle = (start + end) // 2
+    before = text[start:middle]
+    if before[-1:].isspace() and not text[middle].isspace():
+        return middle
+    words = before.rsplit(None, 1)
+    gap = _SPACE.search(text, middle, end)
+    found = [start + len(before.rstrip()) - len(words[1])] if len(words) == 2 else []
+    found += [gap.end()] if gap and gap.end() < end else []
+    return min(found, key=lambda cut: abs(cut - middle), default=middle)
 
 
 def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[Span]:
@@ -257,7 +348,7 @@ def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[
 
 def _set_apart(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Fenced code, to be kept whole, and the comments between, which are no text."""
-    for opening, closing in [*fenced_spans(text, start, end), (end, end)]:
+    for opening, closing in chain(fenced_spans(text, start, end), [(end, end)]):
         while comment := _COMMENT.search(text, start, opening):
             start = text.find("-->", comment.end(), opening) + 3
             if start < 3:

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
     from ragaccel.passage import Document
 
-_ATX = re.compile(r"[ ]{0,3}(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
+MAX_HEADING_CHARS = 1_000
+
+# every expression here takes time in proportion to the line, whatever is in it
+_ATX = re.compile(r"[ ]{0,3}(#{1,6})([ \t]+)")
 _SETEXT = re.compile(r"[ ]{0,3}(=+|-{2,})[ \t]*$")
-_RST_UNDERLINE = re.compile(r"([=\-`:.'\"~^_*+#])\1{2,}[ \t]*$")
+_MAYBE_HEADING = re.compile(r"^[ ]{0,3}(?:#{1,6}[ \t]|(?:=+|-{2,})[ \t]*$)", re.MULTILINE)
+_MARK_LINE = re.compile(r"^([=\-`:.'\"~^_*+#])\1{2,}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---[ \t]*(?:\n|\Z)", re.DOTALL)
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_ANCHOR = re.compile(r"\s*(?:\{#[^}]*\}|\[\[[^\]]*\]\]|<a\b[^>]*>|</a>)\s*")
+_ANCHOR = re.compile(r"\{#|\[\[|<a\b|</a>")
+_ANCHOR_ENDS = {"{#": "}", "[[": "]", "<a": ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +75,49 @@ def _headings(text: str, start: int, markup: str) -> Iterator[Heading]:
     return _underlined_headings(text) if markup in ("rst", "") else iter(())
 
 
-def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        yield start, text[start:end]
-        start = end + 1
-
-
 def _markdown_headings(text: str, start: int) -> Iterator[Heading]:
-    fences = list(fenced_spans(text, start))
-    previous, previous_start = "", start
-    for position, line in _lines(text, start):
-        while fences and fences[0][1] <= position:
-            fences.pop(0)
-        if fences and fences[0][0] <= position:
-            previous = ""
-            continue
-        atx = _ATX.match(line)
-        underline = _SETEXT.match(line)
-        if atx:
-            level = len(atx.group(1))
-            yield Heading(position, position + len(line), level, _plain(atx.group(2)))
-        elif underline and _titles(previous):
-            level = 1 if underline.group(1)[0] == "=" else 2
-            yield Heading(previous_start, position + len(line), level, _plain(previous))
-        isolated = not previous.strip()  # a heading with an underline is a paragraph of its own
-        previous, previous_start = (line if isolated else ""), position
+    for opening, closing in fenced_spans(text, start):
+        yield from _headings_between(text, start, opening)
+        start = closing + 1
+    yield from _headings_between(text, start, len(text))
+
+
+def _headings_between(text: str, position: int, end: int) -> Iterator[Heading]:
+    """Headings of Markdown without fenced code; only lines that may be one are looked at closely.
+
+    What stands above such a line matters back to the last empty line, and no further.
+    """
+    previous, previous_start = "", position
+    while position < end and (found := _MAYBE_HEADING.search(text, position, end)):
+        blank = text.rfind("\n\n", position, found.start())
+        if blank >= 0:
+            previous, position = "", blank + 2
+        while position <= found.start():
+            stop = text.find("\n", position, end)
+            stop = end if stop < 0 else stop
+            line = text[position:stop]
+            atx = _atx(line)
+            underline = _SETEXT.match(line)
+            if atx:
+                yield Heading(position, stop, *atx)
+            elif underline and _titles(previous):
+                level = 1 if underline.group(1)[0] == "=" else 2
+                yield Heading(previous_start, stop, level, _plain(previous))
+            isolated = not previous.strip()  # a heading with an underline is a paragraph of its own
+            previous, previous_start = (line if isolated else ""), position
+            position = stop + 1
+
+
+def _atx(line: str) -> tuple[int, str] | None:
+    """The level and the words of a heading after ``#``; marks at its end are none of them."""
+    opening = _ATX.match(line)
+    if not opening:
+        return None
+    rest = line[opening.end() :]
+    if not rest and len(opening.group(2)) < 2:
+        return None
+    words = rest.rstrip(" \t").rstrip("#").rstrip(" \t") or rest[:1]
+    return len(opening.group(1)), _plain(words)
 
 
 def _titles(line: str) -> bool:
@@ -107,24 +127,73 @@ def _titles(line: str) -> bool:
 def _underlined_headings(text: str) -> Iterator[Heading]:
     """Underlined titles of reStructuredText; a style's first use tells its level."""
     styles: list[str] = []
-    previous, previous_start, over, over_start = "", 0, "", 0
-    for position, line in _lines(text):
-        underline = _RST_UNDERLINE.match(line)
+    taken = -1  # where the underline of the last heading starts, which is no title
+    for mark in _MARK_LINE.finditer(text):
+        start, previous = _line_before(text, mark.start())
         title = previous.strip()
-        if underline and title and len(line.rstrip()) >= len(title) and not previous[0].isspace():
-            overlined = over == line.rstrip()
-            style = underline.group(1) * (2 if overlined else 1)
-            if style not in styles:
-                styles.append(style)
-            start = over_start if overlined else previous_start
-            yield Heading(start, position + len(line), styles.index(style) + 1, _plain(title))
-            previous, over = "", ""
+        underline = mark.group().rstrip()
+        if not title or start == taken or previous[0].isspace() or len(underline) < len(title):
             continue
-        was_mark = bool(_RST_UNDERLINE.match(previous))
-        over, over_start = (previous.rstrip(), previous_start) if was_mark else ("", 0)
-        previous, previous_start = line, position
+        over_start, over = _line_before(text, start)
+        overlined = over_start != taken and over.rstrip() == underline
+        style = mark.group(1) * (2 if overlined else 1)
+        if style not in styles:
+            styles.append(style)
+        taken = mark.start()
+        begin = over_start if overlined else start
+        yield Heading(begin, mark.end(), styles.index(style) + 1, _plain(title))
+
+
+def _line_before(text: str, position: int) -> tuple[int, str]:
+    """The start and the characters of the line before the one that starts at a position."""
+    start = text.rfind("\n", 0, max(position - 1, 0)) + 1
+    return start, text[start : max(position - 1, 0)]
 
 
 def _plain(words: str) -> str:
-    words = _ANCHOR.sub(" ", _LINK.sub(r"\1", words))
-    return re.sub(r"[*_`]{1,3}(?=\S)|(?<=\S)[*`]{1,3}", "", words).strip() or words.strip()
+    words = _without_anchors(_without_links(words))
+    plain = re.sub(r"[*_`]{1,3}(?=\S)|(?<=\S)[*`]{1,3}", "", words).strip() or words.strip()
+    return plain[:MAX_HEADING_CHARS]
+
+
+def _without_links(words: str) -> str:
+    """Links and pictures as their text: ``[text](address)``; each character is looked at once."""
+    kept: list[str] = []
+    done = position = 0
+    while (opening := words.find("[", position)) >= 0:
+        closing = words.find("]", opening)
+        if closing < 0:
+            break
+        position = closing + 1
+        if words.startswith("(", position):
+            end = words.find(")", position)
+            if end < 0:
+                break
+            start = opening - words.startswith("!", max(opening - 1, done))
+            kept += [words[done:start], words[opening + 1 : closing]]
+            done = position = end + 1
+    return "".join([*kept, words[done:]])
+
+
+def _without_anchors(words: str) -> str:
+    """A space in place of ``{#anchor}``, ``[[anchor]]`` and ``<a …>`` with what space is around."""
+    kept: list[str] = []
+    done = 0
+    nearest: dict[str, int] = {}  # the end that the last opening of each kind was followed by
+    for opening in _ANCHOR.finditer(words):
+        if opening.start() < done:
+            continue
+        end = opening.end()
+        closer = _ANCHOR_ENDS.get(opening.group())
+        if closer:
+            if nearest.get(closer, end) < end or closer not in nearest:
+                found = words.find(closer, end)
+                nearest[closer] = found if found >= 0 else len(words)
+            end = nearest[closer] + 1
+            double = opening.group() == "[["
+            if end > len(words) or (double and not words.startswith("]", end)):
+                continue
+            end += double
+        kept.append(words[done : opening.start()].rstrip())
+        done = len(words) - len(words[end:].lstrip())
+    return " ".join([*kept, words[done:]])
