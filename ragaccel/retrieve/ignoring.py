@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ragaccel.regular_files import read_regular_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 IGNORE_FILES = (".gitignore", ".ragaccelignore")
 _MAX_BYTES = 1_000_000
+
+
+_MAX_PATTERN = 4096  # characters; no path is longer
+_MAX_NAME = 255
+_BRACKET = re.compile(r"\[[!^]?\]?[^\]]*\]")
 
 
 class IgnoreRules:
@@ -28,9 +34,10 @@ class IgnoreRules:
 
     def verdict(self, name: str, is_folder: bool) -> bool | None:
         """Whether a path is ignored; None when no pattern speaks of it."""
-        for regex, negated, folders_only in reversed(self.patterns):
-            if (is_folder or not folders_only) and regex.fullmatch(name):
-                return not negated
+        parts = name.split("/")
+        for pattern in reversed(self.patterns):
+            if (is_folder or not pattern.folders_only) and pattern.names(parts):
+                return not pattern.negated
         return None
 
     def ignores(self, name: str, is_folder: bool) -> bool:
@@ -42,11 +49,46 @@ class IgnoreRules:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A line of such a file: an expression for each part of a path, None for any number (``**``).
+
+    Time is that of the pattern times that of the path, as a star takes the first place that fits
+    and never tries a second: what another star would find there, the next one finds as well.
+    """
+
+    parts: tuple[re.Pattern[str] | None, ...]
+    negated: bool
+    folders_only: bool
+
+    def names(self, path: Sequence[str]) -> bool:
+        parts = self.parts
+        if len(parts) == 2 and parts[0] is None and parts[1] is not None:
+            return bool(parts[1].fullmatch(path[-1]))
+        position = at = stars = 0
+        again = -1
+        while at < len(path):
+            part = parts[position] if position < len(parts) else _NOTHING
+            if part is None:
+                position, stars, again = position + 1, position + 1, at
+            elif part.fullmatch(path[at]):
+                position, at = position + 1, at + 1
+            elif again >= 0:
+                again += 1
+                position, at = stars, again
+            else:
+                return False
+        return all(part is None for part in parts[position:])
+
+
+_NOTHING = re.compile(r"(?!)")
+
+
 @lru_cache(maxsize=1024)
-def _pattern(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
+def _pattern(line: str) -> _Pattern | None:
     line = line.rstrip("\n")
     line = line if line.endswith("\\ ") else line.rstrip()
-    if not line or line.startswith("#"):
+    if not line or line.startswith("#") or len(line) > _MAX_PATTERN:
         return None
     negated = line.startswith("!")
     line = line[1:] if negated else line
@@ -54,37 +96,57 @@ def _pattern(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
     line = line.rstrip("/")
     anchored = "/" in line
     line = line.lstrip("/")
+    if not line:
+        return None
+    globs = line.split("/") if anchored else ["**", line]
+    globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
+    if globs[-1] == "**":  # what is inside, not the folder itself
+        globs.append("?*")
     try:
-        body = re.compile(("" if anchored else "(?:.*/)?") + _translated(line))
+        parts = tuple(None if glob == "**" else _translated(glob) for glob in globs)
     except re.error:
         return None
-    return (body, negated, folders_only) if line else None
+    return _Pattern(parts, negated, folders_only)
 
 
-def _translated(pattern: str) -> str:
-    """A glob as a regular expression: ``*`` and ``?`` stop at a slash, ``**`` does not."""
-    regex, position = "", 0
-    while position < len(pattern):
-        rest = pattern[position:]
-        bracket = re.match(r"\[[!^]?\]?[^\]]*\]", rest)
-        if rest.startswith("**/"):
-            regex, position = f"{regex}(?:.*/)?", position + 3
-        elif rest.startswith("**"):
-            regex, position = f"{regex}.*", position + 2
-        elif rest[0] == "*":
-            regex, position = f"{regex}[^/]*", position + 1
-        elif rest[0] == "?":
-            regex, position = f"{regex}[^/]", position + 1
+def _translated(glob: str) -> re.Pattern[str]:
+    """A glob for one part of a path as a regular expression that never takes back a star."""
+    between = [""]  # stars
+    width = position = 0
+    last_bracket = glob.rfind("]")
+    while position < len(glob):
+        letter = glob[position]
+        bracket = _BRACKET.match(glob, position) if position < last_bracket else None
+        end = position + 1
+        width += 1
+        if letter == "*":
+            width -= 1
+            if between[-1] or len(between) == 1:
+                between.append("")
+        elif letter == "?":
+            between[-1] += "."
         elif bracket:
-            inside = bracket.group()[1:-1]
-            inside = f"^{inside[1:]}" if inside[0] in "!^" else inside
-            inside = inside.replace("\\", "\\\\").replace("[", r"\[")
-            regex, position = f"{regex}[{inside}]", position + bracket.end()
-        elif rest[0] == "\\" and len(rest) > 1:
-            regex, position = regex + re.escape(rest[1]), position + 2
+            between[-1] += _translated_bracket(bracket.group()[1:-1])
+            end = bracket.end()
         else:
-            regex, position = regex + re.escape(rest[0]), position + 1
-    return regex
+            end += letter == "\\" and end < len(glob)
+            between[-1] += re.escape(glob[end - 1])
+        position = end
+    if width > _MAX_NAME:
+        return _NOTHING
+    first, *middle, last = between if len(between) > 1 else (between[0], "")
+    stars = "".join(
+        f"(?=(?P<s{n}>.*?{part}))(?P=s{n})" for n, part in enumerate(middle)
+    )  # what was looked ahead for is not tried again
+    tail = f".*{last}" if len(between) > 1 else ""
+    return re.compile(first + stars + tail, re.DOTALL)
+
+
+def _translated_bracket(inside: str) -> str:
+    negated = inside[0] in "!^"
+    letters = inside[1:] if negated else inside
+    letters = re.sub(r"([\\\[&~|^])", r"\\\1", letters).replace("--", r"-\-")
+    return f"[{'^' if negated else ''}{letters}]"
 
 
 def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:

@@ -1,6 +1,7 @@
 """Listing a folder: what is taken, what is passed over and why."""
 
 import os
+import time
 
 import pytest
 
@@ -144,6 +145,17 @@ def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
         ("**/b.log", "x/a/b.log", False, True),
         ("a/**", "a/x/y", False, True),
         ("a/**/z", "a/z", False, True),
+        ("a/**/z", "a/x/y/z", False, True),
+        ("a/***/z", "a/x/y/z", False, True),
+        ("a/**", "a", True, False),
+        ("**/a/**/b/*", "x/a/y/a/b/c", False, True),
+        ("**/a/**/b/*", "x/a/y/a/b", False, False),
+        ("a**c", "abbc", False, True),
+        ("/a**c", "a/c", False, False),
+        ("*a*b*", "xaxbx", False, True),
+        ("*a*b*", "xbxax", False, False),
+        ("[^o]*", "a", False, True),
+        ("[a&&b]", "&", False, True),
         ("build/", "build", False, False),
         ("build/", "build", True, True),
         ("build/", "build/x.md", False, True),
@@ -163,6 +175,23 @@ def test_patterns(pattern, path, is_folder, ignored):
 
 def test_a_bracket_among_brackets_is_a_letter_like_others():
     assert IgnoreRules(["a[[]b"]).ignores("a[b", False)  # and no warning, which would fail the test
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 12 + "b", "a" * 250),
+        ("?*" * 120 + "b", "a" * 250),
+        ("**/a/" * 12 + "b", "a/" * 1000 + "c"),
+        ("**a" * 1000, "a" * 250),
+        ("[" * 4000, "a"),
+        ("[a]*" * 1000 + "b", "a/" * 1000),
+    ],
+)
+def test_no_pattern_takes_longer_than_its_length_times_that_of_the_path(pattern, path):
+    started = time.process_time()
+    assert not IgnoreRules([pattern]).ignores(path, False)
+    assert time.process_time() - started < 5
 
 
 def test_the_last_pattern_that_matches_decides():
