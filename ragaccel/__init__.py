@@ -57,6 +57,10 @@ _MODULE_OF = {
     "AnswerMemory": "memory.answers",
     "Match": "memory.registry",
     "ReferenceRegistry": "memory.registry",
+    "ReferenceScope": "memory.scopes",
+    "reference_scope": "memory.scopes",
+    "current_scope": "memory.scopes",
+    "visible_references": "memory.scopes",
     "auto_references_enabled": "memory.process_registry",
     "default_registry": "memory.process_registry",
     "gather_references": "retrieved",
@@ -137,6 +141,12 @@ if TYPE_CHECKING:
     from ragaccel.memory.namespaces import Memory
     from ragaccel.memory.process_registry import auto_references_enabled, default_registry
     from ragaccel.memory.registry import Match, ReferenceRegistry
+    from ragaccel.memory.scopes import (
+        ReferenceScope,
+        current_scope,
+        reference_scope,
+        visible_references,
+    )
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.models.space_adapter import SpaceAdapter
     from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling
@@ -204,6 +214,7 @@ __all__ = [
     "RecyclingDrafter",
     "Reference",
     "ReferenceRegistry",
+    "ReferenceScope",
     "Retriever",
     "Segment",
     "Settings",
@@ -227,6 +238,7 @@ __all__ = [
     "choose_tool",
     "citations",
     "copied_spans",
+    "current_scope",
     "custom_generate",
     "default_index_path",
     "default_registry",
@@ -237,11 +249,13 @@ __all__ = [
     "open_retriever",
     "outline_model",
     "reads_apart",
+    "reference_scope",
     "says_nothing",
     "shared_model",
     "take_apart",
     "tool_calling",
     "tool_format",
+    "visible_references",
 ]
 
 

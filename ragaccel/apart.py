@@ -19,7 +19,8 @@ from ragaccel.references import as_passages
 
 if TYPE_CHECKING:
     from ragaccel.decode.request import Reference
-    from ragaccel.memory.registry import Match, ReferenceRegistry
+    from ragaccel.memory.registry import Match
+    from ragaccel.memory.scopes import Lookup
     from ragaccel.models.tokenizer import Tokenizer
 
 _EARLIER = "An earlier turn."
@@ -51,7 +52,7 @@ def reads_apart(tokenizer: Tokenizer) -> bool:
 def take_apart(
     prompt: str | Sequence[Message],
     tokenizer: Tokenizer,
-    registry: ReferenceRegistry | None,
+    registry: Lookup | None,
     *,
     given: Sequence[str | Passage | Reference] = (),
     namespace: str = "",
@@ -89,9 +90,7 @@ def take_apart(
     return build_prompt(tokenizer, question, telling, max_tokens=max_tokens)
 
 
-def _registry_of(
-    given: Sequence[str | Passage | Reference], namespace: str
-) -> ReferenceRegistry | None:
+def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> Lookup | None:
     texts = as_passages(given)
     if not texts:
         return None
@@ -102,7 +101,7 @@ def _registry_of(
     return registry
 
 
-def _matches(text: str, known: Sequence[ReferenceRegistry], namespace: str) -> list[Match]:
+def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
     """What stands in a text, in order; where two registries find something, the first one's."""
     kept: list[Match] = []
     for registry in known:

@@ -11,7 +11,7 @@ from ragaccel.references import refer, require_references
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.memory.registry import ReferenceRegistry
+    from ragaccel.memory.scopes import Lookup
     from ragaccel.models.tokenizer import Tokenizer
 
 MAX_TOKENS = 8192
@@ -24,7 +24,7 @@ def gather_references(
     given: Sequence[str | Passage | Reference] = (),
     *,
     retrieved: Sequence[str | Passage | Reference] = (),
-    registry: ReferenceRegistry | None,
+    registry: Lookup | None,
     namespace: str = "",
     tokenizer: Tokenizer,
     neighbours: bool = True,
@@ -38,9 +38,20 @@ def gather_references(
     The passages are in the prompt's order, behind them what is known to be ``retrieved`` for this
     prompt though it may not show it. With ``neighbours`` they are followed by what was
     registered of the same documents near them, as token ids: an answer may copy from those, and
-    never cites them. The same content comes once, whitespace aside. What is given always stays;
-    of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole or
-    not at all, the neighbours last. Without a registry there is only what is given.
+    never cites them. Of a passage that the prompt holds in part that part is cited, and the whole
+    of it is such a neighbour. The same content comes once, whitespace aside. What is given always
+    stays; of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole
+    or not at all, the neighbours last. Without a registry there is only what is given.
+
+    Args:
+        text: the prompt.
+        given: references of the caller's own.
+        retrieved: what is known to belong to this prompt, shown in it or not.
+        registry: where to look: a registry, or ``visible_references()`` for what is known here.
+        namespace: whose registered passages count.
+        tokenizer: the model's.
+        neighbours: whether to add what stands near those in the same documents.
+        max_tokens: most tokens of all that is not given.
 
     Raises:
         ConfigurationError: something given that is neither str, Passage nor Reference.

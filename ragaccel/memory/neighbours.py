@@ -12,20 +12,17 @@ _MOST_NEAR = 32  # passages on either side of one that are looked at
 
 
 class DocumentOrder:
-    """Numbers of passages by document, a namespace and a path, sorted by where they start."""
+    """Numbers of passages by document, a namespace and a name, sorted by where they start."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[str, str], list[tuple[int, int]]] = {}
 
     def add(self, number: int, document: tuple[str, str], start: int) -> None:
-        """Add a passage; one of a document without a path has no place."""
-        if document[1]:
-            insort(self._starts.setdefault(document, []), (start, number))
+        """Add a passage."""
+        insort(self._starts.setdefault(document, []), (start, number))
 
     def remove(self, number: int, document: tuple[str, str], start: int) -> None:
         """Take out a passage that was added like that."""
-        if not document[1]:
-            return
         order = self._starts[document]
         del order[bisect_left(order, (start, number))]
         if not order:

@@ -74,12 +74,16 @@ class SearchedText:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A part [start, end) of a squeezed text, which is the text of this number or a part of it."""
+    """A part [start, end) of a squeezed text, which is the text of this number or a part of it.
+
+    That text's own places are ``shift`` characters before those of the searched one.
+    """
 
     number: int
     start: int
     end: int
     whole: bool
+    shift: int
 
 
 class Candidate(Protocol):
@@ -101,8 +105,8 @@ def find_occurrences(
 
     Those that do wholly come first. A part must be ``LEAST_COMMON`` characters long, must not lie
     in what others cover, and be had by few texts or, of not so few, be the better half of its own:
-    what documents have in common says nothing about which of them is here. Alignments of texts
-    that are no candidates are passed over.
+    what documents have in common says nothing about which of them is here. Of a text that is there
+    in several parts each is told. Alignments of texts that are no candidates are passed over.
     """
     covered = bytearray(len(searched.squeezed))
     wholly = _wholly(searched.squeezed, candidates, alignments, covered)
@@ -123,7 +127,7 @@ def _wholly(
         if at >= 0 and own and text.startswith(own, at):
             _cover(covered, at, at + len(own))
             if number not in wholly or at < wholly[number].start:
-                wholly[number] = Occurrence(number, at, at + len(own), True)
+                wholly[number] = Occurrence(number, at, at + len(own), True, at)
     return wholly
 
 
@@ -232,16 +236,27 @@ def _choose(
     boilerplate, versions = ((sharing > most).tobytes() for most in (_BOILERPLATE, _VERSIONS))
     sizes = {number: _size(own) for number, own in parts.items()}
     for number in sorted(parts, key=lambda n: (sizes[n], candidates[n].registered), reverse=True):
-        start, end, _ = max(parts[number], key=lambda part: covered.count(0, *part[:2]))
-        if covered.count(0, start, end) < ANCHOR:
-            continue
         is_most = 2 * sizes[number] >= len(candidates[number].squeezed)
-        common = (versions if is_most else boilerplate)[start:end]
-        if end - start - _longest_run(common) < _DISTINCT:
-            continue
-        yield Occurrence(number, start, end, False)
-        for part in parts[number]:
+        common = versions if is_most else boilerplate
+        told: list[tuple[int, int]] = []
+        for part in sorted(parts[number], key=lambda part: -covered.count(0, *part[:2])):
+            start, end, shift = part
+            is_new = not any(a <= start - shift and end - shift <= b for a, b in told)
+            if is_new and _tells(start, end, covered, common):
+                told.append((start - shift, end - shift))
+                common = boilerplate  # that it is a version says nothing about its other parts
+                yield Occurrence(number, start, end, False, shift)
+                _cover(covered, start, end)
+            elif not told:  # its largest part says nothing
+                break
+        for part in parts[number] if told else ():
             _cover(covered, part.start, part.end)
+
+
+def _tells(start: int, end: int, covered: bytearray, common: bytes) -> bool:
+    """Whether a part is something that others neither cover nor have in common."""
+    is_open = covered.count(0, start, end) >= ANCHOR
+    return is_open and end - start - _longest_run(common[start:end]) >= _DISTINCT
 
 
 def _longest_run(flags: bytes) -> int:

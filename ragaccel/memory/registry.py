@@ -7,7 +7,7 @@ reference, whichever way it came, and what is not found is not used.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.anchors import ANCHOR, ANCHOR_BYTES, AnchorIndex, anchor_keys
 from ragaccel.memory.neighbours import DocumentOrder
-from ragaccel.memory.occurrences import SearchedText, find_occurrences, squeeze
+from ragaccel.memory.occurrences import Occurrence, SearchedText, find_occurrences, squeeze
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ _ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, meas
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A registered passage that stands in a text: in its characters [start, end).
+    """As much of a registered passage as stands in a text: in its characters [start, end).
 
-    ``whole`` says that all of the passage does; if not, these are the longest part that does.
+    ``whole`` says that all of it does; if not, ``passage`` is the piece of it that does, as the
+    passage itself has it, and nothing besides.
     """
 
     passage: Passage
@@ -57,7 +58,7 @@ class _Entry:
 
     @property
     def document(self) -> tuple[str, str]:
-        return self.namespace, self.passage.path
+        return self.namespace, _document_of(self.passage)
 
     @property
     def num_bytes(self) -> int:
@@ -107,6 +108,13 @@ class ReferenceRegistry:
         """Another number than before, if something else may be found now."""
         return self._version
 
+    @property
+    def digest(self) -> str:
+        """The same for registries that hold the same passages; made from all of them."""
+        with self._lock:
+            held = sorted(repr((entry.namespace, entry.passage)) for entry in self._kept.values())
+        return _key("\n".join(held)).hex()
+
     def register(self, passages: Passage | Iterable[Passage], namespace: str = "") -> None:
         """Keep passages, each as the most recently used; of the same text the newest stays.
 
@@ -130,12 +138,14 @@ class ReferenceRegistry:
         A passage is found if all of it is there, or 96 of its characters in a row (a run of
         whitespace counts as one). A part does not count that another passage found covers, nor one
         that many registered texts have in common, such as a licence. Of versions the one that has
-        most in common is found; each passage once.
+        most in common is found; each passage once, or each piece of it that stands there.
 
         Raises:
             ConfigurationError: a namespace that is no string.
         """
         _require_name(namespace)
+        if not self._num_in[namespace]:
+            return []
         searched = SearchedText(text)
         keys = anchor_keys(searched.squeezed, _seed(namespace))
         with self._lock:
@@ -146,10 +156,7 @@ class ReferenceRegistry:
         }
         found = find_occurrences(searched, entries, alignments)
         self._use([one.number for one in found])
-        return [
-            Match(entries[one.number].passage, *searched.original(one.start, one.end), one.whole)
-            for one in found
-        ]
+        return [_match(entries[one.number].passage, one, searched) for one in found]
 
     def neighbours(
         self,
@@ -160,18 +167,21 @@ class ReferenceRegistry:
     ) -> list[Passage]:
         """Find the registered passages of the same documents, those that start nearest first.
 
-        A document is its path; a passage without one has no neighbours. What does not fit in
-        ``max_characters`` is passed over.
+        A document is its path. A passage without one has no neighbours, but for the whole of it
+        where it is a piece. What does not fit in ``max_characters`` is passed over.
 
         Raises:
             ConfigurationError: a namespace that is no string.
         """
         _require_name(namespace)
         given = list(passages)
-        known = {_key(squeeze(passage.text)) for passage in given}
+        texts = [squeeze(passage.text) for passage in given]
+        known = {_key(text) for text in texts}
         found: list[Passage] = []
         for entry in self._nearest(given, namespace):
             size = len(entry.passage.text)
+            if not entry.passage.path and not any(text in entry.squeezed for text in texts):
+                continue  # another text of the same id
             if entry.key not in known and size <= max_characters:
                 max_characters -= size
                 found.append(entry.passage)
@@ -215,7 +225,7 @@ class ReferenceRegistry:
         """Passages of the same documents, the nearest first, of equally near ones the newest."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
-            starts.setdefault(passage.path, []).append(passage.start)
+            starts.setdefault(_document_of(passage), []).append(passage.start)
         with self._lock:
             near = [
                 (distance, self._kept[number])
@@ -248,11 +258,15 @@ class ReferenceRegistry:
 
     def _give_place(self, number: int, entry: _Entry) -> None:
         self._kept[number] = entry
+        self._num_in[entry.namespace] += 1
         self._documents.add(number, entry.document, entry.passage.start)
         self._num_bytes += entry.num_bytes
 
     def _take_place(self, number: int) -> _Entry:
         entry = self._kept.pop(number)
+        self._num_in[entry.namespace] -= 1
+        if not self._num_in[entry.namespace]:
+            del self._num_in[entry.namespace]
         self._documents.remove(number, entry.document, entry.passage.start)
         self._num_bytes -= entry.num_bytes
         return entry
@@ -270,10 +284,24 @@ class ReferenceRegistry:
     def _forget_all(self) -> None:
         self._kept: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
         self._numbers: dict[tuple[str, bytes], int] = {}
+        self._num_in: Counter[str] = Counter()  # passages of each namespace
         self._index = AnchorIndex(self.max_bytes // 64)
         self._documents = DocumentOrder()
         self._num_bytes = self._index.num_bytes
         self._version += 1
+
+
+def _match(passage: Passage, found: Occurrence, searched: SearchedText) -> Match:
+    start, end = searched.original(found.start, found.end)
+    if not found.whole:
+        own = SearchedText(passage.text)
+        passage = passage.cut(*own.original(found.start - found.shift, found.end - found.shift))
+    return Match(passage, start, end, found.whole)
+
+
+def _document_of(passage: Passage) -> str:
+    """What a passage's document is known by; one without a path is a document by itself."""
+    return passage.path or f"\0{passage.passage_id}"
 
 
 def _require_name(namespace: str) -> None:

@@ -10,7 +10,14 @@ from weakref import WeakKeyDictionary
 from langchain_core.globals import get_llm_cache
 from ragaccel import RagaccelError
 
-from langchain_ragaccel.calls import QUIET, as_stops, canonical, registry_of
+from langchain_ragaccel.callers import present_caller
+from langchain_ragaccel.calls import (
+    QUIET,
+    as_stops,
+    canonical,
+    looks_up_references,
+    registry_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,14 +61,17 @@ def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, A
     except RagaccelError:  # the answer will tell
         return {}
     own = canonical(given, type(options).__name__)
-    registry = registry_of(options, own)
     given_too = {"references": repr(own.get("references") or [])}
-    if registry is None:
+    if not looks_up_references(options, own):
         return given_too
-    name = _NAMES.setdefault(registry, uuid4().hex)
+    from ragaccel import visible_references
+
     namespace = own.get("namespace")
-    return {
-        **given_too,
-        "registry": f"{os.getpid()} {name} {registry.version}",
-        "namespace": options.namespace if namespace is None else namespace,
-    }
+    namespace = options.namespace if namespace is None else namespace
+    visible = visible_references(
+        registry_of(options, own), namespace, scopes=present_caller().scopes
+    )
+    registry, told = visible.registry, visible.scopes_digest
+    if registry is not None:
+        told += f" {_NAMES.setdefault(registry, uuid4().hex)} {registry.version}"
+    return {**given_too, "registry": f"{os.getpid()} {told}", "namespace": namespace}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ragaccel import ConfigurationError, check_arguments, says_nothing
 
+from langchain_ragaccel.callers import Caller, caller_of, present_caller
 from langchain_ragaccel.checking import check_registry
 from langchain_ragaccel.structured import ResponseFormat, response_format_of
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ragaccel import ReferenceRegistry
+    from ragaccel.memory.scopes import VisibleReferences
 
     from langchain_ragaccel.options import ModelOptions
 
@@ -75,7 +77,10 @@ class Call:
 
     settings: dict[str, Any]
     references: tuple[Any, ...]
-    registry: Any
+    registry: ReferenceRegistry | None
+    """One that was given."""
+    looks_up: bool
+    """Whether references are looked for unasked."""
     namespace: str
     neighbours: bool
     max_reference_tokens: int
@@ -88,6 +93,23 @@ class Call:
     response_format: ResponseFormat | None = None
     """What the text of the answer has to be."""
     began: float = field(default_factory=monotonic)
+    caller: Caller = field(default_factory=Caller)
+
+    def of(self, run_manager: Any, caller: Caller | None = None) -> Call:
+        """Return this call as one run's, by its manager or by whoever is known to ask."""
+        if caller is None:
+            caller = present_caller() if run_manager is None else caller_of(run_manager)
+        return replace(self, caller=caller)
+
+    @property
+    def visible(self) -> VisibleReferences | None:
+        """The registered references it may use; None where they are not looked for."""
+        if not self.looks_up:
+            return None
+        from ragaccel import visible_references
+
+        scopes = self.caller.scopes
+        return visible_references(self.registry, self.namespace, scopes=scopes)
 
 
 def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
@@ -132,16 +154,17 @@ def make_call(
     for name in _OF_OBJECT:
         settings[_SETTING_OF.get(name, name)] = setting(name)
     settings["stop"] = as_stops(options.stop if stop is None else stop)
-    registry = registry_of(options, own)
+    looks_up = looks_up_references(options, own)
     return Call(
         settings={name: value for name, value in settings.items() if value is not None},
         references=as_list(own.get("references"), "references"),
-        registry=registry,
+        registry=registry_of(options, own),
+        looks_up=looks_up,
         namespace=setting("namespace"),
         neighbours=setting("neighbours"),
         max_reference_tokens=_room(setting("max_reference_tokens")),
         timeout=_time(setting("timeout")),
-        follows_runs=registry is not None and options.track == "run-tree",
+        follows_runs=looks_up and options.track == "run-tree",
         count=_count(setting("n"), settings),
         tells_usage=tells_usage is not False,
         response_format=response_format_of(own.get("response_format")),
@@ -188,17 +211,20 @@ def _room(tokens: int) -> int:
     return tokens
 
 
-def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
-    """Where a call's references are looked up, if they are."""
-    from ragaccel import auto_references_enabled, default_registry
+def looks_up_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
+    """Whether a call's references are looked for unasked."""
+    from ragaccel import auto_references_enabled
 
     asked = own.get("auto_references")
-    if not (options.auto_references if asked is None else asked) or not auto_references_enabled():
-        return None
+    wanted = options.auto_references if asked is None else asked
+    return bool(wanted) and auto_references_enabled()
+
+
+def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
+    """The registry that a call or its object was given."""
     registry: ReferenceRegistry | None = own.get("registry")
     check_registry(registry)
-    registry = options.registry if registry is None else registry
-    return default_registry() if registry is None else registry
+    return options.registry if registry is None else registry
 
 
 def as_stops(stop: Sequence[str] | str | None) -> list[str] | None:

@@ -6,12 +6,20 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError, choose_tool, tool_calling
 
 from langchain_ragaccel.caching import cache_key, is_cached, what_is_read
+from langchain_ragaccel.callers import (
+    apieces_for,
+    callbacks_in,
+    called_by,
+    caller_by,
+    caller_of,
+    pieces_for,
+)
 from langchain_ragaccel.calls import check_streamed
 from langchain_ragaccel.generating import Ask, aanswers, answers, in_thread, samples_of
 from langchain_ragaccel.listening import is_heard
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LanguageModelInput
-    from langchain_core.runnables import Runnable
+    from langchain_core.runnables import Runnable, RunnableConfig
     from langchain_core.tools import BaseTool
     from typing_extensions import Self
 
@@ -154,9 +162,45 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
         That asks for the cache's key on the event loop, so what takes long of it is done before.
         """
-        if is_cached(self):
-            await in_thread(lambda: what_is_read(self, {}))
-        return await super().agenerate(messages, stop, *args, **kwargs)
+        with called_by(caller_of(callbacks_in(args, kwargs))):
+            if is_cached(self):
+                await in_thread(lambda: what_is_read(self, {}))
+            return await super().agenerate(messages, stop, *args, **kwargs)
+
+    def generate(
+        self,
+        messages: list[list[BaseMessage]],
+        stop: list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """Answer conversations; arguments are those of the base class.
+
+        Who asks is noted, since that does not tell those who stream.
+        """
+        with called_by(caller_of(callbacks_in(args, kwargs))):
+            return super().generate(messages, stop, *args, **kwargs)
+
+    def stream(
+        self,
+        input: LanguageModelInput,  # noqa: A002 - the base class's name
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """Answer piece by piece; arguments are those of the base class."""
+        yield from pieces_for(caller_by(config), super().stream(input, config, **kwargs))
+
+    async def astream(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Answer piece by piece, for asyncio; arguments are those of the base class."""
+        made = apieces_for(caller_by(config), super().astream(input, config, **kwargs))
+        async with aclosing(made) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _generate(
         self,
@@ -228,7 +272,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         self, messages: list[BaseMessage], call: Call, run_manager: Any, given: dict[str, Any]
     ) -> Ask:
         """Lay out what is asked, and find what the answer may be copied from."""
-        model = self.shared
+        model, call = self.shared, call.of(run_manager)
         llm = model.load()
         tools = as_tools(given.get("tools") or ())
         choice = choose_tool(tools, given.get("tool_choice"))
@@ -249,10 +293,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         )
         if calls is not None and calls.opening:
             prompt = [*prompt, *calls.opening_ids]
-        run_id = None if run_manager is None else run_manager.run_id
         text, given_too = text_of(messages), [*given_in(messages), *documents]
         retrieved = retrieved_in(messages)
-        found = gather(llm, call, text, given_too, retrieved=retrieved, run_id=run_id)
+        found = gather(llm, call, text, given_too, retrieved=retrieved)
         return Ask(
             llm,
             prompt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -16,22 +17,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from langchain_core.documents import Document
-    from ragaccel import ReferenceRegistry
+    from ragaccel import Passage, ReferenceRegistry, ReferenceScope
 
 logger = logging.getLogger(__name__)
 
 
-class ReferenceCollector(BaseCallbackHandler):
-    """Registers the documents of every retriever that it is told of.
-
-    One is attached to everything by the import of ``langchain_ragaccel``; a tenant with a registry
-    of its own puts another in its place with :func:`collecting_into`. One that is passed to a
-    chain, ``chain.invoke(x, {"callbacks": [ReferenceCollector(registry)]})``, works beside those.
-
-    Args:
-        registry: where to; the process's own by default.
-        namespace: whose the documents are.
-    """
+class _Collector(BaseCallbackHandler):
+    """Is told of what retrievers find, and of nothing else."""
 
     # Inline handlers would keep others from being told of completions that are awaited.
     run_inline = False
@@ -42,16 +34,12 @@ class ReferenceCollector(BaseCallbackHandler):
     ignore_retry = True
     ignore_custom_event = True
 
-    def __init__(self, registry: ReferenceRegistry | None = None, namespace: str = "") -> None:
-        super().__init__()
-        self.registry, self.namespace = registry, namespace
-
     def on_retriever_end(
         self,
         documents: Sequence[Document],
         *,
         run_id: UUID,  # noqa: ARG002
-        parent_run_id: UUID | None = None,  # noqa: ARG002
+        parent_run_id: UUID | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Register documents. What goes wrong is logged: no chain shall fail for this."""
@@ -59,13 +47,13 @@ class ReferenceCollector(BaseCallbackHandler):
 
         if self.is_in_charge and auto_references_enabled():
             for document in documents:
-                self._register(document)
+                self._register(document, is_alone=parent_run_id is None)
 
-    def _register(self, document: Document) -> None:
+    def _register(self, document: Document, *, is_alone: bool) -> None:
         from langchain_ragaccel.documents import as_passage
 
         try:
-            self.destination.register(as_passage(document), self.namespace)
+            self._keep(as_passage(document), is_alone=is_alone)
         except Exception:
             logger.warning("a retrieved document was not registered", exc_info=True)
 
@@ -73,6 +61,29 @@ class ReferenceCollector(BaseCallbackHandler):
     def is_in_charge(self) -> bool:
         """Whether it is to register anything now."""
         return True
+
+    def _keep(self, passage: Passage, *, is_alone: bool) -> None:
+        raise NotImplementedError
+
+
+class ReferenceCollector(_Collector):
+    """Registers the documents of every retriever that it is told of.
+
+    A tenant with a registry of its own collects into it with :func:`collecting_into`. One that is
+    passed to a chain, ``chain.invoke(x, {"callbacks": [ReferenceCollector(registry)]})``, works
+    beside what every chain does for itself.
+
+    Args:
+        registry: where to; the process's own by default.
+        namespace: whose the documents are.
+    """
+
+    def __init__(self, registry: ReferenceRegistry | None = None, namespace: str = "") -> None:
+        super().__init__()
+        self.registry, self.namespace = registry, namespace
+
+    def _keep(self, passage: Passage, *, is_alone: bool) -> None:  # noqa: ARG002
+        self.destination.register(passage, self.namespace)
 
     @property
     def destination(self) -> ReferenceRegistry:
@@ -83,7 +94,7 @@ class ReferenceCollector(BaseCallbackHandler):
 
 
 class _ContextCollector(ReferenceCollector):
-    """The collector of a context: the process's own, until another takes its place.
+    """The collector of a context, in place of what the runs in it would do.
 
     Runs that began before still have the earlier one among their handlers.
     """
@@ -91,27 +102,77 @@ class _ContextCollector(ReferenceCollector):
     @property
     def is_in_charge(self) -> bool:
         """Whether no other collector has taken its place."""
-        return _COLLECTOR.get() in (self, _OF_PROCESS)
+        return _COLLECTOR.get() in (self, None)
 
-    def _register(self, document: Document) -> None:
-        if _apart.get(id(document)) is not document:
-            super()._register(document)
+    def _register(self, document: Document, *, is_alone: bool) -> None:
+        if not _is_apart(document):
+            super()._register(document, is_alone=is_alone)
+
+
+class RunCollector(_Collector):
+    """Keeps what is retrieved below one root run, for the models below it.
+
+    LangChain hands the handlers of a root run down to all runs below it, through threads, tasks
+    and graphs, and to no other: whoever has this one among its handlers is of the same root. With
+    the last of those runs it is gone, and what was retrieved with it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scope: ReferenceScope | None = None  # most runs retrieve nothing
+
+    @property
+    def scope(self) -> ReferenceScope | None:
+        """What was retrieved, if anything was."""
+        return self._scope
+
+    @property
+    def is_in_charge(self) -> bool:
+        """Whether no collector of a context is."""
+        return _COLLECTOR.get() is None
+
+    def _register(self, document: Document, *, is_alone: bool) -> None:
+        if not _is_apart(document):
+            super()._register(document, is_alone=is_alone)
+
+    def _keep(self, passage: Passage, *, is_alone: bool) -> None:
+        from ragaccel import ReferenceScope, current_scope, default_registry
+
+        if (here := current_scope()) is not None:
+            here.register(passage)
+        elif is_alone:  # a retriever that is asked by hand: it is not known who will ask next
+            default_registry().register(passage)
+        else:
+            with _MAKING:
+                self._scope = self._scope or ReferenceScope()
+            self._scope.register(passage)
+
+
+class _OfEachRoot:
+    """Stands where LangChain has the context variable of a handler: a new one for each root run.
+
+    LangChain adds what it gets from here where none of its class has been handed down.
+    """
+
+    def get(self) -> RunCollector:
+        return RunCollector()
 
 
 _apart: WeakValueDictionary[int, Document] = WeakValueDictionary()
-_OF_PROCESS = _ContextCollector()
-_COLLECTOR: ContextVar[BaseCallbackHandler | None] = ContextVar(
-    "ragaccel_references",
-    default=_OF_PROCESS,
-)
+_COLLECTOR: ContextVar[BaseCallbackHandler | None] = ContextVar("ragaccel_references", default=None)
+_MAKING = Lock()
 
 
 def keep_from_collectors(documents: Iterable[Document]) -> None:
-    """Let no context's collector register documents: their store has, where nobody else looks.
+    """Let neither runs nor contexts register documents: their store has, where nobody else looks.
 
     They are known as the objects they are, through chains and retrievers that hand them on.
     """
     _apart.update((id(document), document) for document in documents)
+
+
+def _is_apart(document: Document) -> bool:
+    return _apart.get(id(document)) is document
 
 
 @contextmanager
@@ -138,15 +199,40 @@ def collecting_into(
         _COLLECTOR.reset(before)
 
 
-def current_collector() -> ReferenceCollector:
-    """The collector of the present context."""
+def keep_found_by_hand(passages: Sequence[Passage], callbacks: Any, namespace: str = "") -> None:
+    """Register what a store found without an event: where its context or its run collects.
+
+    Args:
+        passages: what was found.
+        callbacks: those of the run that asks, if any does.
+        namespace: the store's own, if it has one.
+    """
+    from ragaccel import default_registry
+
     collector = _COLLECTOR.get()
-    return collector if isinstance(collector, ReferenceCollector) else _OF_PROCESS
+    if isinstance(collector, ReferenceCollector):
+        collector.destination.register(passages, namespace or collector.namespace)
+        return
+    if namespace:
+        default_registry().register(passages, namespace)
+        return
+    above = next(run_collectors(callbacks), None)
+    for passage in passages:
+        (above or RunCollector())._keep(passage, is_alone=above is None)
+
+
+def run_collectors(callbacks: Any) -> Iterator[RunCollector]:
+    """The collectors of the root run that handed callbacks down: a manager, or its handlers."""
+    for handler in getattr(callbacks, "handlers", callbacks) or ():
+        if isinstance(handler, RunCollector):
+            yield handler
 
 
 def install() -> None:
-    """Attach one collector to every run of the process; done by importing ``langchain_ragaccel``.
+    """Attach a collector to every root run; done by importing ``langchain_ragaccel``.
 
     Modules are imported once, and so this is done once.
     """
     register_configure_hook(_COLLECTOR, inheritable=True)
+    each: Any = _OfEachRoot()
+    register_configure_hook(each, inheritable=True, handle_class=RunCollector)

@@ -11,6 +11,7 @@ from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
 
 from langchain_ragaccel.caching import is_cached, what_is_read
+from langchain_ragaccel.callers import callbacks_in, called_by_each, caller_of, callers_of
 from langchain_ragaccel.calls import as_stops, check_streamed
 from langchain_ragaccel.generating import (
     Ask,
@@ -29,7 +30,6 @@ from langchain_ragaccel.references import beside, gather
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from uuid import UUID
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LanguageModelInput
@@ -66,16 +66,18 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         What a call sets, and what the object stops at, become part of what an answer is cached
         under, which they are not in the base class.
         """
-        model, stops = self._for_call(kwargs), self._stops(stop)
-        return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
+        with called_by_each(prompts, callbacks_in(args, kwargs)):
+            model, stops = self._for_call(kwargs), self._stops(stop)
+            return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Complete prompts as ``generate`` does, for asyncio."""
-        model = await in_thread(lambda: self._for_call(kwargs))
-        stops = self._stops(stop)
-        return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
+        with called_by_each(prompts, callbacks_in(args, kwargs)):
+            model = await in_thread(lambda: self._for_call(kwargs))
+            stops = self._stops(stop)
+            return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
         self,
@@ -190,13 +192,19 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _asks(self, prompts: list[str], call: Call, run_manager: Any) -> list[Ask]:
         """Find for each prompt what its answers may be copied from."""
         model = self.shared
-        run_id = run_manager.run_id if run_manager is not None and len(prompts) == 1 else None
-        asks = [self._ask(model, call, prompt, run_id) for prompt in prompts]
+        if run_manager is not None and len(prompts) == 1:
+            callers = [caller_of(run_manager)]
+        else:  # the base class tells of the first one's run only
+            callers = callers_of(prompts)
+        asks = [
+            self._ask(model, call.of(None, caller), prompt)
+            for prompt, caller in zip(prompts, callers, strict=True)
+        ]
         return [one for ask in asks for one in samples_of(ask, call.count)]
 
-    def _ask(self, model: SharedModel, call: Call, text: str, run_id: UUID | None) -> Ask:
+    def _ask(self, model: SharedModel, call: Call, text: str) -> Ask:
         llm, prompt = model.load(), write_prompt(model, call, text)
-        found = gather(llm, call, text, run_id=run_id)
+        found = gather(llm, call, text)
         return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, call.began)
 
     def _chunk(self, part: str | Answer) -> GenerationChunk:

@@ -61,7 +61,7 @@ def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
     return take_apart(
         asked,
         llm.tokenizer,
-        call.registry,
+        call.visible,
         given=as_references(call.references),
         namespace=call.namespace,
         max_tokens=_room(llm, call),

@@ -13,7 +13,6 @@ from langchain_ragaccel.documents import as_passage, content_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from uuid import UUID
 
     from ragaccel import LLM
 
@@ -102,25 +101,24 @@ def gather(
     given: Sequence[AnyReference] = (),
     *,
     retrieved: Sequence[AnyReference] = (),
-    run_id: UUID | None = None,
 ) -> list[AnyReference]:
     """Everything that an answer to this text may be copied from, the surest first.
 
-    What is ``retrieved`` for it counts like what is found, and ``given`` before all. ``run_id`` is
-    the answer's own run, where it is known.
+    What is ``retrieved`` for it counts like what is found, and ``given`` before all.
     """
     explicit, retrieved = [*as_references(call.references), *given], list(retrieved)
     if call.follows_runs:
         from langchain_ragaccel.run_tree import retrieved_for
 
-        retrieved += map(as_passage, retrieved_for(text, run_id))
-    if call.registry is None and not explicit:
+        retrieved += map(as_passage, retrieved_for(call.caller.run))
+    visible = call.visible
+    if visible is None and not explicit:
         return []
     return gather_references(
         text,
         explicit,
         retrieved=retrieved,
-        registry=call.registry,
+        registry=visible,
         namespace=call.namespace,
         tokenizer=llm.tokenizer,
         neighbours=call.neighbours,

@@ -18,7 +18,6 @@ from langchain_core.callbacks.base import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_ragaccel.documents import content_id
-from langchain_ragaccel.messages import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,15 +33,13 @@ _MOST_DOCUMENTS = 64  # of one run, the newest
 
 @dataclass(slots=True)
 class _Tree:
-    """The runs below one root, what was retrieved below each, and the prompts being answered."""
+    """The runs below one root, and what was retrieved below each."""
 
     parents: dict[UUID, UUID | None] = field(default_factory=dict)
     documents: dict[UUID, OrderedDict[str, Document]] = field(default_factory=dict)
-    prompts: dict[UUID, str] = field(default_factory=dict)
 
-    def ancestors(self, run: UUID | None) -> Iterator[UUID]:
-        """The runs above one, nearest first."""
-        run = None if run is None else self.parents.get(run)
+    def upwards(self, run: UUID | None) -> Iterator[UUID]:
+        """A run and those above it, nearest first."""
         while run is not None:
             yield run
             run = self.parents.get(run)
@@ -60,21 +57,13 @@ class RunTree:
         """Count the runs that are known."""
         return len(self._root_of)
 
-    def begin(self, run: UUID, parent: UUID | None, prompt: str | None = None) -> None:
-        """Note a run; with its prompt if it answers one.
-
-        An answer that has no run above it is left out: nothing was retrieved for it, and if whoever
-        waits for it is cancelled, its end is never told.
-        """
-        if parent is None and prompt is not None:
-            return
+    def begin(self, run: UUID, parent: UUID | None) -> None:
+        """Note a run that others may be below."""
         with self._lock:
             root = run if parent is None else self._root_of.get(parent, run)
             tree = self._trees.setdefault(root, _Tree())
             tree.parents[run] = None if run == root else parent
             self._root_of[run] = root
-            if prompt is not None:
-                tree.prompts[run] = prompt
             if len(self._trees) > _MOST_TREES:
                 self._forget(next(iter(self._trees)))
 
@@ -82,7 +71,7 @@ class RunTree:
         """Note what a run retrieved, for every run above it."""
         with self._lock:
             tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.ancestors(run):
+            for ancestor in tree.upwards(tree.parents.get(run)):
                 known = tree.documents.setdefault(ancestor, OrderedDict())
                 for document in documents:
                     known[content_id(document.page_content)] = document
@@ -96,29 +85,20 @@ class RunTree:
             root = self._root_of.get(run)
             if root is None:
                 return
-            self._trees[root].prompts.pop(run, None)
             if run == root:
                 self._forget(root)
 
-    def documents_for(self, prompt: str, run: UUID | None) -> list[Document]:
-        """What was retrieved below the nearest run above an answer, newest first.
+    def documents_for(self, run: UUID | None) -> list[Document]:
+        """What was retrieved below a run, or the nearest one above it, newest first.
 
-        Models are not always told their own run. It is the one that answers this prompt now, if
-        there is one only.
+        Args:
+            run: the one right above an answer's own.
         """
+        if run is None:
+            return []
         with self._lock:
-            if run is None:
-                asking = [
-                    answering
-                    for tree in self._trees.values()
-                    for answering, own in tree.prompts.items()
-                    if own == prompt
-                ]
-                run = asking[0] if len(asking) == 1 else None
-            if run is None:
-                return []
             tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.ancestors(run):
+            for ancestor in tree.upwards(run):
                 if found := tree.documents.get(ancestor):
                     return list(reversed(found.values()))
             return []
@@ -134,6 +114,8 @@ class RunTreeHandler(BaseCallbackHandler):
     # Inline handlers would keep others from being told of completions that are awaited. Agents are
     # not ignored, since that would hide tools as well.
     run_inline = False
+    ignore_llm = True
+    ignore_chat_model = True
     ignore_retry = True
     ignore_custom_event = True
 
@@ -147,14 +129,6 @@ class RunTreeHandler(BaseCallbackHandler):
 
     on_tool_start = on_retriever_start = on_chain_start
 
-    def on_llm_start(self, *given: Any, **event: Any) -> None:
-        """Note a run that completes a prompt."""
-        self._noting(lambda: self._answering(given[1][0], event))
-
-    def on_chat_model_start(self, *given: Any, **event: Any) -> None:
-        """Note a run that answers messages."""
-        self._noting(lambda: self._answering(text_of(given[1][0]), event))
-
     def on_retriever_end(self, *given: Any, **event: Any) -> None:
         """Note what was retrieved, and the run's end."""
         self._noting(lambda: self.tree.retrieved(event["run_id"], given[0]))
@@ -165,10 +139,6 @@ class RunTreeHandler(BaseCallbackHandler):
         self._noting(lambda: self.tree.end(event["run_id"]))
 
     on_chain_error = on_tool_end = on_tool_error = on_retriever_error = on_chain_end
-    on_llm_end = on_llm_error = on_chain_end
-
-    def _answering(self, prompt: str, event: dict[str, Any]) -> None:
-        self.tree.begin(event["run_id"], event.get("parent_run_id"), prompt)
 
     def _noting(self, note: Callable[[], None]) -> None:
         try:
@@ -190,6 +160,6 @@ def install() -> None:
     register_configure_hook(_HANDLER, inheritable=True)
 
 
-def retrieved_for(prompt: str, run: UUID | None) -> list[Document]:
-    """What was retrieved on the way to an answer; nothing where that cannot be told for sure."""
-    return _TREE.documents_for(prompt, run)
+def retrieved_for(run: UUID | None) -> list[Document]:
+    """What was retrieved on the way to an answer, whose caller's run is this one, if it has one."""
+    return _TREE.documents_for(run)

@@ -7,7 +7,8 @@ from uuid import uuid4
 
 from ragaccel import ConfigurationError, auto_references_enabled
 
-from langchain_ragaccel.collecting import current_collector
+from langchain_ragaccel.callers import callbacks_here
+from langchain_ragaccel.collecting import keep_found_by_hand
 from langchain_ragaccel.documents import as_document
 from langchain_ragaccel.filtering import Filter, as_condition
 
@@ -38,13 +39,14 @@ def as_where(
 
 
 def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namespace: str) -> None:
-    """Register what was found: where a store says, or else where its context collects."""
+    """Register what was found: where a store says, or else where its context or run collects."""
     if not auto_references_enabled():
         return
-    context = current_collector()
-    if registry is None:
-        registry, namespace = context.destination, namespace or context.namespace
-    registry.register([item.passage for item in found], namespace)
+    passages = [item.passage for item in found]
+    if registry is not None:
+        registry.register(passages, namespace)
+    else:
+        keep_found_by_hand(passages, callbacks_here(), namespace)
 
 
 def _id(given: object, document: Document) -> str:

@@ -16,17 +16,25 @@ amber anchor basalt beacon cable cinder copper current drift ember ferry gannet 
 heather island kelp kestrel lamp lantern ledge lichen mole moor oil otter pier plover quay rain
 reef salt seal shale shoal signal slate sound spray swell tern thrift tide timber wick wind
 """.split()
+CLAUSE = (
+    "This handbook is the property of the board of lights, and may not be copied or lent to "
+    "anybody without the leave of its secretary in writing."
+)
 QUERY = re.compile(r"question-\d+")
 DOCUMENT = re.compile(r"document (\d+) of (question-\d+)")
 
 
 def documents_of(query, count=3, words=45):
-    """The documents of a question: nobody else's, and each about 300 characters."""
+    """The documents of a question: nobody else's, each about 400 characters.
+
+    Ten questions in a row have the name of the file in common, and all have a clause.
+    """
+    source = f"handbook-{int(query.rpartition('-')[2]) // 10}.md"
     made = []
     for number in range(1, count + 1):
         chosen = random.Random(f"{query}/{number}").choices(WORDS, k=words)
-        text = f"This is document {number} of {query}: {' '.join(chosen)}."
-        made.append(Document(text, id=f"{query}/{number}", metadata={"source": f"{query}.md"}))
+        text = f"This is document {number} of {query}: {' '.join(chosen)}.\n{CLAUSE}"
+        made.append(Document(text, id=f"{query}/{number}", metadata={"source": source}))
     return made
 
 
@@ -46,12 +54,13 @@ class Given:
     """What every call of the model was given: the documents in its prompt, and its references.
 
     ``leaks`` are passages that do not stand in the prompt they were given for, and neighbours of
-    documents of which nothing does.
+    documents of which nothing does, unless they are all one caller's.
     """
 
     calls: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     neighbours: int = 0
+    is_one_caller: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, prompt, passage_ids, neighbour_ids):
@@ -62,6 +71,7 @@ class Given:
         with self.lock:
             self.calls.append((frozenset(standing), frozenset(passage_ids)))
             self.neighbours += len(neighbour_ids)
+            strange = set() if self.is_one_caller else strange
             self.leaks += sorted(strange | (set(passage_ids) - standing))
 
     @property

@@ -134,7 +134,7 @@ CASES = [
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("build", "call"), CASES, ids=lambda function: function.__name__)
 def test_references_in_a_graph_are_this_prompts_documents(build, call, kind):
-    given = Given()
+    given = Given(is_one_caller=build is fanned_out)
     call(build(MODELS[kind](given)))
     assert len(given.calls) == len(QUESTIONS)
     assert all(len(standing) == 3 for standing, _ in given.calls)

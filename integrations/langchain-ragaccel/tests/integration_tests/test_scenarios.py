@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from operator import itemgetter
+from weakref import WeakSet
 
 import pytest
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough, chain
+from ragaccel import ReferenceScope, default_registry, reference_scope
 from recording_models import recording_chat_model, recording_llm
-from scenario_documents import Given, OwnDocuments
+from scenario_documents import QUERY, Given, OwnDocuments, documents_of
+
+from langchain_ragaccel import RagaccelVectorStore, collecting_into
 
 MANY = 24
 QUESTIONS = [f"What does the keeper say to question-{number}?" for number in range(MANY)]
@@ -74,6 +81,35 @@ def plain_code(model):
     return Bare(answer, aanswer)
 
 
+def in_a_scope(model):
+    """The same two calls, which a scope joins."""
+    bare = plain_code(model)
+
+    def answer(question):
+        with reference_scope():
+            return bare.invoke(question)
+
+    async def aanswer(question):
+        with reference_scope():
+            return await bare.ainvoke(question)
+
+    return Bare(answer, aanswer)
+
+
+def in_a_namespace(model):
+    """The same two calls, which a namespace joins."""
+
+    def answer(question):
+        with collecting_into(namespace=question):
+            return plain_code(model.bind(namespace=question)).invoke(question)
+
+    async def aanswer(question):
+        with collecting_into(namespace=question):
+            return await plain_code(model.bind(namespace=question)).ainvoke(question)
+
+    return Bare(answer, aanswer)
+
+
 class Bare:
     """Functions called as they are: no runnable, and so no run, is round what they call."""
 
@@ -108,6 +144,39 @@ def in_a_raw_thread(model):
 
     sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | RunnableLambda(answer)
+
+
+def in_a_thread_with_its_context(model):
+    def answer(value):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, model.invoke, value).result()
+
+    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    return sources | PROMPT | RunnableLambda(answer)
+
+
+def in_a_thread_with_its_config(model):
+    def answer(value, config):
+        with ThreadPoolExecutor(1) as pool:
+            streamed = pool.submit(lambda: list(model.stream(value, config)))
+            return streamed.result()[-1]
+
+    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    return sources | PROMPT | RunnableLambda(answer)
+
+
+def searched_by_hand(model):
+    """A store of ragaccel's own is searched in a step of a chain: that is no event."""
+    stores = {}
+
+    def find(question):
+        if question not in stores:
+            store = stores[question] = RagaccelVectorStore(DeterministicFakeEmbedding(size=4))
+            store.add_documents(documents_of(QUERY.search(question).group()))
+        return joined(stores[question].similarity_search(question, k=3))
+
+    sources = {"context": RunnableLambda(find), "input": RunnablePassthrough()}
+    return sources | PROMPT | model
 
 
 def one_after_another(built, questions):
@@ -184,10 +253,13 @@ CALLS = [
 ]  # fmt: skip
 CASES = [
     *((built, call) for built in (lcel, parsed, assigned, classic) for call in CALLS),
-    *((plain_code, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((in_a_scope, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((in_a_namespace, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((searched_by_hand, call) for call in (in_threads, gathered, streamed)),
     *((two_of_one_root, call) for call in (in_threads, gathered)),
     *((retried, call) for call in (in_threads, gathered)),
-    *((in_a_raw_thread, call) for call in (in_threads, gathered)),
+    *((in_a_thread_with_its_context, call) for call in (in_threads, gathered)),
+    *((in_a_thread_with_its_config, call) for call in (in_threads, gathered)),
     *((looped, call) for call in (one_after_another, in_threads, streamed)),
 ]  # fmt: skip
 
@@ -201,6 +273,43 @@ def test_references_are_this_prompts_documents(build, call, kind):
     assert all(standing for standing, _ in given.calls)
     assert given.leaks == []
     assert given.completeness >= 0.99
+
+
+ALONE = [
+    *((plain_code, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((in_a_raw_thread, call) for call in (in_threads, gathered)),
+]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("build", "call"), ALONE, ids=lambda function: function.__name__)
+def test_what_nothing_joins_shares_nothing(build, call, kind):
+    given = Given()
+    call(build(MODELS[kind](given)), QUESTIONS)
+    assert len(given.calls) >= 6
+    assert all(standing and not found for standing, found in given.calls)
+    assert not given.neighbours
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_a_chain_retrieved_is_forgotten_with_it(kind, monkeypatch):
+    made, make = WeakSet(), ReferenceScope.__init__
+
+    def noted(scope):
+        make(scope)
+        made.add(scope)
+
+    monkeypatch.setattr(ReferenceScope, "__init__", noted)
+    built = lcel(MODELS[kind](Given()))
+    for call in (streamed, batched, gathered, streams_gathered):
+        call(built, QUESTIONS)
+        left = built.stream(QUESTIONS[0])
+        next(left)
+        assert made
+        del left
+    gc.collect()
+    assert len(made) < 5  # of a hundred: threads that idle hold their last context
+    assert len(default_registry()) == 0
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -5,7 +5,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from ragaccel import ReferenceRegistry, default_registry
+from ragaccel import ReferenceRegistry, default_registry, reference_scope
 
 from langchain_ragaccel import RagaccelVectorStore, ReferenceCollector, collecting_into
 from langchain_ragaccel.documents import as_passage, content_id
@@ -42,7 +42,11 @@ async def test_what_any_retriever_finds_is_registered_at_once():
     assert ids(default_registry()) == ["a"]
     default_registry().clear()
     (RunnableLambda(lambda query: retriever.invoke(query))).batch(["q", "r"])
-    assert ids(default_registry()) == ["a"]
+    assert len(default_registry()) == 0  # what a chain finds is known in that chain
+    with reference_scope() as scope:
+        (RunnableLambda(lambda query: retriever.invoke(query))).batch(["q", "r"])
+    assert ids(scope.registry) == ["a"]
+    assert len(default_registry()) == 0
 
 
 def test_a_tenant_collects_into_a_registry_of_its_own():

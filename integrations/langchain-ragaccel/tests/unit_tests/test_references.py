@@ -14,6 +14,7 @@ from ragaccel import (
     Reference,
     ReferenceRegistry,
     default_registry,
+    reference_scope,
 )
 from scripted_llm import scripted_llm
 from tiny_llm import tiny_llm
@@ -84,8 +85,9 @@ def test_a_chain_cites_what_its_retriever_found_unasked(quoting):
 
 def test_completions_tell_it_as_well(quoting):
     retriever = found_by()
-    documents = retriever.invoke("wick")
-    result = RagaccelLLM(llm=quoting).generate([written(documents), "Nothing of that."])
+    with reference_scope():
+        documents = retriever.invoke("wick")
+        result = RagaccelLLM(llm=quoting).generate([written(documents), "Nothing of that."])
     reports = [one.generation_info["ragaccel"] for (one,) in result.generations]
     assert [len(report["copied_spans"]) for report in reports] == [1, 0]
 
@@ -104,9 +106,12 @@ def test_references_can_be_given_and_switched_off(quoting):
     assert copied(chat.invoke(asked, references=[own])) == ["own"]
     assert copied(chat.bind(references=[WICK]).invoke(asked)) == ["reference-1"]
     default_registry().register(own)
+    assert copied(chat.invoke(WICK)) == []  # it was not given that registry
+    chat = ChatRagaccel(llm=quoting, registry=default_registry())
     assert copied(chat.invoke(WICK)) == ["own"]
     assert copied(chat.invoke(WICK, auto_references=False)) == []
-    assert copied(ChatRagaccel(llm=quoting, auto_references=False).invoke(WICK)) == []
+    off = ChatRagaccel(llm=quoting, registry=default_registry(), auto_references=False)
+    assert copied(off.invoke(WICK)) == []
     with pytest.raises(ConfigurationError, match="references is a list"):
         chat.invoke(asked, references=WICK)
     with pytest.raises(ConfigurationError, match="references is a list"):
@@ -117,17 +122,19 @@ def test_references_can_be_given_and_switched_off(quoting):
 
 def test_the_environment_switches_it_off(quoting, monkeypatch):
     default_registry().register(Passage("own", WICK))
+    chat = ChatRagaccel(llm=quoting, registry=default_registry())
+    assert copied(chat.invoke(WICK)) == ["own"]
     monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    assert copied(ChatRagaccel(llm=quoting).invoke(WICK)) == []
+    assert copied(chat.invoke(WICK)) == []
+    assert copied(chain(found_by(), ChatRagaccel(llm=quoting)).invoke("wick")) == []
 
 
 def test_tenants_do_not_see_each_others_documents(quoting):
     ours, theirs = ReferenceRegistry(), ReferenceRegistry()
-    chat = ChatRagaccel(llm=quoting, registry=theirs)
     collected = {"callbacks": [ReferenceCollector(ours)]}
-    assert copied(chain(found_by(), chat).invoke("wick", collected)) == []
-    chat = ChatRagaccel(llm=quoting, registry=ours)
-    assert copied(chain(found_by(), chat).invoke("wick", collected)) == ["wick"]
+    asked = found_by().invoke("wick", collected)[0].page_content
+    assert copied(ChatRagaccel(llm=quoting, registry=theirs).invoke(asked)) == []
+    assert copied(ChatRagaccel(llm=quoting, registry=ours).invoke(asked)) == ["wick"]
     shared = ReferenceRegistry()
     shared.register(Passage("a", WICK), "tenant-a")
     chat = ChatRagaccel(llm=quoting, registry=shared, namespace="tenant-b")
@@ -193,7 +200,8 @@ def test_answers_are_the_same_with_references_and_without():
     default_registry().register([Passage("w", WICK), Passage("t", TIDE)])
     for prompt in (WICK, f"{TIDE}\n\n{WICK}", "Nothing of that."):
         plain = llm.generate(prompt, max_new_tokens=40).text
-        assert RagaccelLLM(llm=llm, max_tokens=40).invoke(prompt) == plain
+        model = RagaccelLLM(llm=llm, max_tokens=40, registry=default_registry())
+        assert model.invoke(prompt) == plain
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
@@ -201,8 +209,9 @@ def test_caches_know_that_a_reader_reads_what_is_registered(kind):
     question = "When does the keeper of Gannet Ledge trim the wick?"
     asked = f"{WICK}\n\nQuestion: {question}"
     cache = InMemoryCache()
-    model = kind(device="cpu", cache=cache)
-    assert model._identifying_params == kind(device="cpu")._identifying_params
+    process = {"registry": default_registry()}
+    model = kind(device="cpu", cache=cache, **process)
+    assert model._identifying_params == kind(device="cpu", **process)._identifying_params
     for _ in range(2):
         model.invoke(asked)
     assert len(cache._cache) == 1

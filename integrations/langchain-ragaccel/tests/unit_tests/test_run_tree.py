@@ -1,5 +1,6 @@
 """What was retrieved on the way to an answer, though its prompt does not show it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
@@ -127,7 +128,7 @@ def texts(found):
 
 def test_the_nearest_run_above_that_retrieved_anything_counts():
     tree = RunTree()
-    root, left, right, find, more, ask = (uuid4() for _ in range(6))
+    root, left, right, find, more = (uuid4() for _ in range(5))
     tree.begin(root, None)
     tree.begin(left, root)
     tree.begin(right, root)
@@ -135,35 +136,25 @@ def test_the_nearest_run_above_that_retrieved_anything_counts():
     tree.retrieved(find, documents("a", "b"))
     tree.begin(more, right)
     tree.retrieved(more, documents("c"))
-    tree.begin(ask, right, "prompt")
-    assert texts(tree.documents_for("prompt", ask)) == ["c"]
-    assert texts(tree.documents_for("prompt", None)) == ["c"]
-    other = uuid4()
-    tree.begin(other, root, "other")
-    assert texts(tree.documents_for("other", other)) == ["c", "b", "a"]
+    assert texts(tree.documents_for(right)) == ["c"]
+    assert texts(tree.documents_for(root)) == ["c", "b", "a"]
+    assert tree.documents_for(None) == []
     tree.end(root)
     assert len(tree) == 0
-    assert tree.documents_for("prompt", ask) == []
+    assert tree.documents_for(right) == []
 
 
-def test_two_that_answer_the_same_prompt_at_one_time_are_not_told_apart():
-    tree = RunTree()
-    for name in "ab":
-        root, find, ask = uuid4(), uuid4(), uuid4()
-        tree.begin(root, None)
-        tree.begin(find, root)
-        tree.retrieved(find, documents(name))
-        tree.begin(ask, root, "same")
-    assert tree.documents_for("same", None) == []
-    assert texts(tree.documents_for("same", ask)) == ["b"]
-    tree.end(ask)
-    assert texts(tree.documents_for("same", None)) == ["a"]
+def test_who_answers_the_same_prompt_for_nobody_gets_nobodys_documents(given):
+    """An answer asked for by hand has no run above it, whoever else is answered meanwhile."""
+    chat, _ = models()
 
+    def ask_beside(found):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: list(chat.stream("What of 0?"))).result()
+        return found
 
-def test_an_answer_with_nothing_above_it_is_left_out():
-    tree = RunTree()
-    tree.begin(uuid4(), None, "p")
-    assert len(tree) == 0
+    (Finds() | RunnableLambda(ask_beside)).invoke("0")
+    assert list(given.values()) == [[set()]]
 
 
 def test_trees_and_documents_are_bounded(monkeypatch):
@@ -171,11 +162,10 @@ def test_trees_and_documents_are_bounded(monkeypatch):
     monkeypatch.setattr(run_tree, "_MOST_DOCUMENTS", 2)
     tree = RunTree()
     for _ in range(10):
-        root, find, ask = uuid4(), uuid4(), uuid4()
+        root, find = uuid4(), uuid4()
         tree.begin(root, None)
         tree.begin(find, root)
         tree.retrieved(find, documents("a", "b", "c"))
-        tree.begin(ask, root, "p")
-    assert len(tree) <= 9
-    assert texts(tree.documents_for("p", ask)) == ["c", "b"]
+    assert len(tree) <= 6
+    assert texts(tree.documents_for(root)) == ["c", "b"]
     tree.end(uuid4())  # one that was never begun

@@ -1,0 +1,152 @@
+"""Callers: the run that asks a model, by the callbacks that LangChain hands down from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.callbacks.base import BaseCallbackManager
+from langchain_core.runnables.config import var_child_runnable_config
+
+from langchain_ragaccel.collecting import run_collectors
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Generator,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+    from uuid import UUID
+
+    from langchain_core.runnables import RunnableConfig
+    from ragaccel import ReferenceScope
+
+Piece = TypeVar("Piece")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks a model: what its root run retrieved, and the run right above the model's own."""
+
+    scopes: tuple[ReferenceScope, ...] = ()
+    run: UUID | None = None
+
+
+_PRESENT: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
+
+_ASKING: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
+    "ragaccel_asking",
+    default={},  # noqa: B039 - it stays empty
+)
+
+
+def caller_of(callbacks: Any) -> Caller:
+    """Return whoever handed callbacks down: a run manager, a manager, a list of handlers or None.
+
+    Where none were handed down, LangChain's own context tells them.
+    """
+    if callbacks is None:
+        callbacks = callbacks_here()
+    found = (collector.scope for collector in run_collectors(callbacks))
+    scopes = tuple(scope for scope in found if scope is not None)
+    return Caller(scopes, getattr(callbacks, "parent_run_id", None))
+
+
+def caller_by(config: RunnableConfig | None) -> Caller:
+    """Return whoever calls with a config."""
+    return caller_of((config or {}).get("callbacks"))
+
+
+def callbacks_in(args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    """The callbacks among a call's arguments, where they may be the first or have their name."""
+    return args[0] if args else given.get("callbacks")
+
+
+@contextmanager
+def called_by_each(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
+    """Let :func:`callers_of` know who asks each of several prompts.
+
+    Args:
+        prompts: all of one call.
+        callbacks: those of all prompts, or a list with those of each.
+    """
+    is_list = isinstance(callbacks, list) and bool(callbacks)
+    if is_list and (callbacks[0] is None or isinstance(callbacks[0], list | BaseCallbackManager)):
+        callers = [caller_of(each) for each in callbacks]
+    else:
+        callers = [caller_of(callbacks)] * len(prompts)
+    asking: dict[str, list[Caller]] = {}
+    for prompt, caller in zip(prompts, callers, strict=False):
+        asking.setdefault(prompt, []).append(caller)
+    scopes = tuple(dict.fromkeys(scope for caller in callers for scope in caller.scopes))
+    before = _ASKING.set(asking)
+    try:
+        with called_by(Caller(scopes)):
+            yield
+    finally:
+        _ASKING.reset(before)
+
+
+def callers_of(prompts: Sequence[str]) -> list[Caller]:
+    """Return whoever asks each of these prompts, which are all of a call or those not cached.
+
+    Where it is not sure who asks, it is nobody.
+    """
+    asking, left = _ASKING.get(), Counter(prompts)
+    callers = {
+        prompt: iter(asking.get(prompt, ()))
+        if len(asking.get(prompt, ())) == count or len(set(asking.get(prompt, ()))) == 1
+        else iter(())
+        for prompt, count in left.items()
+    }
+    return [next(callers[prompt], Caller()) for prompt in prompts]
+
+
+def callbacks_here() -> Any:
+    """The callbacks of the run that this is called in, where LangChain's context tells."""
+    return (var_child_runnable_config.get() or {}).get("callbacks")
+
+
+def present_caller() -> Caller:
+    """Return whoever asks now, inside of :func:`called_by`."""
+    return _PRESENT.get()
+
+
+@contextmanager
+def called_by(caller: Caller) -> Iterator[None]:
+    """Let ``present_caller`` be this one."""
+    before = _PRESENT.set(caller)
+    try:
+        yield
+    finally:
+        _PRESENT.reset(before)
+
+
+def pieces_for(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
+    """Iterate pieces, each made for a caller; between two of them nothing of this is seen."""
+    with closing(pieces):  # type: ignore[type-var]
+        while True:
+            with called_by(caller):
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+
+
+async def apieces_for(caller: Caller, pieces: AsyncIterator[Piece]) -> AsyncGenerator[Piece, None]:
+    """Iterate pieces as :func:`pieces_for` does, for asyncio."""
+    async with aclosing(pieces):  # type: ignore[type-var]
+        while True:
+            with called_by(caller):
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+            yield piece
