@@ -100,8 +100,27 @@ def test_a_chat_template_is_where_transformers_finds_one(changes, folder):
     assert read_outline(folder).has_chat_template is expected
 
 
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({}, False),
+        ({"chat_template.jinja": "{{ messages }}"}, False),
+        ({"chat_template.jinja": "{{ messages }}{{ tools }}"}, True),
+        ({"additional_chat_templates/tool_use.jinja": "{{ tools }}"}, True),
+        ({"tokenizer_config.json": '{"chat_template": [{"template": "{{ tools }}"}]}'}, True),
+        ({"tokenizer_config.json": '{"chat_template": "{{ messages }}"}'}, False),
+    ],
+)  # fmt: skip
+def test_a_template_that_takes_tools_has_to_name_them(folder, files, named):
+    (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    assert read_outline(folder).names_tools is named
+
+
 def test_the_bundled_reader():
-    assert read_outline() == FileOutline(outline_model().context_length, has_chat_template=True)
+    assert read_outline() == FileOutline(outline_model().context_length, True, names_tools=False)
 
 
 def test_a_cached_name_and_a_folder_below(folder, tmp_path):
@@ -111,7 +130,7 @@ def test_a_cached_name_and_a_folder_below(folder, tmp_path):
     byte_level().save_pretrained(snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("a" * 40, encoding="utf-8")
-    expected = FileOutline(outline_model(snapshot).context_length, has_chat_template=False)
+    expected = FileOutline(outline_model(snapshot).context_length, False, names_tools=False)
     assert read_outline("someone/tiny", {"cache_dir": cache}) == expected
     assert read_outline("someone/other", {"cache_dir": cache}) is None
     assert read_outline(cache, {"subfolder": str(snapshot.relative_to(cache))}) == expected
