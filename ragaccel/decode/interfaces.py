@@ -75,7 +75,8 @@ class Verifier(Protocol):
 
     One that can have mask tokens read together with the prompt, at no pass of their own, has a
     method ``foresee(probe_ids)``, to be called first, and then ``foreseen``: as
-    ``Choices.probed``, for the first tokens of the answer.
+    ``Choices.probed``, for the first tokens of the answer. One with an attribute ``vocab_size``
+    is shown guesses of token ids below it only.
     """
 
     @property

@@ -17,6 +17,7 @@ from ragaccel.decode.tree import (
     check_tree,
     likeliest_chain,
     no_deeper,
+    within_vocabulary,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -243,6 +244,11 @@ class Session:
         except MalformedTreeError as error:
             name = type(self.drafter).__name__
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
+        # Texts of other vocabularies may be copied from. What cannot be chosen is not shown to
+        # anyone: a logits processor may look scores up by the tokens it is given.
+        vocab_size = getattr(self.verifier, "vocab_size", None)
+        if vocab_size is not None:
+            tree = within_vocabulary(tree, vocab_size)
         tree = no_deeper(tree, self._room())
         if self.verifier.chains_only:
             tree = likeliest_chain(tree)

@@ -197,6 +197,18 @@ def no_deeper(tree: DraftTree, depth: int) -> DraftTree:
     return tree if len(kept) == len(tree) else _only(tree, kept)
 
 
+def within_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
+    """Keep the guesses that a model can choose, of a tree without probes: ids below a size."""
+    if max(tree.token_ids[1:], default=0) < vocab_size:
+        return tree
+    kept, is_kept = [0], {0}
+    for node in range(1, len(tree)):
+        if tree.token_ids[node] < vocab_size and tree.parents[node] in is_kept:
+            kept.append(node)
+            is_kept.add(node)
+    return _only(tree, kept)
+
+
 def _only(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
     """Keep some nodes, parents before children and with them."""
     new_node = {node: i for i, node in enumerate(kept)}

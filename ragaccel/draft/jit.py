@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+import os
+from functools import cache, wraps
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+
+# By what a compiled function asks in Python: for the types of new arguments, and for code for them.
+_ASKED = ("typeof_pyval", "_compile_for_args")
 
 
 def compiled(function: Function) -> Function:
@@ -42,10 +47,46 @@ def _compiled(function: Function, inline: str) -> Function:
         made = numba.njit(nogil=True, inline=inline)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
-    elif not _kept_for_these_sources(made):
-        made = numba.njit(nogil=True, inline=inline)(function)
+    else:
+        if not _kept_for_these_sources(made):
+            made = numba.njit(nogil=True, inline=inline)(function)
+        _load_in_turn(made)
     kept: Function = made
     return kept
+
+
+class _Loading:
+    """The one lock under which functions are compiled, or loaded from where they are kept."""
+
+    def __init__(self) -> None:
+        self.reset()
+        if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+            os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        self.lock = RLock()
+
+
+_LOADING = _Loading()
+
+
+def _load_in_turn(made: Any) -> None:
+    """Have one thread at a time find a function's types and load its code.
+
+    The first function that a process calls adds types to numba's table of them, while other
+    threads may be going through it. Calls whose code is loaded take no lock: they ask neither.
+    """
+
+    def in_turn(asked: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(asked)
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            with _LOADING.lock:
+                return asked(*args, **kwargs)
+
+        return wait
+
+    for name in _ASKED:
+        setattr(made, name, in_turn(getattr(made, name)))
 
 
 def never_compiles() -> bool:

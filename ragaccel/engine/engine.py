@@ -118,6 +118,8 @@ class Engine:
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )
+        self.vocab_size = model.vocab_size
+        """Token ids that may be chosen are below; fewer once a pass has shown fewer scores."""
         self.prefilled_rows = self._num_freed = 0
         if exact:
             check_exact(model, EXACT_ROWS)
@@ -272,7 +274,9 @@ class Engine:
     def _run(self, rows: Rows, keep: int) -> Tensor:
         what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
         with on_threads(self.costs.threads, self.model.device):
-            return self._in_memory(lambda: self.model.forward(rows, keep), what)
+            logits = self._in_memory(lambda: self.model.forward(rows, keep), what)
+        self.vocab_size = min(self.vocab_size, logits.shape[-1])
+        return logits
 
     def _in_memory(self, compute: Callable[[], Result], what: str) -> Result:
         return within_memory(compute, what, self.model.device, self.free_memory)

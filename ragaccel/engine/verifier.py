@@ -43,6 +43,11 @@ class EngineVerifier:
         return self._engine.max_rows
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids that may be chosen are below."""
+        return self._engine.vocab_size
+
+    @property
     def chains_only(self) -> bool:
         """Whether trees must not branch: so in exact mode."""
         return self._engine.exact

@@ -33,6 +33,7 @@ class Computing:
 
     def __init__(self, logits):
         self.logits, self.since = logits, perf_counter()
+        self.shape = logits.shape
 
     def __getitem__(self, place):
         sleep(max(0.0, self.since + DEVICE_SECONDS - perf_counter()))
