@@ -1,6 +1,10 @@
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -68,3 +72,78 @@ def test_several_at_once_leave_one_whole(tmp_path):
         thread.join()
     assert path.read_text() in texts
     assert len(list(tmp_path.iterdir())) == 1
+
+
+# What processes that died left behind
+
+
+def start_writing(path):
+    """A process in the middle of writing a file."""
+    script = (
+        "import sys, time; from pathlib import Path; from ragaccel.replacing import replacing\n"
+        "with replacing(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); print('begun', flush=True); time.sleep(99)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def parts(folder):
+    return [file.name for file in folder.iterdir() if file.name.endswith(".part")]
+
+
+def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else(tmp_path):
+    dead, living = start_writing(tmp_path / "a"), start_writing(tmp_path / "b")
+    dead.kill()
+    dead.wait()
+    dead.stdout.close()
+    assert len(parts(tmp_path)) == 2
+    (tmp_path / "notes.part").write_text("mine")
+    write(tmp_path / "c", "whole")
+    assert len(parts(tmp_path)) == 2  # the living one's and a stranger's
+    assert living.poll() is None
+    living.kill()
+    living.wait()
+    living.stdout.close()
+    write(tmp_path / "c", "again")
+    assert parts(tmp_path) == ["notes.part"]
+
+
+def test_what_bears_such_a_name_and_is_no_file_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("keep")
+    (tmp_path / ".ragaccel-x.part").symlink_to(tmp_path / "mine")
+    os.mkfifo(tmp_path / ".ragaccel-y.part")
+    (tmp_path / ".ragaccel-z.part").mkdir()
+    write(tmp_path / "a", "whole")
+    assert (tmp_path / "a").read_text() == "whole"
+    assert (tmp_path / "mine").read_text() == "keep"
+    assert len(parts(tmp_path)) == 3
+
+
+def test_a_file_taken_for_abandoned_at_once_is_begun_anew(tmp_path, monkeypatch):
+    mkstemp, stolen = tempfile.mkstemp, []
+
+    def steal(**arguments):
+        handle, name = mkstemp(**arguments)
+        if not stolen:
+            stolen.append(name)
+            os.unlink(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", steal)
+    write(tmp_path / "a", "whole")
+    assert stolen
+    assert (tmp_path / "a").read_text() == "whole"
+
+
+def test_writers_beside_one_another_take_nothing_from_each_other(tmp_path):
+    def write_often(name):
+        for number in range(60):
+            write(tmp_path / name, f"{number}")
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write_often, "abcdefgh"))
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"59"}

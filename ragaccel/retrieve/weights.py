@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
+from ragaccel.replacing import replacing
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -134,8 +135,5 @@ def _remembered() -> dict[str, Any]:
 def _remember(known: dict[str, Any], key: str, digest: str) -> None:
     """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
     memory = _memory()
-    with suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        draft = memory.with_name(f"{memory.name}.{os.getpid()}")
-        draft.write_text(json.dumps({**known, key: digest}, indent=1), encoding="utf-8")
-        draft.replace(memory)
+    with suppress(OSError), replacing(memory) as file:
+        file.write(json.dumps({**known, key: digest}, indent=1).encode())
