@@ -129,9 +129,16 @@ def llama_index_pieces(
 def bare_pieces(
     llm: LLM, source: PassageSource, k: int, max_new_tokens: int
 ) -> Callable[[str], Any]:
-    """Make what streams a ``RAG``'s answer."""
+    """Make what streams a ``RAG``'s answer, as it comes and whatever it is, as a chain's is."""
     template = template_of(llm.tokenizer)
-    return RAG(llm, source, k=k, template=template, max_new_tokens=max_new_tokens).stream
+    return RAG(
+        llm,
+        source,
+        k=k,
+        template=template,
+        max_new_tokens=max_new_tokens,
+        check_quotes=False,
+    ).stream
 
 
 STREAMING = {

@@ -2,7 +2,8 @@
 
 An answer is right when it holds the sentence that answers, or, in a table, a piece of the right row
 of at least 40 characters; white space and citations aside. An unanswerable question is right when
-refused. ``cited``: the citation names a passage of the right file.
+refused. ``cited``: the citation names a passage of the right file. ``right_nearest``: right, or
+refused with the sentence that answers among the nearest three that are shown then.
 
 With ``--held-out``, people's questions on the XQuAD articles that the reader was not trained on, a
 file an article: ``python -m eval.questions --held-out --data FOLDER``.
@@ -84,6 +85,9 @@ def main() -> None:
     parser.add_argument(
         "--margin", type=float, default=0.05, help="passages that score lower by more are left out"
     )
+    parser.add_argument(
+        "--unchecked", action="store_true", help="what the bundled reader says, quote or not"
+    )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
     options = parser.parse_args()
     if options.held_out and not (Path(options.data) / "rag").is_dir():
@@ -102,11 +106,14 @@ def main() -> None:
             k=options.k,
             sentences=options.sentences,
             margin=options.margin,
+            check_quotes=not options.unchecked,
         )
     answerable = [row for row in rows if row["expected"] is not None]
     refusable = [row for row in rows if row["expected"] is None]
     figures = {
         "right": sum(row["right"] for row in answerable),
+        "wrong": sum(not row["right"] and row["answered"] for row in answerable),
+        "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
         "cited": sum(row["cited"] for row in answerable),
         "retrieved": sum(row["retrieved"] for row in answerable),
         "answerable": len(answerable),
@@ -132,6 +139,7 @@ def ask_all(
     k: int = 6,
     sentences: int = 1,
     margin: float = 0.05,
+    check_quotes: bool = True,
 ) -> list[dict[str, object]]:
     """Index a folder and answer questions on it by the chain of ``ragaccel ask``; see :func:`ask`.
 
@@ -142,13 +150,15 @@ def ask_all(
         k: Passages a question.
         sentences: How many of its sentences a passage is cut to; 0: whole passages.
         margin: Passages whose score is lower than the best one's by more are left out.
+        check_quotes: As for ``RAG``.
     """
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
         focused = FocusedRetriever(retriever, sentences=sentences or 1, margin=margin)
-        rag = RAG(LLM.load(model), focused if sentences else retriever, k=k)
+        source = focused if sentences else retriever
+        rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
         return [ask(rag, question) for question in questions]
 
 
@@ -164,6 +174,9 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, object]:
         "expected": question["answer"],
         "words": question.get("words"),
         "right": right,
+        "answered": answer.answered,
+        "refusal": answer.refusal or None,
+        "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
         "cited": any(passage.path == file for passage in answer.cited_passages),
         "retrieved": any(
             plain(str(question["answer"])) in plain(passage.text) for passage in answer.passages

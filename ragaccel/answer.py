@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ragaccel.decode.result import GenerationResult, Stats
-    from ragaccel.passage import Passage
+    from ragaccel.passage import NearestSentence, Passage
 
 __all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]
 
@@ -38,6 +38,12 @@ class Answer:
     generated, the ending one included. ``finish_reason`` is ``"stop"`` (an end token, a stop
     string or a stopping criterion) or ``"length"`` (``max_new_tokens``). ``passages[n - 1]`` is
     the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit.
+
+    ``refusal`` is empty where the question is answered. ``RAG`` sets it, and ``nearest``, the
+    sentences found that are nearest to the question, where it is not: ``"not told"`` (the model
+    says that the passages do not tell), and of the bundled reader ``"not near"``, ``"foreign
+    script"`` and ``"no quote"`` (see ``ragaccel.quotes``). What that reader wrote is not passed on
+    then: ``text`` says that the passages do not tell, whatever ``token_ids`` were generated.
     """
 
     text: str
@@ -48,6 +54,8 @@ class Answer:
     passages: tuple[Passage, ...] = ()
     copied_spans: tuple[CopiedSpan, ...] = ()
     dropped_passages: tuple[Passage, ...] = ()
+    refusal: str = ""
+    nearest: tuple[NearestSentence, ...] = ()
 
     @classmethod
     def of(
@@ -77,6 +85,11 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def answered(self) -> bool:
+        """Whether the text answers the question, as far as ``RAG`` can tell."""
+        return not self.refusal
 
     @property
     def cited_numbers(self) -> tuple[int, ...]:
@@ -216,6 +229,10 @@ class Stream(Iterator[str]):
         for _ in self:
             pass
         return self.answer
+
+    def through(self, pieces: Generator[str, None, Answer]) -> Stream:
+        """Return a stream of other pieces, made from this one's, over the same request."""
+        return Stream(pieces, self.passages, self.cancellation, self._written)
 
     def __enter__(self) -> Stream:
         return self

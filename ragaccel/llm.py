@@ -18,7 +18,7 @@ from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.loading import open_model, use_space
 from ragaccel.models.generation_config import GenerationDefaults
-from ragaccel.models.load import as_target, end_tokens
+from ragaccel.models.load import as_target, end_tokens, is_bundled
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import check_probes, make_plan
@@ -216,6 +216,11 @@ class LLM(AbstractContextManager["LLM"]):
     def context_length(self) -> int | None:
         """Most tokens of a prompt with its answer; None where the model has no limit."""
         return self.engine.max_tokens
+
+    @property
+    def is_bundled_reader(self) -> bool:
+        """Whether this is the reader that ships with the package: it only quotes sentences."""
+        return is_bundled(getattr(getattr(self.model, "model", None), "name_or_path", ""))
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a text takes, without special ones."""

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from ragaccel.models.huggingface import HuggingFaceModel
     from ragaccel.models.tokenizer import Tokenizer
 
-_BUNDLED = (
-    "ragaccel: no model named, so the bundled reader answers: it quotes one sentence and names its "
-    "passage\n"
+SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+"""A model that answers in its own words and that a laptop runs; 3 GB."""
+BUNDLED_READER = (
+    "no model named: the bundled reader answers, a small one that quotes English sentences"
 )
 
 
@@ -35,7 +36,7 @@ def open_model(
     """
     if name_or_path is None:
         name_or_path = bundled_reader_path()
-        sys.stderr.write(_BUNDLED)
+        sys.stderr.write(f"ragaccel: {BUNDLED_READER} (another: LLM.load({SUGGESTED_MODEL!r}))\n")
     if rehearse:
         REHEARSAL.start()
     return load_model(str(name_or_path), **arguments)

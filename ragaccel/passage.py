@@ -93,3 +93,21 @@ class Passage:
         if self.line is None or number is None:
             return None, None
         return None, number + self.text.count("\n", since, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class NearestSentence:
+    """The sentence of a passage that is nearest to a question: ``passage.text[start:end]``.
+
+    ``score`` is the mean cosine of the sentence, alone and after the passage's title.
+    """
+
+    passage: Passage
+    start: int
+    end: int
+    score: float
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.passage.text[self.start : self.end]

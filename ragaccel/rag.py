@@ -6,10 +6,10 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ragaccel.answer import Stream
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.inputs import as_texts
 from ragaccel.prompt import Prompt, build_prompt
+from ragaccel.quotes import asked_before, judge, refuse
 from ragaccel.settings import remembers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ragaccel.answer import Answer
+    from ragaccel.answer import Answer, Stream
     from ragaccel.llm import LLM
     from ragaccel.memory.answers import AnswerMemory
     from ragaccel.passage import Passage
@@ -45,6 +45,9 @@ class RAG:
         template: how the prompt is written; see ``build_prompt``.
         max_new_tokens: most tokens of an answer, kept free in the context.
         answers: remembers what was answered; answers to similar questions are guessed from.
+        check_quotes: pass on what the bundled reader says only where it quotes a passage that is
+            near to the question (``ragaccel.quotes``); ``Answer.refusal`` says why else. Its answer
+            comes in one piece then. Other models are not checked.
     """
 
     def __init__(
@@ -56,12 +59,13 @@ class RAG:
         template: Template | None = None,
         max_new_tokens: int = 256,
         answers: AnswerMemory | None = None,
+        check_quotes: bool = True,
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"k must be 1 or more, not {k}")
         self.llm, self.retriever = llm, retriever
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
-        self.answers = answers
+        self.answers, self.check_quotes = answers, check_quotes
 
     def ask(
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
@@ -83,9 +87,46 @@ class RAG:
         if settings.get("max_new_tokens") is None:
             settings["max_new_tokens"] = self.max_new_tokens
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
+        quotes = self.check_quotes and self.llm.is_bundled_reader
+        refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
+        if refusal:
+            settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
         if self.answers is None or not remembers(settings):
-            return self.llm.stream(prompt, **settings)
-        return self._remembered(self.answers, question, prompt, settings)
+            stream = self.llm.stream(prompt, **settings)
+        else:
+            stream = self._remembered(self.answers, question, prompt, settings)
+
+        return self._judged(stream, question, history, quotes=quotes, refusal=refusal)
+
+    def _judged(
+        self,
+        stream: Stream,
+        question: str,
+        history: Sequence[Message],
+        *,
+        quotes: bool,
+        refusal: str,
+    ) -> Stream:
+        """Stream what answers the question; a quote comes when it is known to be one."""
+
+        def pieces() -> Generator[str, None, Answer]:
+            with stream:
+                for piece in stream:
+                    if not quotes:
+                        yield piece
+                answer = judge(
+                    stream.answer,
+                    question,
+                    history,
+                    self.retriever,
+                    quotes=quotes,
+                    refusal=refusal,
+                )
+                if quotes and answer.text:
+                    yield answer.text
+                return answer
+
+        return stream.through(pieces())
 
     def _remembered(
         self, answers: AnswerMemory, question: str, prompt: Prompt, settings: Settings
@@ -107,7 +148,7 @@ class RAG:
                     answers.add(question, answer.text, namespace)
                 return answer
 
-        return Stream(pieces(), stream.passages, stream.cancellation)
+        return stream.through(pieces())
 
     def prompt(
         self,
@@ -132,9 +173,8 @@ class RAG:
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
         """The passages for a question, and for what it may follow on from ("And who built it?")."""
         found = list(self.retriever.search(question, k=self.k))
-        asked = [turn["content"] for turn in history if turn.get("role") == "user"]
-        if asked and found:
-            again = self.retriever.search(f"{asked[-1]} {question}", k=self.k)
+        if found and (whole := asked_before(question, history)):
+            again = self.retriever.search(whole, k=self.k)
             found = _alternate(found, again)[: self.k]
         if not found:
             raise NothingIndexedError(

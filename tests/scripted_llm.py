@@ -13,6 +13,8 @@ from ragaccel.decode.result import GenerationResult, Stats
 class ScriptedLLM:
     """Answers with ``say(prompt)``, a word a piece, and remembers what it was asked."""
 
+    is_bundled_reader = False
+
     def __init__(self, say, *, context_length=100_000, before_piece=lambda number: None):
         self.say, self.before_piece = say, before_piece
         self.context_length, self.tokenizer = context_length, ByteTokenizer()

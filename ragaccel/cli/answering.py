@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _MOST_PAIRS = 3  # that --compare times, as long as they take no more than
 _PATIENCE = 4.0  # seconds
-REFUSAL = "The passages do not tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +154,18 @@ class Answering:
         terminal, manner = self._terminal, self._manner
         if manner.json:
             document["conversation"] = self._conversation.number
-            document["answered"] = not is_refusal(answer)
             document["model"] = self.model
             terminal.json(document)
         elif not manner.plain or manner.show_sources:
+            if not answer.answered:
+                report.show_nearest(terminal, answer)
             report.show_sources(terminal, answer, everything=manner.show_sources)
+        if not answer.answered:
+            terminal.note(report.refusal_line(answer))
         if manner.show_stats:
             terminal.note("")
             terminal.note(report.stats_table(answer, self.seconds))
-        if answer.finish_reason == "length":
+        if answer.finish_reason == "length" and answer.answered:
             terminal.note("the answer was cut at --max-tokens", style="yellow")
         if answer.dropped_passages:
             dropped = len(answer.dropped_passages)
@@ -171,11 +173,6 @@ class Answering:
         if not manner.json:
             terminal.note("")
         terminal.note(report.speed_line(answer, comparison))
-
-
-def is_refusal(answer: Answer) -> bool:
-    """Whether the answer is that the passages hold none."""
-    return answer.text.strip().rstrip(".") == REFUSAL
 
 
 _WARM_UP = {"max_new_tokens": 1}

@@ -42,8 +42,10 @@ def ask(
     """Index what is new in a folder, then answer a question from it.
 
     A text piped in beside the question is taken into account with the documents.
+
+    Where they do not answer it, the nearest passages are shown and the exit code is 5.
     """
-    from ragaccel.cli.answering import Manner, is_refusal
+    from ragaccel.cli.answering import Manner
     from ragaccel.cli.exits import ExitCode, UsageError
     from ragaccel.cli.question import read_question
     from ragaccel.cli.room import open_room
@@ -69,7 +71,4 @@ def ask(
     manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
     with open_room(terminal, asked.source, settings, manner=manner, resume=resume) as room:
         answer = room.ask(asked.text, asked.context)
-    if is_refusal(answer):
-        terminal.note("nothing that was found answers it: more documents, or a higher -k, may")
-        return ExitCode.NOTHING
-    return ExitCode.OK
+    return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED

@@ -41,7 +41,8 @@ def chat(
 
     What was said before is remembered, here and for --continue.
 
-    Questions are read from the terminal, or a line each from a pipe.
+    Questions are read from the terminal, or a line each from a pipe. The exit code is 5 then
+    where the documents do not answer one of them.
     """
     from ragaccel.cli.answering import Manner
     from ragaccel.cli.exits import ExitCode
@@ -74,7 +75,10 @@ def chat(
                 _command(terminal, room, line)
             elif line:
                 codes.append(_answer(terminal, room, line))
-    return ExitCode.OK if sys.stdin.isatty() else max(codes)
+    if sys.stdin.isatty():
+        return ExitCode.OK
+    # what failed counts before what was not answered
+    return max(codes, key=lambda code: 0.5 if code == ExitCode.NOT_ANSWERED else code)
 
 
 def _read_line(terminal: "Terminal") -> str | None:
@@ -97,7 +101,7 @@ def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
     from ragaccel.errors import RagaccelError
 
     try:
-        room.ask(question)
+        answer = room.ask(question)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
@@ -106,7 +110,7 @@ def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
     except RagaccelError as error:
         terminal.fail(explain(error))
         return exit_code_of(error)
-    return ExitCode.OK
+    return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
 
 
 def _command(terminal: "Terminal", room: "Room", line: str) -> None:

@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOTHING = 3
     PARTIAL = 4
+    NOT_ANSWERED = 5
     INTERRUPTED = 130
 
 

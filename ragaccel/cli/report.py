@@ -13,16 +13,23 @@ from rich.text import Text
 
 from ragaccel.cli.marking import number_mark
 from ragaccel.cli.terminal import passage_style, printable
+from ragaccel.quotes import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragaccel.answer import Answer, CopiedSpan
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.passage import Passage
+    from ragaccel.passage import NearestSentence, Passage
 
 _INDENT = "      "
 _EXCERPT = 300  # characters of a passage that --show-sources prints
+_REASONS = {
+    NOT_TOLD: "nothing that was found answers it",
+    NOT_NEAR: "nothing that was found is near enough to the question",
+    FOREIGN_SCRIPT: "the bundled reader reads English, not the script of question or passages",
+    NO_QUOTE: "what the bundled reader says is no sentence of a passage that answers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,52 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
         terminal.write(source_line(terminal, number, passage, score=everything), end="\n")
         if everything:
             terminal.write(Text(excerpt(passage, terminal.wrap_width), style="dim"), end="\n")
+
+
+def refusal_line(answer: Answer) -> str:
+    """Why a question is not answered, and what may help, in one line."""
+    advice = "more documents, or a higher -k, may"
+    if answer.refusal in (FOREIGN_SCRIPT, NO_QUOTE):
+        advice = "a full model may (--model NAME)"
+    return f"not answered: {_REASONS[answer.refusal]}: {advice}"
+
+
+def show_nearest(terminal: Terminal, answer: Answer) -> None:
+    """List the passages nearest to a question that is not answered, their best sentence marked."""
+    if answer.nearest:
+        terminal.write("\nNearest in the documents:\n")
+    for number, nearest in enumerate(answer.nearest, start=1):
+        terminal.write(source_line(terminal, number, nearest.passage, score=False), end="\n")
+        terminal.write(_marked_excerpt(terminal, number, nearest), end="\n")
+
+
+def _marked_excerpt(terminal: Terminal, number: int, nearest: NearestSentence) -> Text:
+    """A passage's best sentence between marks, with what stands around it, indented."""
+    text = nearest.passage.text
+    opened, closed = ("«", "»") if terminal.unicode else ("<<", ">>")
+    best = opened + _line(nearest.text)[:_EXCERPT] + closed
+    room = max(0, _EXCERPT - len(best)) // 2
+    before, after = _line(text[: nearest.start]), _line(text[nearest.end :])
+    if len(before) > room:
+        before = "…" + before[len(before) - room :]
+    if len(after) > room:
+        after = after[:room] + "…"
+    line = " ".join(part for part in (before, best, after) if part)
+    if terminal.wrap_width is None:
+        body = _INDENT + line
+    else:
+        body = textwrap.fill(
+            line, terminal.wrap_width, initial_indent=_INDENT, subsequent_indent=_INDENT
+        )
+    marked = Text(body, style="dim")
+    if terminal.colored:
+        first, last = body.find(opened), body.rfind(closed)
+        marked.stylize(f"not dim {passage_style(number)}", first, last + len(closed))
+    return marked
+
+
+def _line(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def source_line(terminal: Terminal, number: int, passage: Passage, *, score: bool) -> Text:
@@ -172,6 +225,18 @@ def answer_document(
     document: dict[str, Any] = {
         "question": question,
         "answer": answer.text,
+        "answered": answer.answered,
+        "refusal": answer.refusal or None,
+        "nearest": [
+            {
+                "sentence": nearest.text,
+                **passage_document(nearest.passage),
+                "score": nearest.score,
+                "sentence_start": nearest.start,
+                "sentence_end": nearest.end,
+            }
+            for nearest in answer.nearest
+        ],
         "finish_reason": answer.finish_reason,
         "sources": [
             {"number": number, "used": number in used, **passage_document(passage)}

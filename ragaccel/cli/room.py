@@ -65,7 +65,7 @@ def open_room(
         llm = load_llm(terminal, settings)
         if settings.text("memory") is not None:  # what is asked now is to be remembered
             wait_for_rehearsal(terminal)
-        search = Search(_passage_source(knowledge, settings), source.name)
+        search = Search(_passage_source(knowledge, settings), source.name, knowledge.retriever)
         rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
         talk = Conversation(terminal, source.name, resume=resume)
         generation: dict[str, Any] = {
@@ -103,7 +103,9 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     terminal.pass_on_warnings()
     name = settings.text("model")
     if name is None:
-        terminal.note("no model named: the bundled reader answers (--model NAME for another)")
+        from ragaccel.loading import BUNDLED_READER, SUGGESTED_MODEL
+
+        terminal.note(f"{BUNDLED_READER} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
     with terminal.working("loading the model"):
         from ragaccel.llm import LLM
         from ragaccel.models.load import bundled_reader_path

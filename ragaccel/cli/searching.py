@@ -6,24 +6,34 @@ import time
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import NothingIndexedError
+from ragaccel.retrieve.focusing import nearest_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.passage import Passage
+    from ragaccel.passage import NearestSentence, Passage
     from ragaccel.rag import PassageSource
     from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieve.retriever import Retriever
+
+_SEARCHED = 6  # passages that the nearest sentences are looked for in
 
 
 class Search:
     """A retriever that takes its time with a stopwatch and never comes back empty-handed.
 
     ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
+
+    Args:
+        retriever: What finds the passages of an answer.
+        name: What it searches.
+        whole: What finds whole passages, where the nearest sentences are wanted.
     """
 
-    def __init__(self, retriever: PassageSource, name: str) -> None:
+    def __init__(self, retriever: PassageSource, name: str, whole: Retriever) -> None:
         self._retriever = retriever
         self._name = name
+        self._whole = whole
         self.first: Sequence[Passage] = ()
         self.seconds = 0.0
 
@@ -39,6 +49,16 @@ class Search:
         if not passages:
             raise NothingIndexedError(f"no passage of {self._name} has to do with the question")
         return passages
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedding model of the index."""
+        return self._whole.embedder
+
+    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+        """Find the k passages with the sentences nearest to a question, piped-in ones too."""
+        found = [*self.first, *self._whole.search(query, max(k, _SEARCHED))]
+        return nearest_sentences(self.embedder, query, found)[:k]
 
 
 def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:

@@ -115,7 +115,7 @@ def load_model(
     source, arguments = _located(name_or_path, model_kwargs)
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in arguments}
     place = join_processes() if count > 1 else _place(device, device_map)
-    shown = not _is_bundled(name_or_path) and is_first()
+    shown = not is_bundled(name_or_path) and is_first()
     with _explained(name_or_path), _progress(shown=shown):
         config = AutoConfig.from_pretrained(source, **arguments)
         refuse_by_config(config, model_kwargs)
@@ -261,8 +261,11 @@ def multiplies_bfloat16() -> bool:
     return seconds[torch.bfloat16] <= 1.2 * seconds[torch.float32]
 
 
-def _is_bundled(name: str | Path) -> bool:
-    return Path(name).is_dir() and Path(name).samefile(Path(__file__).parent / "reader")
+def is_bundled(name: str | Path) -> bool:
+    """Whether a name is the folder of the reader that ships with the package."""
+    if not name or not Path(name).is_dir():
+        return False
+    return Path(name).samefile(Path(__file__).parent / "reader")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Focusing: retrieved passages cut to the sentences nearest to the question, for small readers."""
+"""Focusing: the sentences of retrieved passages that are nearest to the question."""
 
 from __future__ import annotations
 
@@ -6,13 +6,63 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.passage import NearestSentence
 from ragaccel.sentences import is_heading, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragaccel.passage import Passage
+    from ragaccel.retrieve.embedder import Embedder
     from ragaccel.retrieve.retriever import Retriever
+
+    Scored = list[tuple[int, int, float]]
+
+
+_SEARCHED = 6  # passages that the nearest sentences are looked for in
+
+
+def nearest_sentences(
+    embedder: Embedder, query: str, passages: Sequence[Passage]
+) -> list[NearestSentence]:
+    """Find the nearest sentence of each passage, the nearest of all first; headings do not count.
+
+    A heading counts where a passage holds nothing else; a passage without a word has no sentence.
+    """
+    found = []
+    for passage, scored in zip(passages, score_sentences(embedder, query, passages), strict=True):
+        if scored:
+            start, end, score = max(scored, key=lambda one: one[2])
+            found.append(NearestSentence(passage, start, end, score))
+    return sorted(found, key=lambda one: -one.score)
+
+
+def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage]) -> list[Scored]:
+    """Score the sentences of each passage, as (start, end, nearness to the question).
+
+    A heading is near to many questions and answers none: it scores -1 beside other sentences.
+    """
+    spans = [list(sentence_spans(passage.text)) for passage in passages]
+    texts, titled = [], []
+    for passage, places in zip(passages, spans, strict=True):
+        for start, end in places:
+            texts.append(passage.text[start:end])
+            titled.append(f"{passage.title}\n{texts[-1]}")
+    if not texts:
+        return [[] for _ in passages]
+    near = embedder.embed_documents([*texts, *titled]) @ embedder.embed_query(query)
+    means = iter(((near[: len(texts)] + near[len(texts) :]) / 2).tolist())
+    scored = []
+    for passage, places in zip(passages, spans, strict=True):
+        tells = [not is_heading(passage.text, *place) for place in places]
+        own = [next(means) for _ in places]
+        scored.append(
+            [
+                (start, end, score if told or not any(tells) else -1.0)
+                for (start, end), score, told in zip(places, own, tells, strict=True)
+            ]
+        )
+    return scored
 
 
 class FocusedRetriever:
@@ -51,12 +101,11 @@ class FocusedRetriever:
             NothingIndexedError: The index holds no passage.
         """
         passages = self.retriever.search(query, k)
-        spans = [list(sentence_spans(passage.text)) for passage in passages]
-        scores = self._scores(query, passages, spans)
-        focused = []
-        for passage, places in zip(passages, spans, strict=True):
-            own, scores = scores[: len(places)], scores[len(places) :]
-            focused.append(self._cut(passage, places, own) if places else passage)
+        scores = score_sentences(self.retriever.embedder, query, passages)
+        focused = [
+            self._cut(passage, scored) if scored else passage
+            for passage, scored in zip(passages, scores, strict=True)
+        ]
         focused.sort(key=lambda passage: -passage.score)
         if self.margin is None or not focused:
             return focused
@@ -67,33 +116,22 @@ class FocusedRetriever:
         """Load the vectors and the embedder now, not at the first question."""
         self.retriever.warm_up()
 
-    def _scores(
-        self, query: str, passages: Sequence[Passage], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[float]:
-        """The mean of each sentence's nearness to the question, without and with its title."""
-        texts, titled = [], []
-        for passage, places in zip(passages, spans, strict=True):
-            for start, end in places:
-                texts.append(passage.text[start:end])
-                titled.append(f"{passage.title}\n{texts[-1]}")
-        if not texts:
-            return []
-        embedder = self.retriever.embedder
-        near = embedder.embed_documents([*texts, *titled]) @ embedder.embed_query(query)
-        scores: list[float] = ((near[: len(texts)] + near[len(texts) :]) / 2).tolist()
-        return scores
+    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+        """Find the k whole passages with the sentences nearest to a question."""
+        found = self.retriever.search(query, max(k, _SEARCHED))
+        return nearest_sentences(self.embedder, query, found)[:k]
 
-    def _cut(
-        self, passage: Passage, places: Sequence[tuple[int, int]], scores: Sequence[float]
-    ) -> Passage:
+    @property
+    def embedder(self) -> Embedder:
+        """The embedding model that compares."""
+        return self.retriever.embedder
+
+    def _cut(self, passage: Passage, scored: Scored) -> Passage:
         """The run of sentences around the best one whose scores add up to most."""
-        tells = [not is_heading(passage.text, *place) for place in places]
-        scores = [
-            s if told or not any(tells) else -1.0 for s, told in zip(scores, tells, strict=True)
-        ]
+        scores = [score for _, _, score in scored]
         best = scores.index(max(scores))
-        count = min(self.sentences, len(places))
-        starts = range(max(0, best - count + 1), min(best, len(places) - count) + 1)
+        count = min(self.sentences, len(scored))
+        starts = range(max(0, best - count + 1), min(best, len(scored) - count) + 1)
         first = max(starts, key=lambda i: sum(scores[i : i + count]))
-        start, end = places[first][0], places[first + count - 1][1]
+        start, end = scored[first][0], scored[first + count - 1][1]
         return replace(passage.cut(start, end), score=scores[best])

@@ -119,11 +119,41 @@ def test_a_cut_answer_says_so(cli, docs, llm):
     assert "cut at --max-tokens" in cli("ask", docs, "Key?", "--max-tokens", "3").err
 
 
-def test_a_refusal_is_shown_and_ends_with_3(cli, docs, llm):
+def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm):
     llm.say = lambda prompt: "The passages do not tell."
+    ended = cli("ask", docs, "Where does the key hang?", "-k", "1")
+    assert ended.code == 5
+    assert ended.out.startswith("The passages do not tell.\n\nNearest in the documents:\n")
+    assert f"¹ key.txt:1\n      «{KEY}»\n" in ended.out
+    assert "not answered: nothing that was found answers it" in ended.err
+    document = json.loads(cli("ask", docs, "Where does the key hang?", "--json").out)
+    assert (document["answered"], document["refusal"]) == (False, "not told")
+    assert (document["nearest"][0]["sentence"], document["nearest"][0]["path"]) == (KEY, "key.txt")
+    assert cli("ask", docs, "Key?", "--plain").out == "The passages do not tell.\n"
+
+
+def test_an_answer_has_no_refusal(cli, docs, llm):
+    document = json.loads(cli("ask", docs, "Where does the key hang?", "--json").out)
+    assert (document["answered"], document["refusal"], document["nearest"]) == (True, None, [])
+
+
+def test_what_the_bundled_reader_makes_up_is_not_shown(cli, docs, llm):
+    llm.is_bundled_reader = True
+    llm.say = lambda prompt: "The key hangs in the pub. [1]"
     ended = cli("ask", docs, "Where does the key hang?")
-    assert (ended.code, ended.out) == (3, "The passages do not tell.\n")
-    assert json.loads(cli("ask", docs, "Key?", "--json").out)["answered"] is False
+    assert ended.code == 5
+    assert "pub" not in ended.out
+    assert f"«{KEY}»" in ended.out
+    llm.is_bundled_reader = False  # a model of the user's may use words of its own
+    assert cli("ask", docs, "Where does the key hang?").code == 0
+
+
+def test_a_chat_tells_that_a_question_was_not_answered(cli, docs, llm, pipe):
+    llm.say = lambda prompt: "The passages do not tell."
+    pipe("Where does the key hang?\n")
+    ended = cli("chat", docs)
+    assert ended.code == 5
+    assert f"«{KEY}»" in ended.out
 
 
 def test_sources_and_stats_on_request(cli, docs, llm):

