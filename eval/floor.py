@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=list(_SETS), choices=_SETS)
     parser.add_argument("--count", type=int, default=300, help="questions of each set")
     parser.add_argument("--passages", type=int, default=1500, help="most passages of a set")
-    parser.add_argument("--lost", type=float, default=0.01, help="share of answerable ones")
+    parser.add_argument("--lost", type=float, default=0.02, help="share of answerable ones")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.out = in_folder(options.out, "floor.json")

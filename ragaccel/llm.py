@@ -22,7 +22,9 @@ from ragaccel.models.load import as_target, end_tokens, is_bundled
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import check_probes, make_plan
+from ragaccel.references import listed_references
 from ragaccel.running import Runner
+from ragaccel.settings import check_options, check_settings
 from ragaccel.writing import Writer
 
 if TYPE_CHECKING:
@@ -94,6 +96,20 @@ class LLM(AbstractContextManager["LLM"]):
         space: Space | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
+        given = check_options(
+            {
+                "drafter": drafter,
+                "memory": memory,
+                "capacity": capacity,
+                "token_budget": token_budget,
+                "keep_costs": keep_costs,
+                "exact": exact,
+                "near_ties": near_ties,
+                "max_batch": max_batch,
+                "space": space,
+            }
+        )
+        capacity, token_budget = given.get("capacity"), given.get("token_budget")
         self.model = as_target(model, packing_file(keep=keep_costs))
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.probe_ids = use_space(self.model, space, exact=exact)
@@ -110,7 +126,7 @@ class LLM(AbstractContextManager["LLM"]):
         self._guessing = Guessing(
             drafter, memory, tokenizer, self.model.vocab_size, probe_ids=self.probe_ids
         )
-        scheduler = Scheduler(self.engine, max_batch=max_batch)
+        scheduler = Scheduler(self.engine, max_batch=given["max_batch"])
         self._writer = Writer(Runner(scheduler, self._guessing, token_budget), tokenizer)
 
     @classmethod
@@ -152,6 +168,19 @@ class LLM(AbstractContextManager["LLM"]):
                 ``tensor_parallel``.
             SystemExit: in every process but the first, when that ends.
         """
+        check_options(
+            {
+                "drafter": drafter,
+                "memory": memory,
+                "capacity": capacity,
+                "token_budget": token_budget,
+                "keep_costs": keep_costs,
+                "exact": exact,
+                "near_ties": near_ties,
+                "max_batch": max_batch,
+                "space": space,
+            }
+        )
         check_modes(exact=exact, near_ties=near_ties)
         model, tokenizer = open_model(
             name_or_path,
@@ -306,10 +335,12 @@ class LLM(AbstractContextManager["LLM"]):
         return AsyncStream(self.stream(prompt, references=references, **settings))
 
     def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
+        settings = check_settings(settings)
         each = references_of_each(references, len(prompts))
         return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
+        settings, references = check_settings(settings), listed_references(references)
         plan = make_plan(
             self.model,
             self.tokenizer,

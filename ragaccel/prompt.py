@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ragaccel.checks import shown, text
 from ragaccel.decode.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.references import TURN_WEIGHT, EncodedText, encode_text, rank_weights, refer
+from ragaccel.references import (
+    TURN_WEIGHT,
+    EncodedText,
+    check_passage,
+    encode_text,
+    listed_references,
+    rank_weights,
+    refer,
+)
 from ragaccel.sentences import split_sentences
 
 if TYPE_CHECKING:
@@ -76,8 +85,12 @@ def build_prompt(
         ConfigurationError: an empty question, or a template with other fields.
         CapacityError: the question alone, or not one passage, fits.
     """
-    if not question.strip():
+    if not text("the question", question).strip():
         raise ConfigurationError("the question is empty")
+    check_history(history)
+    passages = listed_references(passages, "passages")
+    for passage in passages:
+        check_passage(passage)
     _check_template(template)
     layout = _Layout(tokenizer, question.strip(), template)
     kept_turns = _fitting_turns(layout, history, max_tokens)
@@ -193,9 +206,28 @@ class _Layout:
         return _packed(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
 
 
+def check_history(history: Any) -> None:
+    """Refuse a history that is no list of messages.
+
+    Raises:
+        ConfigurationError: with what it holds instead.
+    """
+    if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
+        raise ConfigurationError(f"history is a list of messages, not {shown(history)}")
+    for turn in history:
+        if not isinstance(turn, Mapping) or not {"role", "content"} <= turn.keys():
+            raise ConfigurationError(
+                f"a message of the history has a role and a content, unlike {shown(turn)}"
+            )
+
+
 def _check_template(template: Template | None) -> None:
-    if not isinstance(template, str):
+    if template is None or callable(template):
         return
+    if not isinstance(template, str):
+        raise ConfigurationError(
+            f"a prompt template is a format string or a function, not {shown(template)}"
+        )
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:

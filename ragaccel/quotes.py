@@ -39,7 +39,7 @@ REFUSAL = "The passages do not tell."
 NOT_TOLD, NOT_NEAR = "not told", "not near"
 FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
 
-FLOOR = 0.30
+FLOOR = 0.40
 """Of similarity between a question and the nearest sentence, by the default embedder.
 
 Fitted on development questions by ``python -m eval.floor``.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from ragaccel.checks import positive, shown, text
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.inputs import as_texts
-from ragaccel.prompt import Prompt, build_prompt
+from ragaccel.passage import Passage
+from ragaccel.prompt import Prompt, build_prompt, check_history
 from ragaccel.quotes import asked_before, judge, refuse
-from ragaccel.settings import remembers
+from ragaccel.references import check_passage
+from ragaccel.settings import check_settings, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
     from ragaccel.answer import Answer, Stream
     from ragaccel.llm import LLM
     from ragaccel.memory.answers import AnswerMemory
-    from ragaccel.passage import Passage
     from ragaccel.prompt import Message, Template
     from ragaccel.settings import Settings
 
@@ -61,8 +64,16 @@ class RAG:
         answers: AnswerMemory | None = None,
         check_quotes: bool = True,
     ) -> None:
-        if k < 1:
-            raise ConfigurationError(f"k must be 1 or more, not {k}")
+        k, max_new_tokens = positive("k", k), positive("max_new_tokens", max_new_tokens)
+        if not callable(getattr(retriever, "search", None)):
+            raise ConfigurationError(
+                f"a retriever has search(query, k), which {shown(retriever)} has not: give a "
+                "Retriever, or an object of your own with such a method"
+            )
+        if not (template is None or isinstance(template, str) or callable(template)):
+            raise ConfigurationError(
+                f"template is a format string or a function, not {shown(template)}"
+            )
         self.llm, self.retriever = llm, retriever
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
         self.answers, self.check_quotes = answers, check_quotes
@@ -84,8 +95,8 @@ class RAG:
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
     ) -> Stream:
         """Answer piece by piece; arguments and errors are those of ``ask``."""
-        if settings.get("max_new_tokens") is None:
-            settings["max_new_tokens"] = self.max_new_tokens
+        settings = check_settings(settings)
+        settings.setdefault("max_new_tokens", self.max_new_tokens)
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
         quotes = self.check_quotes and self.llm.is_bundled_reader
         refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
@@ -158,8 +169,9 @@ class RAG:
         max_new_tokens: int | None = None,
     ) -> Prompt:
         """Find passages and write the prompt, without answering it."""
-        if not question.strip():
+        if not text("the question", question).strip():
             raise ConfigurationError("the question is empty")
+        check_history(history)
         context, new = self.llm.context_length, max_new_tokens or self.max_new_tokens
         return build_prompt(
             self.llm.tokenizer,
@@ -172,16 +184,28 @@ class RAG:
 
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
         """The passages for a question, and for what it may follow on from ("And who built it?")."""
-        found = list(self.retriever.search(question, k=self.k))
+        found = self._found(question)
         if found and (whole := asked_before(question, history)):
-            again = self.retriever.search(whole, k=self.k)
-            found = _alternate(found, again)[: self.k]
+            found = _alternate(found, self._found(whole))[: self.k]
         if not found:
             raise NothingIndexedError(
                 "there is no passage to answer from: index a folder first, with "
                 "`ragaccel index FOLDER` or ragaccel.index_folder"
             )
         return found
+
+    def _found(self, query: str) -> list[Passage]:
+        """What the retriever finds, which must be passages."""
+        found = self.retriever.search(query, k=self.k)
+        listed = list(found) if isinstance(found, Iterable) else [found]
+        for passage in listed:
+            if not isinstance(passage, Passage):
+                raise ConfigurationError(
+                    f"{type(self.retriever).__name__}.search returns {shown(passage)} where a "
+                    "Passage is wanted: Passage(passage_id, text)"
+                )
+            check_passage(passage)
+        return listed
 
 
 @contextmanager

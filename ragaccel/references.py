@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ragaccel import checks
 from ragaccel.decode.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ragaccel.models.tokenizer import Tokenizer
 
@@ -73,13 +75,45 @@ def require_references(references: Sequence[str | Passage | Reference]) -> None:
     Raises:
         ConfigurationError: something that is neither str, Passage nor Reference.
     """
-    if isinstance(references, str | Passage | Reference):
-        raise ConfigurationError("references is a list: put this one between brackets")
-    for reference in references:
-        if not isinstance(reference, str | Passage | Reference):
+    for reference in listed_references(references):
+        if isinstance(reference, Passage):
+            check_passage(reference)
+        elif not isinstance(reference, str | Reference):
             raise ConfigurationError(
                 f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
             )
+
+
+def listed_references(references: Any, name: str = "references") -> Sequence[Any]:
+    """Return references that can be read more than once: those of an iterator as a tuple.
+
+    Raises:
+        ConfigurationError: it is no list.
+    """
+    if isinstance(references, str | Passage | Reference):
+        raise ConfigurationError(f"{name} is a list: put this one between brackets")
+    if isinstance(references, bytes | Mapping) or not isinstance(references, Iterable):
+        raise ConfigurationError(f"{name} is a list, not {checks.shown(references)}")
+    try:
+        return references if isinstance(references, list | tuple) else tuple(references)
+    except Exception as error:  # an iterable of the caller's that breaks
+        raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
+
+
+def check_passage(passage: Any) -> None:
+    """Refuse what is no passage, and one whose fields are not what they are said to be.
+
+    Raises:
+        ConfigurationError: with the field.
+    """
+    if not isinstance(passage, Passage):
+        raise ConfigurationError(f"a passage is a Passage, not {checks.shown(passage)}")
+    for name in ("passage_id", "text", "title", "path"):
+        if not isinstance(getattr(passage, name), str):
+            raise ConfigurationError(
+                f"a passage's {name} is a string, not {checks.shown(getattr(passage, name))}"
+            )
+    checks.number("a passage's score", passage.score)
 
 
 def make_references(

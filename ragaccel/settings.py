@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from ragaccel import checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +60,60 @@ class Settings(TypedDict, total=False):
     drafter: Drafter | None
     namespace: str
     remember: bool
+
+
+OPTION_CHECKS: dict[str, checks.Check] = {
+    "drafter": checks.drafter,
+    "memory": checks.path_or("namespaces"),
+    "capacity": checks.positive,
+    "token_budget": checks.not_negative,
+    "keep_costs": checks.flag,
+    "exact": checks.flag,
+    "near_ties": checks.flag,
+    "max_batch": checks.positive,
+    "space": checks.space,
+}
+"""What each option of ``LLM`` may be."""
+
+CHECKS: dict[str, checks.Check] = {
+    "max_new_tokens": checks.whole,
+    "min_new_tokens": checks.whole,
+    "temperature": checks.number,
+    "top_k": checks.whole,
+    "top_p": checks.number,
+    "min_p": checks.number,
+    "seed": checks.whole,
+    "repetition_penalty": checks.number,
+    "no_repeat_ngram_size": checks.whole,
+    "stop": checks.stop_texts,
+    "logits_processors": checks.callables,
+    "stopping_criteria": checks.callables,
+    "prediction": checks.texts,
+    "drafter": checks.drafter,
+    "namespace": checks.text,
+    "remember": checks.truth,
+}
+"""What each may be; ranges are those of ``Request`` and ``Sampling``."""
+
+
+def check_settings(settings: Mapping[str, Any]) -> Settings:
+    """Check every setting of a request before its prompt is read; leave out those that are None.
+
+    Raises:
+        ConfigurationError: a value that cannot work, named with its setting.
+        TypeError: a setting that there is not.
+    """
+    check_names(settings)
+    return cast("Settings", checks.check_fields(settings, CHECKS))
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of an ``LLM`` before anything is loaded; leave out those that are None.
+
+    Raises:
+        ConfigurationError: a value that cannot work, named with its option.
+    """
+    return checks.check_fields(options, OPTION_CHECKS)
 
 
 def remembers(settings: Mapping[str, Any]) -> bool:

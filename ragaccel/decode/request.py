@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ragaccel import checks
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ class Reference:
     passage_id: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_ids", _ids("a reference's token_ids", self.token_ids))
+        ids = checks.token_ids("a reference's token_ids", self.token_ids)
+        object.__setattr__(self, "token_ids", ids)
+        object.__setattr__(self, "weight", checks.number("a reference's weight", self.weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_whole(self, "top_k", "seed")
+        _check(self, checks.whole, "top_k", "seed")
+        _check(self, checks.number, "temperature", "top_p", "min_p")
         _require(self.temperature >= 0.0, "temperature", self.temperature, "0 or more")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1 (off)")
@@ -128,7 +131,7 @@ class Request:
     namespace: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_ids", _ids("prompt_ids", self.prompt_ids))
+        _check(self, checks.token_ids, "prompt_ids")
         for name in ("references", "stop_rules", "processors"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "eos_ids", frozenset(self.eos_ids))
@@ -136,7 +139,8 @@ class Request:
             raise ConfigurationError(f"namespace must be a string, not {self.namespace!r}")
         if not self.prompt_ids:
             raise ConfigurationError("the prompt is empty: give at least one token")
-        _require_whole(self, "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
+        _check(self, checks.whole, "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
+        _check(self, checks.number, "repetition_penalty")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")
         limits = f"between 0 and max_new_tokens ({self.max_new_tokens})"
         _require(
@@ -161,20 +165,9 @@ class Request:
         return any(getattr(processor, "stateful", False) for processor in self.processors)
 
 
-def _ids(name: str, token_ids: Sequence[int]) -> tuple[int, ...]:
-    ids = token_ids if isinstance(token_ids, tuple) else tuple(int(token) for token in token_ids)
-    if ids and min(ids) < 0:
-        raise ConfigurationError(f"{name} must be 0 or more, not {min(ids)}")
-    return ids
-
-
-def _require_whole(settings: object, *names: str) -> None:
+def _check(settings: object, check: checks.Check, *names: str) -> None:
     for name in names:
-        value = getattr(settings, name)
-        try:
-            object.__setattr__(settings, name, index(value))
-        except TypeError:
-            raise ConfigurationError(f"{name} must be a whole number, not {value!r}") from None
+        object.__setattr__(settings, name, check(name, getattr(settings, name)))
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

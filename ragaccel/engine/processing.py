@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ragaccel.checks import shown
 from ragaccel.decode.request import NO_RULES
+from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -188,7 +190,7 @@ class ScoreProcessing:
             tail = torch.tensor(list(path), device=scores.device, dtype=torch.int64)
             ids, row_scores = torch.cat((history, tail))[None], scores[row : row + 1].clone()
             for processor in self._processors:
-                row_scores = processor(ids, row_scores)
+                row_scores = _returned(processor, processor(ids, row_scores), row_scores)
             processed.append(row_scores)
         return torch.cat(processed)
 
@@ -199,6 +201,22 @@ class ScoreProcessing:
             return scores
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
         return scores.index_put((rows, tokens), scores.new_full((), _NEVER))
+
+
+def _returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
+    """What a processor of the caller's returns, which must be scores like those it was given."""
+    wanted = f"scores of the shape {tuple(given.shape)} on {given.device}"
+    if not isinstance(returned, torch.Tensor):
+        what = shown(returned)
+    elif returned.shape != given.shape or returned.device != given.device:
+        what = f"a tensor of the shape {tuple(returned.shape)} on {returned.device}"
+    elif not returned.is_floating_point():
+        what = f"a tensor of {returned.dtype}"
+    else:
+        return returned
+    raise ConfigurationError(
+        f"the logits processor {shown(processor)} returns {what}, where {wanted} are wanted"
+    )
 
 
 class SequenceBiases:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ragaccel.checks import shown
+from ragaccel.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -42,7 +45,14 @@ class CriterionRule:
         num_prompt = self._prompt.shape[1]
         for end in range(start + 1, len(token_ids) + 1):
             done = self._criterion(ids[:, : num_prompt + end], None)
-            if bool(done.all() if isinstance(done, torch.Tensor) else done):
+            try:
+                holds = bool(done.all() if isinstance(done, torch.Tensor) else done)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"the stopping criterion {shown(self._criterion)} returns {shown(done)}: a "
+                    "bool, or a tensor of one, is wanted"
+                ) from error
+            if holds:
                 return end
         return None
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from ragaccel.checks import shown
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError, RagaccelError
 from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
@@ -179,7 +180,12 @@ def as_target(model: Any, packing_file: Path | None = None) -> HuggingFaceModel 
             "a model that is spread over processes needs one of them to lead: load it with "
             f"LLM.load(name, tensor_parallel={model._tp_size})"
         )
-    return HuggingFaceModel(model, packing_file=packing_file)
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigurationError(
+            f"a model is a causal language model of transformers, not {shown(model)}: to load one "
+            "by its name or folder, call LLM.load(name)"
+        )
+    return HuggingFaceModel(cast("Any", model), packing_file=packing_file)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -226,15 +232,22 @@ def _place(device: str | torch.device | None, device_map: Any) -> torch.device |
         return None
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"device is {shown(device)}: {_first_line(error)}: give cpu, cuda or cuda:1"
+        ) from error
 
 
 def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":
-        if dtype not in _DTYPES:
-            raise ConfigurationError(f"dtype must be auto, {', '.join(_DTYPES)}, not {dtype!r}")
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise ConfigurationError(
+                f"dtype must be auto, {', '.join(_DTYPES)}, not {shown(dtype)}"
+            )
         return _DTYPES[dtype]
     saved = getattr(config, "dtype", None)
     on_cpu = place is not None and place.type == "cpu"

@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
+from ragaccel.checks import shown
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.chat_template import ChatTemplate
 from ragaccel.models.shielding import PlainEncoder, Shield
@@ -33,6 +34,11 @@ class Tokenizer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int] | None = None
     ) -> None:
+        if not callable(getattr(tokenizer, "get_vocab", None)):
+            raise ConfigurationError(
+                f"a tokenizer is one of transformers, not {shown(tokenizer)}: AutoTokenizer"
+                ".from_pretrained(name) makes one, and LLM.load(name) loads it with its model"
+            )
         self.tokenizer: Any = cast("Any", tokenizer)
         own = getattr(tokenizer, "eos_token_id", None)
         if eos_ids is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from ragaccel.checks import shown
 from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.retrieve.fingerprints import is_filled_by_program, require_dimension, require_embedder
@@ -76,6 +77,8 @@ class Retriever:
         if mode not in MODES:
             raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
         k = require_k(k)
+        if not isinstance(query, str):
+            raise ConfigurationError(f"a query is a text, not {shown(query)}")
         if not query.strip():
             return []
         num_candidates = fused_depth(k)
