@@ -18,6 +18,7 @@ from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.loading import open_model, use_space
 from ragaccel.models.generation_config import GenerationDefaults
+from ragaccel.models.length_check import check_folder
 from ragaccel.models.load import as_target, end_tokens, is_bundled
 from ragaccel.models.packing_choices import packing_file
 from ragaccel.models.tokenizer import Tokenizer
@@ -60,8 +61,9 @@ class LLM(AbstractContextManager["LLM"]):
             written to; by default it ends with this object.
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
-        keep_costs: keep what passes cost on this device, and which weights are worth packing, for
-            the next run: small files without any text in the user's folder (``RAGACCEL_HOME``).
+        keep_costs: keep what passes cost on this device, which weights are worth packing and which
+            architectures were checked, for the next run: small files without any text in the
+            user's folder (``RAGACCEL_HOME``).
         exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
         near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
@@ -110,7 +112,7 @@ class LLM(AbstractContextManager["LLM"]):
             }
         )
         capacity, token_budget = given.get("capacity"), given.get("token_budget")
-        self.model = as_target(model, packing_file(keep=keep_costs))
+        self.model = as_target(model, packing_file(keep=keep_costs), check_folder(keep=keep_costs))
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.probe_ids = use_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
@@ -190,6 +192,7 @@ class LLM(AbstractContextManager["LLM"]):
             device_map=device_map,
             tensor_parallel=tensor_parallel,
             packing_file=packing_file(keep=keep_costs),
+            check_folder=check_folder(keep=keep_costs),
             **model_kwargs,
         )
         return cls(

@@ -12,6 +12,7 @@ from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
+from ragaccel.models.length_check import check_folder
 from ragaccel.models.load import as_target
 from ragaccel.models.packing_choices import packing_file
 
@@ -26,7 +27,7 @@ class StockEngine:
     """An engine over a model of transformers, with its scheduler and its guesses."""
 
     def __init__(self, model: Any) -> None:
-        target = as_target(model, packing_file(keep=True))
+        target = as_target(model, packing_file(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
         self.scheduler = Scheduler(Engine(target, cost_file=cost_file(target.cost_key)))
         self.guessing = Guessing(None, None, None, target.vocab_size)

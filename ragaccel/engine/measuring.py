@@ -76,10 +76,16 @@ def warm_passes(engine: Engine, *, context: int) -> None:
     Those with mask tokens as well, where the model has some: they are captured apart.
     """
     limit = engine.max_tokens
-    room = context if limit is None else min(context, limit - 2)
-    measure_passes(engine, context=room, repeats=1)
+    rows = list(ROWS)
+    if limit is not None:  # some models have masks of as many rows as they read, and no more
+        rows = [number for number in rows if engine.padded(number) <= max(1, limit // 2)]
+        context = min(context, limit - engine.padded(max(rows, default=1)))
+    if not rows or context < 1:
+        return
+    measure_passes(engine, context=context, repeats=1, rows=rows)
     if engine.model.num_masks and not engine.exact:
-        measure_passes(engine, context=room, repeats=1, probe_ids=[engine.model.vocab_size])
+        probe_ids = [engine.model.vocab_size]
+        measure_passes(engine, context=context, repeats=1, rows=rows, probe_ids=probe_ids)
 
 
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ModelRefusedError
@@ -40,6 +40,10 @@ class Architecture:
     def num_layers(self) -> int:
         """How many layers the model has."""
         return len(self.windows)
+
+    def without_window(self) -> Architecture:
+        """Return the same with full attention in every layer."""
+        return replace(self, window=None, windows=(None,) * len(self.windows))
 
 
 def read_architecture(model: PreTrainedModel) -> Architecture:
@@ -83,6 +87,11 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError(f"{name} is an encoder-decoder: only causal models are decoded")
     text_config = config.get_text_config(decoder=True)
+    if getattr(text_config, "alibi", False):
+        raise ModelRefusedError(
+            f"{name} tells places by alibi, whose biases it counts in its cache and not by "
+            "position_ids: a tree of guesses cannot be placed in it"
+        )
     if not getattr(text_config, "is_causal", True):
         raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
     _layer_types(text_config, name)
@@ -113,7 +122,7 @@ def _fields(quantization: Any) -> dict[str, Any]:
 
 
 def _refuse_by_class(model: Any, name: str) -> None:
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not _attends_only(model.config):
         raise ModelRefusedError(
             f"{name} is recurrent: its state cannot be rolled back to an accepted token"
         )
@@ -135,6 +144,12 @@ def _refuse_by_class(model: Any, name: str) -> None:
         )
 
 
+def _attends_only(config: Any) -> bool:
+    """Whether a config of hybrids names layers of attention and no others."""
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    return bool(kinds) and kinds <= {_FULL, _SLIDING}
+
+
 def _refuse_by_attention(attention: str, name: str) -> None:
     kernel = attention.split("|")[-1]
     if "flash" in kernel or "flex" in kernel or kernel.startswith("paged"):
@@ -145,8 +160,8 @@ def _refuse_by_attention(attention: str, name: str) -> None:
 
 
 def _layer_types(config: Any, name: str) -> list[str]:
-    shared = getattr(config, "num_kv_shared_layers", 0) or getattr(config, "kv_sharing_modes", None)
-    if shared:
+    modes = getattr(config, "kv_sharing_modes", None) or ()  # of each layer, None for those alone
+    if getattr(config, "num_kv_shared_layers", 0) or any(mode is not None for mode in modes):
         raise ModelRefusedError(f"{name} shares keys and values between layers: not supported")
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

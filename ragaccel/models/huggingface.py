@@ -23,6 +23,7 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending
 from ragaccel.models.caches import CacheAdapter, PassCache, stock_mask
+from ragaccel.models.length_check import UNBATCHABLE, Findings, check_lengths
 from ragaccel.models.packing import PackedLinear, has_packed, pack_linears, packed_bytes
 from ragaccel.models.packing_choices import PackingChoices
 from ragaccel.models.row_by_row import activate_row_by_row
@@ -71,6 +72,9 @@ class HuggingFaceModel:
             half of the free memory holds them.
         owned: nobody else uses the model: packed weights take the place of stored ones.
         packing_file: where it is kept for which layers that is faster; ``None`` measures anew.
+        check_folder: where it is remembered what a small copy of an architecture showed; ``None``
+            remembers it in this process only.
+        findings: what it showed, for targets that are such copies themselves.
 
     Raises:
         ModelRefusedError: if the model cannot be decoded exactly; the message names the cause.
@@ -84,10 +88,19 @@ class HuggingFaceModel:
         pack: bool | None = None,
         owned: bool = False,
         packing_file: Path | None = None,
+        check_folder: Path | None = None,
+        findings: Findings | None = None,
     ) -> None:
+        # What torch.compile wraps a model in knows nothing of caches: passes run uncompiled.
+        model = getattr(model, "_orig_mod", model)
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
         self.model.eval()
+        self.findings = findings or Findings()
+        """What its architecture showed past its lengths."""
+        if self_check:
+            self.findings = check_lengths(model, self.architecture, _copy_target, check_folder)
+        self.architecture = self.findings.applied_to(self.architecture)
         # The mask meets the queries, which have the type of what the first layer is given.
         embedding: Tensor = self.model.get_input_embeddings().weight
         self.device: torch.device = input_device(self.model, embedding)
@@ -140,12 +153,17 @@ class HuggingFaceModel:
     @property
     def joins_sequences(self) -> bool:
         """Whether one pass can take the rows of several sequences."""
+        return self._attends and self.findings.joins
+
+    @property
+    def attends(self) -> bool:
+        """Whether passes run with our attention, not the model's own."""
         return self._attends
 
     @property
     def why_apart(self) -> str:
         """Why no pass can, and what helps; empty where ``joins_sequences``."""
-        return "" if self._attends else self._why_apart
+        return "" if self.joins_sequences else self._why_apart
 
     def use_space(self, adapter: SpaceAdapter) -> None:
         """Wear a SPACE adapter from now on: what real tokens give stays the same to the last bit.
@@ -164,15 +182,20 @@ class HuggingFaceModel:
 
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
-        twin = make_twin(self.model) if self.architecture.exchanges_attention else None
+        is_exchanged = self.architecture.exchanges_attention and self.findings.takes_ours
+        twin = make_twin(self.model) if is_exchanged else None
         if twin is not None:
             activate_row_by_row(twin)
             self.network, self._attends = twin, True
+            if not self.findings.joins:
+                self._why_apart = UNBATCHABLE
             if expected is None or passes_check(self, expected):
                 return
             self.network, self._attends = self.model, False
             self._why_apart = "with it, it answers otherwise"
-        elif self.architecture.exchanges_attention:
+        elif not self.findings.takes_ours:
+            self._why_apart = "with it, it answers otherwise"
+        elif is_exchanged:
             self._why_apart = "its modules cannot be copied, or their attention not exchanged"
         if expected is not None:
             check_model(self, expected)
@@ -297,3 +320,7 @@ class HuggingFaceModel:
     def is_compiled(self) -> bool:
         """Whether replayed passes are compiled; not where torch did not take the model."""
         return self._static is not None and self._static.is_compiled
+
+
+def _copy_target(copy: Any, findings: Findings) -> HuggingFaceModel:
+    return HuggingFaceModel(copy, self_check=False, pack=False, findings=findings)

@@ -81,6 +81,7 @@ def load_model(
     self_check: bool = True,
     owned: bool = True,
     packing_file: Path | None = None,
+    check_folder: Path | None = None,
     **model_kwargs: Any,
 ) -> tuple[HuggingFaceModel | ParallelModel, Tokenizer]:
     """Load a causal language model and its tokenizer.
@@ -101,6 +102,7 @@ def load_model(
         owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
             keeping both; the model then computes with them in ``generate`` as well.
         packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
+        check_folder: where it is remembered which architectures were checked past their lengths.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
 
@@ -137,7 +139,12 @@ def load_model(
     # Processes that each measured what packing gains would round alike only by chance.
     pack = None if count == 1 else False
     target = HuggingFaceModel(
-        model, self_check=self_check, pack=pack, owned=owned, packing_file=packing_file
+        model,
+        self_check=self_check,
+        pack=pack,
+        owned=owned,
+        packing_file=packing_file,
+        check_folder=check_folder,
     )
     return (shared_by_processes(target) if count > 1 else target), words
 
@@ -162,12 +169,15 @@ def load_for_training(
     return model, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
 
 
-def as_target(model: Any, packing_file: Path | None = None) -> HuggingFaceModel | ParallelModel:
+def as_target(
+    model: Any, packing_file: Path | None = None, check_folder: Path | None = None
+) -> HuggingFaceModel | ParallelModel:
     """Make a target model of one of transformers; what is one already stays as it is.
 
     Args:
         model: either of them.
         packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
+        check_folder: where it is remembered which architectures were checked past their lengths.
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly.
@@ -185,7 +195,9 @@ def as_target(model: Any, packing_file: Path | None = None) -> HuggingFaceModel 
             f"a model is a causal language model of transformers, not {shown(model)}: to load one "
             "by its name or folder, call LLM.load(name)"
         )
-    return HuggingFaceModel(cast("Any", model), packing_file=packing_file)
+    return HuggingFaceModel(
+        cast("Any", model), packing_file=packing_file, check_folder=check_folder
+    )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decode.tree import DraftTree
-from ragaccel.engine.layout import run_rows, tree_rows
+from ragaccel.engine.layout import run_rows, together, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.architecture import quantization_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
-_PREFIX, _CHUNK = 12, 7
+_PREFIX, _CHUNK, _PROMPT = 12, 7, 4
 # Eight nodes, three leaves; the branch that is kept (0, 2, 4, 7) needs its rows moved.
 _PARENTS = (-1, 0, 0, 1, 2, 2, 3, 4)
 _KEPT = (0, 2, 4, 7)
@@ -39,45 +39,80 @@ _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What a model's own passes give, and how far ours may be from that."""
+class Sample:
+    """One sequence of a check: what is cached first, the tree behind it, and what follows."""
 
-    ids: list[int]
-    logits: tuple[Tensor, Tensor]
+    prefix: list[int]
+    tokens: list[int]
+    after: list[int]
+
+    @property
+    def kept(self) -> list[int]:
+        """The sequence that is left once one branch of the tree is kept."""
+        return [*self.prefix, *(self.tokens[node] for node in _KEPT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model's own passes give for each sample, and how far ours may be from that."""
+
+    samples: list[Sample]
+    logits: list[tuple[Tensor, Tensor]]
     allowed: float
 
 
-def expected_passes(target: HuggingFaceModel) -> Expected:
+def expected_passes(target: HuggingFaceModel, lengths: Sequence[int] = (_PREFIX,)) -> Expected:
     """Compute a tree's branches and what follows one of them by transformers' own passes.
 
     The allowed deviation is a few times that of the model from itself: transformers' pass over a
     whole sequence against its own cached passes, one token at a time.
+
+    Args:
+        target: the model.
+        lengths: tokens before the tree, for each sample; those that the model reads are taken.
 
     Raises:
         ModelRefusedError: the model reads too little, or is no causal one.
     """
     vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
     limit = target.max_positions
-    if limit is not None and limit < _PREFIX + len(_PARENTS) + 1:
+    behind = len(_PARENTS) + 1
+    if limit is not None and limit < min(lengths) + behind:
         raise ModelRefusedError(f"{_name(target)} reads {limit} tokens: too few to be of use")
-    ids = _some_ids(vocab_size, _PREFIX + len(_PARENTS) + 2)
-    prefix, tokens, after = _parts(ids)
+    samples = [
+        _sample(vocab_size, length)
+        for length in lengths
+        if limit is None or length + behind <= limit
+    ]
     with torch.inference_mode(), _explained(target):
-        wanted = _theirs(target, prefix, tokens, after)
-        kept = [*prefix, *(tokens[node] for node in _KEPT)]
-        return Expected(ids, wanted, _allowed(target, kept, wanted[0]))
+        wanted = [_theirs(target, sample) for sample in samples]
+        longest = max(range(len(samples)), key=lambda i: len(samples[i].prefix))
+        allowed = _allowed(target, samples[longest].kept, wanted[longest][0])
+        return Expected(samples, wanted, allowed)
 
 
 def check_model(target: HuggingFaceModel, expected: Expected) -> None:
-    """Verify a tree, keep one branch, go on from it, and compare with plain passes.
+    """Verify trees, keep one branch of each, go on from it, and compare with plain passes.
+
+    Raises:
+        ModelRefusedError: naming the step that deviates and by how much.
+    """
+    for sample, wanted in zip(expected.samples, expected.logits, strict=True):
+        with torch.inference_mode(), _explained(target):
+            (found,) = _ours(target, [sample])
+        _compare(target, found, wanted, expected.allowed)
+
+
+def check_batch(target: HuggingFaceModel, expected: Expected) -> None:
+    """Check as ``check_model`` does, with the rows of all samples in one pass.
 
     Raises:
         ModelRefusedError: naming the step that deviates and by how much.
     """
     with torch.inference_mode(), _explained(target):
-        found = _ours(target, *_parts(expected.ids))
-    for step, ours, theirs in zip(_STEPS, found, expected.logits, strict=True):
-        _compare(target, step, ours, theirs, expected.allowed)
+        found = _ours(target, expected.samples)
+    for ours, wanted in zip(found, expected.logits, strict=True):
+        _compare(target, ours, wanted, expected.allowed)
 
 
 def passes_check(target: HuggingFaceModel, expected: Expected) -> bool:
@@ -90,8 +125,9 @@ def passes_check(target: HuggingFaceModel, expected: Expected) -> bool:
     return True
 
 
-def _parts(ids: list[int]) -> tuple[list[int], list[int], list[int]]:
-    return ids[:_PREFIX], ids[_PREFIX:-2], ids[-2:]
+def _sample(vocab_size: int, length: int) -> Sample:
+    ids = _some_ids(vocab_size, length + len(_PARENTS) + 2)
+    return Sample(ids[:length], ids[length:-2], ids[-2:])
 
 
 @contextmanager
@@ -113,35 +149,39 @@ _STEPS = (
 )
 
 
-def _ours(
-    target: HuggingFaceModel, prefix: list[int], tokens: list[int], after: list[int]
-) -> tuple[Tensor, Tensor]:
-    cache = target.new_cache(None, 64)
-    for start in range(0, len(prefix), _CHUNK):
-        chunk = prefix[start : start + _CHUNK]
-        target.forward(run_rows(chunk, cache), 1)
-        cache.keep(range(len(chunk)))
-    n = len(tokens)
-    tree = DraftTree(tuple(tokens), _PARENTS, (1.0,) * n, ((),) * n)
-    verified = _exact(target.forward(tree_rows(tree, cache), n))
-    cache.keep(_KEPT)
-    return verified, _exact(target.forward(run_rows(after, cache), len(after)))
+def _ours(target: HuggingFaceModel, samples: Sequence[Sample]) -> list[tuple[Tensor, Tensor]]:
+    """Run the samples through our passes: prompts one by one, trees and what follows together."""
+    n = len(_PARENTS)
+    caches = [target.new_cache(None, 128) for _ in samples]
+    for sample, cache in zip(samples, caches, strict=True):
+        for start in range(0, len(sample.prefix), _CHUNK):
+            chunk = sample.prefix[start : start + _CHUNK]
+            target.forward(run_rows(chunk, cache), 1)
+            cache.keep(range(len(chunk)))
+    trees = [DraftTree(tuple(sample.tokens), _PARENTS, (1.0,) * n, ((),) * n) for sample in samples]
+    rows = together([tree_rows(tree, cache) for tree, cache in zip(trees, caches, strict=True)])
+    verified = torch.split(_exact(target.forward(rows, rows.num_rows)), n)
+    for cache in caches:
+        cache.keep(_KEPT)
+    runs = [run_rows(sample.after, cache) for sample, cache in zip(samples, caches, strict=True)]
+    rows = together(runs)
+    followed = torch.split(_exact(target.forward(rows, rows.num_rows)), len(samples[0].after))
+    return list(zip(verified, followed, strict=True))
 
 
-def _theirs(
-    target: HuggingFaceModel, prefix: list[int], tokens: list[int], after: list[int]
-) -> tuple[Tensor, Tensor]:
+def _theirs(target: HuggingFaceModel, sample: Sample) -> tuple[Tensor, Tensor]:
     paths: list[list[int]] = []
     for parent in _PARENTS:
         paths.append([*(paths[parent] if parent >= 0 else ()), len(paths)])
     rows: list[Tensor] = [torch.empty(0)] * len(paths)
     leaves = [node for node in range(len(_PARENTS)) if node not in _PARENTS]
     for leaf in leaves:
-        logits = _whole_pass(target, [*prefix, *(tokens[node] for node in paths[leaf])])
+        path = [sample.tokens[node] for node in paths[leaf]]
+        logits = _whole_pass(target, [*sample.prefix, *path])
         for depth, node in enumerate(paths[leaf]):
-            rows[node] = logits[len(prefix) + depth]
-    kept = [*prefix, *(tokens[node] for node in _KEPT), *after]
-    return torch.stack(rows), _whole_pass(target, kept)[-len(after) :]
+            rows[node] = logits[len(sample.prefix) + depth]
+    kept = [*sample.kept, *sample.after]
+    return torch.stack(rows), _whole_pass(target, kept)[-len(sample.after) :]
 
 
 def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
@@ -151,15 +191,20 @@ def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
 
 def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     """Measure how far the model deviates from itself, and allow a few times that."""
-    dtype = _rounding(target.model)
     spread = max(float(wanted.std()), 1e-12)
-    state, rows = None, []
-    for token in ids:
-        inputs = torch.tensor([[token]], device=target.device)
-        output = target.model(input_ids=inputs, past_key_values=state, use_cache=True)
-        state = output.past_key_values
+    inputs = torch.tensor([ids], device=target.device)
+    # As generate reads: a prompt, then one token at a time over the cache that transformers makes.
+    output = target.model(input_ids=inputs[:, :_PROMPT], use_cache=True)
+    rows = list(_exact(output.logits[0]))
+    for at in range(_PROMPT, len(ids)):
+        output = target.model(
+            input_ids=inputs[:, at : at + 1],
+            past_key_values=output.past_key_values,
+            use_cache=True,
+        )
         rows.append(_exact(output.logits[0, -1]))
     noise = float((torch.stack(rows) - _whole_pass(target, ids)).abs().max())
+    dtype = _rounding(target.model, noise / spread)
     if not noise <= _CEILING[dtype] * spread:
         raise ModelRefusedError(
             f"{_name(target)} answers otherwise one token at a time than in one pass (logits "
@@ -168,12 +213,15 @@ def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     return max(_FLOOR[dtype] * spread, _TIMES_NOISE * noise)
 
 
-def _rounding(model: Any) -> torch.dtype:
+def _rounding(model: Any, noise: float) -> torch.dtype:
     """The type whose rounding shows in a model's passes, whatever the type of its activations.
 
     4 bits of bitsandbytes are computed in bfloat16 by some processors, and activations that are
-    quantized in each pass turn the last bit of a sum into a step.
+    quantized in each pass turn the last bit of a sum into a step. Many models of float64 compute
+    a softmax, a norm or scores in float32.
     """
+    if model.dtype == torch.float64 and noise > _CEILING[torch.float64]:
+        return torch.float32
     kind = quantization_of(model)
     is_coarse = "bitsandbytes" in kind or "DynamicActivation" in kind
     return model.dtype if model.dtype in _FLOOR and not is_coarse else torch.bfloat16
@@ -189,14 +237,18 @@ def _cause(model: Any) -> str:
 
 
 def _compare(
-    target: HuggingFaceModel, step: str, ours: Tensor, theirs: Tensor, allowed: float
+    target: HuggingFaceModel,
+    found: tuple[Tensor, Tensor],
+    wanted: tuple[Tensor, Tensor],
+    allowed: float,
 ) -> None:
-    deviation = float((ours - theirs).abs().max())
-    if not deviation <= allowed:
-        raise ModelRefusedError(
-            f"{_name(target)} deviates from plain decoding when {step}: logits differ by "
-            f"{deviation:.2g}, {allowed:.2g} would be rounding. It cannot be decoded exactly."
-        )
+    for step, ours, theirs in zip(_STEPS, found, wanted, strict=True):
+        deviation = float((ours - theirs).abs().max())
+        if not deviation <= allowed:
+            raise ModelRefusedError(
+                f"{_name(target)} deviates from plain decoding when {step}: logits differ by "
+                f"{deviation:.2g}, {allowed:.2g} would be rounding. It cannot be decoded exactly."
+            )
 
 
 def _some_ids(vocab_size: int, count: int) -> list[int]:

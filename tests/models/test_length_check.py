@@ -1,0 +1,314 @@
+"""What begins past the few tokens of the self-check is checked on a copy with short lengths."""
+
+import json
+import logging
+
+import pytest
+import torch
+from decoding import run_together
+from fakes import RandomDrafter
+from tiny_models import SIZES, VOCAB, generate, random_prompt
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaForCausalLM,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ragaccel.decode.request import Request
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.measuring import warm_passes
+from ragaccel.errors import ModelRefusedError
+from ragaccel.models import length_check, small_copy
+from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.small_copy import lengths_of, make_small_copy
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LEFTOVER = ["llama", "granite", "cohere", "stablelm", "gpt_neox", "gpt2"]
+LLAMA4 = {"head_dim": 8, "layer_types": [FULL] * 2, "no_rope_layers": [1, 0]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "layer_types": [SLIDING, FULL],
+    "sliding_window": 40,
+}
+GEMMA3N = {
+    "num_kv_shared_layers": 0,
+    "intermediate_size": [64] * 2,
+    "activation_sparsity_pattern": [0.0] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "laurel_rank": 8,
+    "head_dim": 8,
+    "layer_types": [SLIDING, FULL],
+    "sliding_window": 40,
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch):
+    monkeypatch.setattr(length_check, "_FOUND", {})
+
+
+def make(kind, attention=None, **fields):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **fields})
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return model.eval().double()
+
+
+def gpt_neo(**fields):
+    kinds = [[["global", "local"], 1]]
+    return make("gpt_neo", num_layers=2, num_heads=4, attention_types=kinds, **fields)
+
+
+@pytest.mark.parametrize("kind", LEFTOVER)
+def test_a_window_that_the_modeling_code_does_not_know(kind):
+    with pytest.raises(ModelRefusedError, match=r"does not know the sliding_window=64.*= None"):
+        HuggingFaceModel(make(kind, sliding_window=64))
+    HuggingFaceModel(make(kind, sliding_window=None))
+
+
+def test_a_window_that_no_sequence_reaches_is_no_fault():
+    HuggingFaceModel(make("llama", sliding_window=256, max_position_embeddings=256))
+    HuggingFaceModel(gpt_neo(window_size=96, max_position_embeddings=96))
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [
+        (lambda: gpt_neo(window_size=64), "verifying a tree.*window_size=64"),
+        (
+            lambda: make("llama4_text", **LLAMA4, floor_scale=64, attn_scale=0.5),
+            "verifying a tree.*floor_scale=64",
+        ),
+        (lambda: make("doge", keep_window_size=64), "not a causal model.*keep_window_size=64"),
+    ],
+    ids=["gpt_neo", "llama4", "doge"],
+)
+def test_what_changes_with_rows_or_lengths_by_itself(model, cause):
+    with pytest.raises(ModelRefusedError, match=cause):
+        HuggingFaceModel(model())
+
+
+def test_llama_4_whose_queries_are_not_scaled():
+    HuggingFaceModel(make("llama4_text", **LLAMA4, attn_temperature_tuning=False))
+
+
+class OwnCache(LlamaForCausalLM):
+    """Keeps whole caches, whatever window a config names."""
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=None,
+        **kwargs,
+    ):
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
+        return super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+
+def test_a_window_is_left_out_where_the_model_is_right_without_it():
+    torch.manual_seed(0)
+    model = OwnCache(CONFIG_MAPPING["llama"](**SIZES, sliding_window=40)).eval().double()
+    target = HuggingFaceModel(model)
+    assert target.architecture.windows == (None, None)
+    prompt = random_prompt(60)
+    expected = generate(model, prompt, 8, past_key_values=DynamicCache())
+    assert answers(target, [prompt], 8) == [expected]
+
+
+class Mixing(LlamaForCausalLM):
+    """Computes otherwise where a pass goes back to the beginning of another sequence."""
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        output = super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        if position_ids is not None and (position_ids.diff() < -9).any():
+            output.logits = output.logits.roll(1, -1)
+        return output
+
+
+def test_rows_that_depend_on_other_sequences_have_passes_of_their_own():
+    torch.manual_seed(0)
+    model = Mixing(CONFIG_MAPPING["llama"](**SIZES)).eval().double()
+    target = HuggingFaceModel(model)
+    assert not target.joins_sequences
+    assert "beside the rows of other requests" in target.why_apart
+    prompts = [random_prompt(5, 1), random_prompt(60, 2)]
+    assert answers(target, prompts, 8) == [generate(model, prompt, 8) for prompt in prompts]
+
+
+def answers(target, prompts, count):
+    """Decode greedily beside guesses, all sequences together."""
+    requests = [Request(prompt, max_new_tokens=count) for prompt in prompts]
+    drafters = [RandomDrafter(3, VOCAB) for _ in prompts]
+    return run_together(Engine(target, prefill_chunk=16), requests, drafters, 12)
+
+
+def test_models_are_accepted_that_share_nothing_or_attend_only():
+    for model in (
+        make("gemma4_text", **GEMMA4),
+        make("gemma3n_text", **GEMMA3N),
+        make("granitemoehybrid", layer_types=[FULL] * 2, num_local_experts=4, mamba_n_heads=4),
+        make("qwen3_next", layer_types=[FULL] * 2, head_dim=8, **EXPERTS),
+    ):
+        target = HuggingFaceModel(model)
+        prompt = random_prompt(60)
+        assert answers(target, [prompt], 8) == [generate(model, prompt, 8)]
+
+
+@pytest.mark.parametrize("kind", ["gptj", "gpt_neo", "gemma2", "vaultgemma"])
+def test_parts_of_float32_in_models_of_float64(kind):
+    fields = {"gptj": {"rotary_dim": 4}, "gemma2": {"head_dim": 8}, "vaultgemma": {"head_dim": 8}}
+    attention = "eager" if kind in ("gemma2", "vaultgemma") else None
+    if kind == "gpt_neo":
+        HuggingFaceModel(gpt_neo(window_size=256))
+    else:
+        HuggingFaceModel(make(kind, attention, **fields[kind]))
+
+
+def test_causes_are_those_that_hold():
+    with pytest.raises(ModelRefusedError, match="alibi"):
+        HuggingFaceModel(make("falcon", alibi=True))
+    with pytest.raises(ModelRefusedError, match="uses cache of its own"):
+        HuggingFaceModel(make("minimax", layer_types=[FULL] * 2, head_dim=8, num_local_experts=4))
+
+
+def test_compiled_models_run_uncompiled():
+    model = make("llama")
+    target = HuggingFaceModel(torch.compile(model, backend="eager"))
+    assert target.model is model
+    prompt = random_prompt(20)
+    assert answers(target, [prompt], 8) == [generate(model, prompt, 8)]
+
+
+@pytest.mark.parametrize("positions", [16, 96, 1024])
+def test_few_positions_are_warmed_up(positions):
+    model = gpt_neo(window_size=positions, max_position_embeddings=positions)
+    warm_passes(Engine(HuggingFaceModel(model, self_check=positions > 30)), context=1024)
+
+
+def test_lengths_are_found_by_name():
+    assert lengths_of(CONFIG_MAPPING["llama"]()) == {}
+    for kind, name in {
+        "mistral": "sliding_window",
+        "gpt_neo": "window_size",
+        "doge": "keep_window_size",
+        "llama4_text": "floor_scale",
+        "modernbert-decoder": "local_attention",
+        "phi3": "original_max_position_embeddings",
+        "deepseek_v32": "index_topk",
+        "gpt_oss": "original_max_position_embeddings",
+        "recurrent_gemma": "attention_window_size",
+    }.items():
+        fields = {"max_position_embeddings": 10**7} if kind != "recurrent_gemma" else {}
+        assert name in lengths_of(CONFIG_MAPPING[kind](**fields)), kind
+
+
+def test_a_copy_has_a_layer_of_each_kind_and_short_lengths():
+    kinds = [SLIDING] * 5 + [FULL]
+    fields = {"head_dim": 8, "sliding_window": 60, "layer_types": kinds, "num_hidden_layers": 6}
+    copy = make_small_copy(make("gemma3_text", **fields), 1)
+    assert set(copy.config.layer_types) == {SLIDING, FULL}
+    assert copy.config.sliding_window == small_copy.SHORT
+    assert len(copy.model.layers) < 6
+
+
+def test_nothing_of_the_caller_is_changed():
+    model = make("mistral", sliding_window=40)
+    model.generation_config.eos_token_id = 5
+    said, state = model.config.to_dict(), torch.random.get_rng_state()
+    known, weights = set(AttentionInterface().keys()), model.model.norm.weight.clone()
+    torch.set_default_dtype(torch.float64)
+    try:
+        HuggingFaceModel(model)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.config.to_dict() == said
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert set(AttentionInterface().keys()) == known
+    assert torch.equal(model.model.norm.weight, weights)
+
+
+def test_findings_are_remembered_by_config_and_class(tmp_path, monkeypatch):
+    HuggingFaceModel(make("llama"), check_folder=tmp_path)
+    with pytest.raises(ModelRefusedError) as first:
+        HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "make_small_copy", None)  # nothing is checked again
+    HuggingFaceModel(make("llama"), check_folder=tmp_path)
+    with pytest.raises(ModelRefusedError) as second:
+        HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
+    assert str(second.value) == str(first.value)
+    with pytest.raises(TypeError):
+        HuggingFaceModel(make("llama", rms_norm_eps=1e-3), check_folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "[]",
+        '{"format": "another"}',
+        '{"found": {"has_window": 1}}',
+        b"\xff\xfe",
+        "a folder",
+    ],
+)
+def test_a_damaged_memory_is_checked_anew(damaged, tmp_path, monkeypatch):
+    model = make("llama", sliding_window=64)
+    with pytest.raises(ModelRefusedError):
+        HuggingFaceModel(model, check_folder=tmp_path)
+    (file,) = tmp_path.iterdir()
+    if damaged == "a folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    monkeypatch.setattr(length_check, "_FOUND", {})
+    with pytest.raises(ModelRefusedError, match="does not know"):
+        HuggingFaceModel(model, check_folder=tmp_path)
+    if file.is_file():
+        assert json.loads(file.read_text())["found"]["refusal"]
+
+
+def test_what_cannot_be_copied_is_used_up_to_its_first_length(monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise small_copy.NoCopyError("no")
+
+    monkeypatch.setattr(length_check, "make_small_copy", refuse)
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        assert HuggingFaceModel(make("mistral", sliding_window=40)).max_positions == 40
+    assert "up to 40 tokens" in caplog.text
+    assert HuggingFaceModel(make("llama")).max_positions == 256
