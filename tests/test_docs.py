@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, and every link of it leads somewhere."""
+"""Every Python block of the documentation runs, and every link of all pages leads somewhere."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, *sorted((ROOT / "integrations").glob("*/README.md"))]  # these run in their suites
-MEASURED = [ROOT / "eval" / "README.md", ROOT / "eval" / "RESULTS.md"]
+LINKED = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *PAGES,
+    *sorted((ROOT / "eval").glob("*.md")),
+    *sorted((ROOT / "ragaccel").rglob("*.md")),
+    *sorted((ROOT / "demos").rglob("*.md")),
+    *sorted((ROOT / "recipes").rglob("*.md")),
+]
+PACKAGED = [*sorted((ROOT / "integrations").glob("*/README.md"))]
+LINK = r"!?\[[^\]]*\]\(((?!https?:)[^)\s]+)[^)]*\)"
 HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exists()
 
 
@@ -33,15 +43,20 @@ def blocks_of(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES + MEASURED, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_links_to_is_there(page):
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):
+    for target in re.findall(LINK, page.read_text(encoding="utf-8")):
         file, _, heading = target.partition("#")
         linked = page.parent / file if file else page
         assert linked.exists(), f"{target} is missing"
         if heading:
-            assert heading in anchors_of(linked.read_text(encoding="utf-8"))
+            assert heading in anchors_of(linked.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", PACKAGED, ids=lambda page: page.parent.name)
+def test_the_page_of_a_package_links_to_nothing_beside_it(page):
+    linked = re.findall(LINK, page.read_text(encoding="utf-8"))
+    assert [target for target in linked if not target.startswith("#")] == []  # PyPI shows it alone
 
 
 def anchors_of(text):

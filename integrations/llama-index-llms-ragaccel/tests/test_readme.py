@@ -1,4 +1,4 @@
-"""Every Python block of the package's README runs."""
+"""Every Python block of the package's README runs, wherever one stands."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,8 @@ def _settings(monkeypatch):
 
 @pytest.mark.usefixtures("_settings")
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs(number, capsys):
+def test_block_runs_in_an_empty_folder(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[number], f"README block {number + 1}", "exec"), {"__name__": "readme"})
     said = capsys.readouterr().out
     assert said.strip()

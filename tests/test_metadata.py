@@ -1,0 +1,75 @@
+"""What the packages say of themselves: true, complete, and without an address that was made up."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = [ROOT / "pyproject.toml", *sorted((ROOT / "integrations").glob("*/pyproject.toml"))]
+PUBLISHING = ROOT / "docs" / "publishing.md"
+PAGES = [
+    path
+    for path in (*ROOT.rglob("*.md"), *ROOT.rglob("*.cff"), *PROJECTS)
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    and "results" not in path.parts
+    and path != PUBLISHING
+]
+OTHERS = {  # whose pages ours may name
+    "arxiv.org", "download.pytorch.org", "doi.org", "github.com", "huggingface.co",
+    "keepachangelog.com", "localhost:11434", "localhost:8000",
+}  # fmt: skip
+
+
+def project_of(path):
+    return tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+
+
+def address():
+    (found,) = re.findall(r'^repository = "(\S+)"', PUBLISHING.read_text(encoding="utf-8"), re.M)
+    return found
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=lambda path: path.parent.name)
+def test_a_package_says_for_whom_and_where_it_is(path):
+    project = project_of(path)
+    classifiers = project["classifiers"]
+    oldest = re.match(r">=(3\.\d+)", project["requires-python"]).group(1)
+    versions = [one.rpartition(" ")[2] for one in classifiers if ":: Python :: 3." in one]
+    assert versions[0] == oldest
+    assert versions == [f"3.{minor}" for minor in range(10, 10 + len(versions))]
+    assert any(one.startswith("Operating System ::") for one in classifiers)
+    assert not any(one.startswith("License ::") for one in classifiers)  # PEP 639: one or the other
+    assert project["license"] == "Apache-2.0"
+    assert sorted(classifiers) == sorted(set(classifiers))
+    for person in (*project["authors"], *project["maintainers"]):
+        assert person.keys() == {"name"}
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=lambda path: path.parent.name)
+def test_classifiers_are_those_of_the_index(path):
+    trove = pytest.importorskip("trove_classifiers")
+    assert set(project_of(path)["classifiers"]) <= trove.classifiers
+
+
+def test_our_address_stands_in_one_place_until_there_is_one():
+    urls = [value for path in PROJECTS for value in project_of(path).get("urls", {}).values()]
+    if ".invalid" in address():
+        assert not urls
+    else:
+        assert urls
+        assert all(url.startswith(address()) for url in urls)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_other_address_of_ours_was_made_up(path):
+    text = path.read_text(encoding="utf-8")
+    hosts = set(re.findall(r"https?://([^/\s)`\"'<>]+)", text))
+    assert {host for host in hosts if host not in OTHERS} <= {address().partition("//")[2]}
+    assert not re.search(r"(?:github\.com|huggingface\.co|gitlab\.com)/[\w.-]*ragaccel", text)
+    assert not re.search(r"[\w.]+@[\w-]+\.(?:com|org|dev|io|net)\b", text)
