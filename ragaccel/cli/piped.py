@@ -29,13 +29,15 @@ def piped_text(terminal: Terminal) -> str:
         return ""
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
         return ""
+    from ragaccel.retrieve.plain_text import decode_text
+
     _say_when_waiting(terminal)
     raw = sys.stdin.buffer.read(_LARGEST + 1)
     if len(raw) > _LARGEST:
         raise UsageError("more than 4 MB on stdin: put it into a file of the folder and index that")
     if b"\0" in raw[:8192]:
         raise UsageError("stdin holds a binary; only text can be read from there")
-    return raw.decode("utf-8", "replace").strip()
+    return decode_text(raw)[0].strip()
 
 
 def _say_when_waiting(terminal: Terminal) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 from ragaccel.regular_files import TooLargeError, read_regular_file
-from ragaccel.retrieve.plain_text import decode_text, looks_binary
+from ragaccel.retrieve.plain_text import decode_text, encoding_doubt, looks_binary
 from ragaccel.retrieve.reader_process import ReaderProcess
 
 MAX_FILE_BYTES = 50_000_000
@@ -24,6 +24,8 @@ _CODE_ENDINGS = (
 )
 _MARKDOWN = frozenset(_MARKDOWN_ENDINGS.split())
 _CODE = frozenset(_CODE_ENDINGS.split())
+_TEXT_ENDINGS = frozenset(".html .htm .xhtml .csv .tsv .json .jsonl .ndjson .ipynb".split())
+_DECLARED_WITHIN = 4096
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
@@ -164,6 +166,15 @@ def document_from_bytes(data: bytes, name: str) -> Document:
     if _LONE_SURROGATE.search(document.text):  # JSON can say them; nothing can store them
         document = replace(document, text=_LONE_SURROGATE.sub("\ufffd", document.text))
     return document
+
+
+def doubt_about(data: bytes, name: str) -> str:
+    """Why a file may be read wrong though it was read, for people; empty where all is certain."""
+    suffix = _suffix(name)
+    if suffix in READERS and suffix not in _TEXT_ENDINGS:
+        return ""
+    declares = READERS.get(suffix) is _HTML and b"charset" in data[:_DECLARED_WITHIN]
+    return "" if declares else encoding_doubt(data)
 
 
 def _suffix(name: str) -> str:

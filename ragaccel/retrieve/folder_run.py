@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieve.chunking import document_title, split_document
-from ragaccel.retrieve.documents import BinaryFileError, DocumentReader, read_bytes
+from ragaccel.retrieve.documents import (
+    BinaryFileError,
+    DocumentReader,
+    doubt_about,
+    read_bytes,
+)
 from ragaccel.retrieve.reader_process import NoReaderError
 from ragaccel.retrieve.records import FileRecord, UnreadFile
 
@@ -189,6 +194,8 @@ class FolderRun:
             state = (0, 0) if passes else (file.size, file.mtime_ns)
             self._note(UnreadFile(file.name, "failed", str(error), *state))
             return None
+        if doubt := doubt_about(data, file.name):
+            self._note(UnreadFile(file.name, "doubtful", doubt))
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:

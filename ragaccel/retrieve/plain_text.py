@@ -7,6 +7,8 @@ import re
 from contextlib import suppress
 from pathlib import PurePath
 
+from ragaccel.retrieve.encodings import guess_encoding
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -14,7 +16,9 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_UNICODE = ("utf-8", *(name for _, name in _MARKS), "utf-16-le", "utf-16-be")
 _SAMPLE_BYTES = 1 << 16
+_ESCAPE = b"\x1b$"  # to Japanese, in text of seven bits; in UTF-8 it is the start of no more
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x1a")
 
 
@@ -31,14 +35,38 @@ def looks_binary(data: bytes) -> bool:
 def decode_text(data: bytes) -> tuple[str, str]:
     """Decode a text file; return (text, encoding), every line end a single newline.
 
-    A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then Windows-1252
-    (a superset of Latin-1's letters), then Latin-1, which decodes anything.
+    A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then what
+    :func:`guess_encoding` takes it for: in Western text Windows-1252 (a superset of Latin-1's
+    letters), or Latin-1, which decodes anything.
     """
+    text, encoding, _ = _decoded(data)
+    return _unix_lines(text), encoding
+
+
+def encoding_doubt(data: bytes) -> str:
+    """Why the text of :func:`decode_text` may be wrong, for people; empty where it is not."""
+    text, encoding, is_certain = _decoded(data)
+    name = encoding.replace("_", "-")
+    if not is_certain:
+        return f"read as {name}, which is a guess: save it as UTF-8 if its text looks wrong"
+    broken = text.count("\ufffd") if encoding not in _UNICODE else 0
+    if broken:
+        return f"read as {name}, in which {broken:,} of its characters are none: save it as UTF-8"
+    return ""
+
+
+def _decoded(data: bytes) -> tuple[str, str, bool]:
+    """The text, its encoding, and whether that is certain."""
     encoding = _marked_encoding(data) or _unmarked_utf16(data[:_SAMPLE_BYTES])
-    for name in (encoding or "utf-8", "utf-8", "cp1252"):
+    for name in (encoding or "utf-8", "utf-8"):
         with suppress(UnicodeDecodeError):
-            return _unix_lines(data.decode(name)), name
-    return _unix_lines(data.decode("latin-1")), "latin-1"
+            text = data.decode(name)
+            if not (data.isascii() and _ESCAPE in data[:_SAMPLE_BYTES]):
+                return text, name, True
+    guess = guess_encoding(data)
+    if guess.encoding == "ascii":
+        return data.decode("ascii"), "utf-8", True
+    return data.decode(guess.encoding, "replace"), guess.encoding, guess.is_certain
 
 
 def spoken_name(path: str) -> str:
