@@ -6,20 +6,24 @@ import csv
 import io
 import json
 import re
+from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 
+from ragaccel.errors import DocumentError
 from ragaccel.passage import Document
 from ragaccel.retrieve.plain_text import decode_text, spoken_name
+from ragaccel.retrieve.reader_process import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 _SPACE = re.compile(r"\s+")
-_JSON_TOKEN = re.compile(
-    r'"(?:[^"\\]|\\.)*"(?P<key>\s*:)?|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n'
-)
+_JSON_TOKEN = re.compile(r'"|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n')
+_JSON_COLON = re.compile(r"\s*:")
 _NAMING_KEYS = ("title", "name", "id", "key")
 _DEEPEST_HEADING = 6
 
@@ -30,8 +34,12 @@ class _Lines:
 
     texts: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
+    size: int = 0
 
     def add(self, text: str, number: int) -> None:
+        self.size += len(text)
+        if self.size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
         for line in text.split("\n"):
             self.texts.append(line)
             self.numbers.append(number)
@@ -127,14 +135,24 @@ def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object as its pairs, in the file's order."""
 
+    __slots__ = ()
+
 
 def _scalar_lines(text: str, line: int) -> Iterator[int]:
     """The line of every scalar of a JSON text, in order; keys are no scalars here."""
-    for token in _JSON_TOKEN.finditer(text):
+    position = 0
+    while token := _JSON_TOKEN.search(text, position):
+        position = token.end()
         if token.group() == "\n":
             line += 1
-        elif token.group("key"):
-            line += token.group("key").count("\n")
+        elif token.group() == '"':
+            _, position = scanstring(text, position)
+            colon = _JSON_COLON.match(text, position)
+            if colon:
+                line += colon.group().count("\n")
+                position = colon.end()
+            else:
+                yield line
         else:
             yield line
 
@@ -166,17 +184,18 @@ class _Renderer:
             self.lines.add(_record(iter([(key, text)])), self.last)
 
     def _flat(self, key: str, value: list[Any]) -> None:
-        pairs = value if isinstance(value, _Pairs) else [("", item) for item in value]
-        numbers = [next(self.numbers, self.last) for _ in pairs]
-        said = [
-            (name.replace("_", " "), _tidy(_plain(item))) for name, item in pairs if _plain(item)
-        ]
+        number = next(self.numbers, self.last) if value else self.last
+        more = deque(islice(self.numbers, max(len(value) - 1, 0)), maxlen=1)
+        if isinstance(value, _Pairs):
+            said = [(name.replace("_", " "), text) for name, item in value if (text := _said(item))]
+        else:
+            said = [("", ", ".join(text for item in value if (text := _said(item))))]
+            said = said if said[0][1] else []
         if not said:
             return
-        number = numbers[0]
-        self.last = numbers[-1]
+        self.last = more.pop() if more else number
         if not isinstance(value, _Pairs):
-            self.lines.add(_record(iter([(key, ", ".join(item for _, item in said))])), number)
+            self.lines.add(_record(iter([(key, said[0][1])])), number)
         elif len(said) == 1:
             self.lines.add(_record(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
         else:
@@ -200,7 +219,9 @@ def _is_flat(value: Any) -> bool:
     if not isinstance(value, list):
         return True
     items = [item for _, item in value] if isinstance(value, _Pairs) else value
-    return not any(isinstance(item, list) or "\n" in _plain(item) for item in items)
+    return not any(
+        isinstance(item, list) or (isinstance(item, str) and "\n" in item.strip()) for item in items
+    )
 
 
 def _item_name(item: Any, position: int) -> str:
@@ -217,9 +238,15 @@ def _own_name(item: Any) -> str:
     return ""
 
 
+def _said(value: Any) -> str:
+    return _tidy(_plain(value)) if isinstance(value, str) else _plain(value)
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, str):
         return value.strip()
+    if type(value) is int:  # by far the most frequent
+        return str(value)
     return "" if value is None else json.dumps(value)
 
 

@@ -22,11 +22,14 @@ def read_notebook(data: bytes, name: str) -> Document:
     if not isinstance(cells, list):
         raise DocumentError("broken ipynb file: it has no list of cells")
     language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "")
-    text, starts = "", []
+    pieces: list[str] = []
+    starts, size = [], 0
     for cell in cells:
-        starts.append(len(text))
+        starts.append(size)
         content = _cell_text(cell, language)
-        text += f"{content}\n\n" if content else ""
+        pieces.append(f"{content}\n\n" if content else "")
+        size += len(pieces[-1])
+    text = "".join(pieces)
     return Document(path=name, text=text, markup="markdown", page_starts=tuple(starts))
 
 

@@ -25,11 +25,14 @@ def read_pdf(data: bytes, name: str) -> Document:
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise DocumentError("the PDF is encrypted: save a copy without a password")
-    text, starts = "", []
+    pieces: list[str] = []
+    starts, size = [], 0
     for page in reader.pages:
-        starts.append(len(text))
+        starts.append(size)
         content = join_lines(page.extract_text())
-        text += f"{content}\n\n" if content else ""
+        pieces.append(f"{content}\n\n" if content else "")
+        size += len(pieces[-1])
+    text = "".join(pieces)
     if not text.strip():
         raise DocumentError("the PDF has no text: if it is a scan, run text recognition first")
     return Document(path=name, text=text, title=_title(reader.metadata), page_starts=tuple(starts))
@@ -43,19 +46,20 @@ def join_lines(text: str) -> str:
     """
     lines = [line.strip() for line in text.replace("\xa0", " ").replace("\xad", "").split("\n")]
     full = max(map(len, lines), default=0) * _WRAPPED_SHARE
-    joined = ""
+    joined: list[str] = []  # lines and what is between them, never one long text to add to
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if _NUMBERED_HEADING.fullmatch(line) and joined:
-            joined = joined.rstrip() + "\n\n"
-        joined += line
+        if joined and _NUMBERED_HEADING.fullmatch(line):
+            while joined and not joined[-1].strip():
+                joined.pop()
+            joined.append("\n\n")
         goes_on = bool(following) and not _LIST_ITEM.match(following)
         if goes_on and _hyphenated(line, following):
-            joined = joined[:-1]
+            joined.append(line[:-1])
         elif goes_on and line and (len(line) >= full or following[0].islower()):
-            joined += " "
+            joined += [line, " "]
         else:
-            joined += "\n\n" if len(line) < full and line and line[-1] in ".!?" else "\n"
-    return re.sub(r"\n{3,}", "\n\n", joined).strip()
+            joined += [line, "\n\n" if len(line) < full and line and line[-1] in ".!?" else "\n"]
+    return re.sub(r"\n{3,}", "\n\n", "".join(joined)).strip()
 
 
 def _hyphenated(line: str, following: str) -> bool:

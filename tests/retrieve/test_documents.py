@@ -88,6 +88,33 @@ y = 2</pre>
     assert document.line_at(document.text.index("Ada |")) == 8
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>a < b && c</p>", "a < b && c"),
+        ("<p title='x > y'>a</p>", "a"),
+        ("<p title=it's>a</p><p>b</p>", "a b"),
+        ('<p title="a>b</p><p>c</p>', "b c"),
+        ("<p>a<!-- > --!>b<!-->c<!--->d</p>", "abcd"),
+        ("<p>a<!-- b</p><p>c</p>", "a<!-- b c"),
+        ("<p>a<?php x ?>b<![CDATA[ > ]]>c<!x>d</></p>", "abcd"),
+        ("<P>a<BR/>b<br>c", "a b c"),
+        ("a<script>if (a</b>) '</p>'</SCRIPT >b<script src=x/>c</script>d", "abd"),
+        ("a<script>b", "a"),
+        ("<title>a <b>&amp; c</title>d<title>e", "de"),
+        ("a&lt;b&#65;&#99999999999999999999999;&eacute;&nope;", "a<bA\ufffdé&nope;"),
+        ("a<", "a<"),
+        ("a</", "a</"),
+        ("a<b", "a<b"),
+        ("<svg><title>x</title><p>y</p></svg>z", "z"),
+        ("<select/>x", "x"),
+    ],
+)
+def test_html_as_it_is_found(page, text):
+    found = document_from_bytes(page.encode(), "a.html").text
+    assert " ".join(found.split()) == text
+
+
 def test_html_declares_its_encoding():
     page = '<meta charset="iso-8859-2"><p>Zażółć</p>'
     assert document_from_bytes(page.encode("iso-8859-2"), "a.htm").text.strip() == "Zażółć"
@@ -167,6 +194,31 @@ def test_docx_headings_lists_and_tables():
     document = document_from_bytes(_saved(file), "a.docx")
     assert document.text.split("\n\n") == ["# The rules", "First rule.", "- an item", "a | b\n"]
     assert document.line_at(document.text.index("First")) == 2
+
+
+def test_docx_cells_that_span_are_said_once_and_merged_ones_in_each_row():
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    table = file.add_table(rows=3, cols=3)
+    for row in range(3):
+        for column in range(3):
+            table.cell(row, column).text = f"{row}{column}"
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "wide"
+    table.cell(1, 2).merge(table.cell(2, 2)).text = "tall"
+    text = document_from_bytes(_saved(file), "a.docx").text
+    assert text == "wide | 02\n10 | 11 | tall\n20 | 21 | tall\n"
+
+
+def test_docx_text_of_runs_and_links():
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    paragraph = file.add_paragraph("a\tb\nc")
+    paragraph.add_run(" d").bold = True
+    for inserted in ("w:hyperlink", "w:ins"):
+        element = docx.oxml.OxmlElement(inserted)
+        element.append(file.add_paragraph(f" {inserted}").runs[0]._r)
+        paragraph._p.append(element)
+    assert document_from_bytes(_saved(file), "a.docx").text.strip() == "a b c d w:hyperlink"
 
 
 def test_pptx_slides_are_pages():

@@ -1,8 +1,11 @@
 """Reading and cutting: what hand-made scanners find is what plain expressions would, in time."""
 
+import contextlib
+import io
 import re
 import time
 import tracemalloc
+import zipfile
 
 import pytest
 from hypothesis import given
@@ -14,6 +17,7 @@ from ragaccel.retrieve import chunking
 from ragaccel.retrieve.chunking import split_document
 from ragaccel.retrieve.documents import document_from_bytes
 from ragaccel.retrieve.headings import sections
+from ragaccel.retrieve.pdf_text import join_lines
 from ragaccel.sentences import is_heading, split_sentences
 
 WORDS = "# a bc [ ] ( ) ! {# } <a > </a> = - * _ ` | : + ~ ``` ' \" .".split()
@@ -79,6 +83,78 @@ def test_time_grows_with_the_text(start, repeated):
         began = time.process_time()
         split_document(document_from_bytes(text, name), count)
         assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "repeated"),
+    [
+        ("a.html", b"<!--"),
+        ("a.html", b"<![CDATA["),
+        ("a.html", b"<a x='"),
+        ("a.html", b"</b"),
+        ("a.html", b"<div></b>"),
+        ("a.html", b"<script>"),
+        ("a.html", b"<textarea></"),
+        ("a.html", b"<title>"),
+        ("a.html", b'<a x="">">"'),
+        ("a.html", b"&#" + b"9" * 5000),
+        ("a.json", b"["),
+        ("a.json", b'"\\'),
+        ("a.jsonl", b"[[1],"),
+        ("a.csv", b",'a"),
+    ],
+)
+def test_time_grows_with_the_file(name, repeated):
+    data = repeated * (200_000 // len(repeated)) + b">"
+    began = time.process_time()
+    with contextlib.suppress(DocumentError):
+        split_document(document_from_bytes(data, name), count)
+    assert time.process_time() - began < 5
+
+
+def test_lines_of_a_page_are_joined_in_time():
+    page = "1 Abc def\n" * 100_000
+    began = time.process_time()
+    assert join_lines(page).count("Abc") == 100_000
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "xml", "reason"),
+    [
+        ("spaces", b" " * 2_000_000, "unpacks to more than 1 MB"),
+        (
+            "span",
+            b'<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val="100000000"/></w:tcPr><w:p/></w:tc>'
+            b"</w:tr></w:tbl>",
+            None,
+        ),
+        ("paragraphs", b"<w:p><w:r><w:t>y</w:t></w:r></w:p>" * 20_000, None),
+    ],
+)
+def test_a_word_file_takes_what_its_xml_takes(kind, xml, reason, monkeypatch):
+    docx = pytest.importorskip("docx")
+    monkeypatch.setattr("ragaccel.retrieve.zip_limits.MAX_UNPACKED_BYTES", 1_000_000)
+    saved, changed = io.BytesIO(), io.BytesIO()
+    docx.Document().save(saved)
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, data.replace(b"<w:body>", b"<w:body>" + xml))
+    began = time.process_time()
+    if reason:
+        with pytest.raises(DocumentError, match=reason):
+            document_from_bytes(changed.getvalue(), "a.docx")
+    else:
+        assert document_from_bytes(changed.getvalue(), "a.docx").path == "a.docx"
+    assert time.process_time() - began < 5
+
+
+def test_a_table_whose_columns_have_long_names_is_refused(monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieve.data_text.MAX_TEXT_BYTES", 1_000_000)
+    table = b"a" * 1000 + b",b\n" + b"1,2\n" * 2000
+    with pytest.raises(DocumentError, match="more than 1 MB of text"):
+        document_from_bytes(table, "a.csv")
 
 
 @pytest.mark.parametrize("text", ["word " * 100_000, "a" * 500_000, "a b. " * 100_000])
