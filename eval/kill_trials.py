@@ -1,0 +1,639 @@
+"""Trials of ``eval.kills``, one kind in a process of its own, which forks what it kills.
+
+    python -m eval.kill_trials history --count 20
+
+It prints one JSON document. Torch and numba are imported by the kinds that need them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from eval.hash_embedder import HashEmbedder
+from ragaccel.cli.history import ANSWERED, History
+from ragaccel.cli.settings import read_file, write_value
+from ragaccel.errors import RagaccelError
+from ragaccel.passage import Passage
+from ragaccel.retrieve import folder_run
+from ragaccel.retrieve.collection import Collection
+from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WORDS = [f"word{number}" for number in range(500)]
+_MOST_IN_A_ROW = 4  # runs of one build that are killed before one is let end
+_SHOWN = 5
+
+
+class Trial:
+    """One kind of work that is killed again and again, and what must hold after each kill.
+
+    Args:
+        folder: Where it may write.
+        seed: Of the work, and of the moments of the kills.
+    """
+
+    longest = 0.1  # seconds until a kill, at most
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.rng = random.Random(seed)
+        self.log = folder / "acknowledged"
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    def prepare(self) -> None:
+        """Do once what comes before all."""
+
+    def reset(self) -> None:
+        """Do what comes before a kill, and is not killed."""
+
+    def work(self) -> None:
+        """Work, in the process that is killed; call :meth:`acknowledge` for what is done."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Look at what a kill left: :meth:`lose` says what is wrong."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Look at what all kills left."""
+
+    def run(self, count: int) -> dict[str, Any]:
+        """Kill so many processes; return what was counted and what was lost."""
+        self.prepare()
+        while self.counts["kills"] < count and not self.counts["failed"]:
+            self.reset()
+            self.kill()
+        self.end()
+        return {**self.counts, "problems": self.problems[:_SHOWN]}
+
+    def kill(self) -> bool:
+        """Kill one process at some moment, and check; False if it had ended by then."""
+        self.log.unlink(missing_ok=True)
+        status = run_apart(self.work, self.rng.uniform(0.0, self.longest))
+        if not os.WIFSIGNALED(status):
+            self.counts["failed" if status else "ended before"] += 1
+            if status:
+                self.problems.append("the work failed by itself, without a kill")
+            return False
+        self.counts["kills"] += 1
+        self.check()
+        return True
+
+    def acknowledge(self, what: object) -> None:
+        """Note, in the process that is killed, that something is done."""
+        handle = os.open(self.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(handle, (json.dumps(what) + "\n").encode())
+        os.close(handle)
+
+    def acknowledged(self) -> list[Any]:
+        """Everything that the killed process noted."""
+        lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
+        self.counts["acknowledged"] += len(lines)
+        return [json.loads(line) for line in lines]
+
+    def lose(self, what: str) -> None:
+        """Count something as lost."""
+        self.counts["lost"] += 1
+        self.problems.append(f"after kill {self.counts['kills']}: {what}")
+
+    @contextmanager
+    def finding(self, what: str) -> Iterator[None]:
+        """Count as lost what cannot be read any more."""
+        try:
+            yield
+        except (RagaccelError, sqlite3.Error, OSError) as error:
+            self.lose(f"{what} cannot be read: {error}")
+
+    def count_left_behind(self, folder: Path) -> None:
+        """Count the unfinished files that even another writing leaves."""
+        self.counts["left behind"] = len(list(folder.glob(".ragaccel-*.part")))
+
+
+def run_apart(work: Callable[[], None], seconds: float | None = None) -> int:
+    """Run something in a forked process, killed after a time; return its status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+        os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)  # a process that has ended is there until it is waited for
+    return os.waitpid(child, 0)[1]
+
+
+def is_sound(path: Path) -> bool:
+    """Whether SQLite finds nothing wrong with a file."""
+    with closing(sqlite3.connect(path)) as connection:
+        whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return whole and not connection.execute("PRAGMA foreign_key_check").fetchall()
+
+
+# Indexing
+
+
+class Build(Trial):
+    """An index made from nothing."""
+
+    changes = rebuilds = False
+
+    @override
+    def prepare(self) -> None:
+        folder_run._BATCH_PASSAGES = 64  # many small transactions: more moments to be killed in
+        self.docs, self.place = self.folder / "docs", self.folder / "index.db"
+        self.embedder = HashEmbedder(seconds_a_text=0.0008)
+        self._write_documents()
+        self.before: Any = ({}, {})
+        if self.changes or self.rebuilds:
+            run_apart(self.work)
+            self.before = self._contents()
+            self._keep()
+        if self.changes:
+            self._change_documents()
+        if self.rebuilds:
+            self.embedder = HashEmbedder("another embedder", 0.0008)
+        self.wanted, self.longest = self._clean_build()
+
+    @override
+    def reset(self) -> None:
+        if self.counts["in a row"] >= _MOST_IN_A_ROW:
+            self._let_end()
+        if not self.counts["in a row"]:
+            self._put_back()
+
+    @override
+    def kill(self) -> bool:
+        killed = super().kill()
+        if killed:
+            self.counts["in a row"] += 1
+        else:
+            self._let_end()
+        return killed
+
+    @override
+    def end(self) -> None:
+        if self.counts["in a row"]:
+            self._let_end()
+        del self.counts["in a row"]
+
+    @override
+    def work(self) -> None:
+        with Store(self.place) as store:
+            transaction = store.transaction
+
+            @contextmanager
+            def acknowledged() -> Iterator[Any]:
+                with transaction() as connection:
+                    yield connection
+                files = store.files().items()
+                self.acknowledge({path: record.sha256 for path, record in files})
+
+            store.transaction = acknowledged
+            index_folder(store, self.embedder, self.docs, rebuild=self.rebuilds)
+
+    @override
+    def check(self) -> None:
+        states = self.acknowledged()
+        if not self.place.exists():
+            if states or self.before[0]:
+                self.lose("the index is gone")
+            return
+        with self.finding("the index"):
+            self._require_sound()
+            files, passages = self._contents()
+            if self.rebuilds:
+                if (files, passages) not in (self.before, self.wanted):
+                    self.lose("neither the old index nor the new one is there")
+                return
+            for path, sha256 in (states[-1] if states else self.before[0]).items():
+                self._check_file(path, sha256, files, passages)
+            for path in files.keys() - self.before[0].keys() - self.wanted[0].keys():
+                self.lose(f"{path} is there and should never have been")
+
+    def _check_file(self, path: str, sha256: str, files: Any, passages: Any) -> None:
+        """A file is as it was acknowledged, or as it is to be in the end; never half."""
+        allowed = [self.wanted]
+        if self.before[0].get(path) == sha256:
+            allowed.append(self.before)
+        if not any(
+            (files.get(path), passages.get(path)) == (whole[0].get(path), whole[1].get(path))
+            for whole in allowed
+        ):
+            self.lose(f"{path} is not whole, or older than was acknowledged")
+
+    def _require_sound(self) -> None:
+        if not is_sound(self.place):
+            self.lose("SQLite finds the index damaged")
+        with Store(self.place) as store:
+            for problem in store.check():
+                self.lose(problem)
+
+    def _let_end(self) -> None:
+        """Let a run end; the index must be what one made from nothing is."""
+        self.counts["in a row"] = 0
+        self.counts["runs let end"] += 1
+        if run_apart(self.work):
+            self.lose("the next run fails")
+            return
+        with self.finding("the index"):
+            self._require_sound()
+            if self._contents() != self.wanted:
+                self.lose("the next run ends in another index than one made from nothing")
+        kept = {"index.db", "index.db-wal", "index.db-shm", "index.db.lock"}
+        self.counts["left behind"] += len(
+            [path for path in self.folder.glob("index.db*") if path.name not in kept]
+        )
+
+    def _contents(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """What an index holds: the sha256 of every file, and the passages of every file."""
+        passages: dict[str, Any] = {}
+        with closing(sqlite3.connect(f"{self.place.as_uri()}?mode=ro", uri=True)) as connection:
+            files = dict(connection.execute("SELECT path, sha256 FROM file"))
+            for path, *row in connection.execute(
+                "SELECT f.path, p.passage_id, p.start, p.end, p.title, p.text, p.text_hash,"
+                " p.vector FROM passage AS p JOIN file AS f ON f.id = p.file_id ORDER BY 1, 3, 2"
+            ):
+                passages.setdefault(path, []).append(row)
+        return files, passages
+
+    def _clean_build(self) -> tuple[Any, float]:
+        """What the index is to be in the end, made from nothing; and how long a run takes."""
+        self._remove()
+        rebuilds, self.rebuilds = self.rebuilds, False
+        run_apart(self.work)
+        wanted = self._contents()
+        self.rebuilds = rebuilds
+        self._put_back()
+        started = time.perf_counter()
+        run_apart(self.work)
+        return wanted, 1.02 * (time.perf_counter() - started)
+
+    def _remove(self) -> None:
+        for path in self.folder.glob("index.db*"):
+            path.unlink()
+
+    def _keep(self) -> None:
+        with closing(sqlite3.connect(self.place)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        shutil.copy(self.place, self.folder / "kept")
+
+    def _put_back(self) -> None:
+        self._remove()
+        if (self.folder / "kept").exists():
+            shutil.copy(self.folder / "kept", self.place)
+
+    def _write_documents(self) -> None:
+        for number in range(120):
+            path = self.docs / f"d{number % 7}" / f"f{number}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            texts = [self._text(40) for _ in range(self.rng.randint(1, 9))]
+            path.write_text(f"# File {number}\n\n" + "\n\n".join(texts) + "\n")
+
+    def _change_documents(self) -> None:
+        """Delete 15 of 100 files, change 35 and add 20 in all."""
+        for path in sorted(self.docs.rglob("*.md")):
+            chance = self.rng.random()
+            if chance < 0.15:
+                path.unlink()
+            elif chance < 0.5:
+                path.write_text(path.read_text() + f"\n\n{self._text(30)}\n")
+        for number in range(20):
+            (self.docs / f"new{number}.md").write_text(f"# New\n\n{self._text(90)}\n")
+
+    def _text(self, words: int) -> str:
+        return " ".join(self.rng.choices(_WORDS, k=words)) + "."
+
+
+class Update(Build):
+    """An index brought up to date: files gone, changed and new."""
+
+    changes = True
+
+
+class Rebuild(Build):
+    """An index made anew with another embedder."""
+
+    rebuilds = True
+
+
+# Other things that are written
+
+
+class Collected(Trial):
+    """Passages put into a collection, dropped, and all cleared, one operation after the other."""
+
+    longest = 0.5
+
+    @override
+    def reset(self) -> None:
+        self.place = self.folder / "collection.db"
+        for path in self.folder.glob("collection.db*"):
+            path.unlink()
+        self.seed = self.rng.random()
+
+    def _operations(self) -> Iterator[tuple[str, Any, dict[str, str]]]:
+        """Yield operations with their argument, and what is in the collection after each."""
+        rng, state = random.Random(self.seed), dict[str, str]()
+        while True:
+            chance = rng.random()
+            if chance < 0.65 or not state:
+                names = [f"p{rng.randrange(400)}" for _ in range(rng.randint(1, 20))]
+                put = {name: f"text {rng.random()}" for name in names}
+                state = {**state, **put}
+                yield "put", put, state
+            elif chance < 0.97:
+                gone = rng.sample(sorted(state), min(len(state), rng.randint(1, 15)))
+                state = {name: text for name, text in state.items() if name not in gone}
+                yield "drop", gone, state
+            else:
+                state = {}
+                yield "clear", None, state
+
+    @override
+    def work(self) -> None:
+        embedder = HashEmbedder()
+        with Collection(self.place) as collection:
+            self.acknowledge(0)
+            for number, (operation, argument, _) in enumerate(self._operations(), 1):
+                if operation == "put":
+                    passages = [
+                        Passage(name, text, path=f"doc{len(name)}")
+                        for name, text in argument.items()
+                    ]
+                    vectors = embedder.embed_documents(list(argument.values()))
+                    collection.put(passages, vectors, [{"n": number}] * len(passages))
+                elif operation == "drop":
+                    collection.drop(argument)
+                else:
+                    collection.clear()
+                self.acknowledge(number)
+
+    @override
+    def check(self) -> None:
+        numbers = self.acknowledged()
+        if not self.place.exists():
+            if numbers:
+                self.lose("the collection is gone")
+            return
+        with self.finding("the collection"):
+            if not is_sound(self.place):
+                self.lose("SQLite finds the collection damaged")
+            found = self._found()
+            done = numbers[-1] if numbers else 0
+            states = [{}] if done == 0 else []
+            for number, (_, _, state) in enumerate(self._operations(), 1):
+                if number in (done, done + 1):
+                    states.append(state)
+                if number > done:
+                    break
+            if found not in states:
+                self.lose(f"what it holds is neither operation {done}'s nor the next one's")
+
+    def _found(self) -> dict[str, str]:
+        """What is in the collection, searched for once."""
+        with Collection(self.place) as collection:
+            found = {item.passage.passage_id: item.passage.text for item in collection}
+            if found:
+                vector = HashEmbedder().embed_query(next(iter(found.values())))
+                if collection.search(vector, 1)[0].passage.score < 0.98:
+                    self.lose("a passage is not found by its own text")
+        with Store(self.place) as store:
+            for problem in store.check():
+                self.lose(problem)
+        return found
+
+
+class Remembered(Trial):
+    """A memory saved after every request."""
+
+    longest = 0.25
+
+    @override
+    def prepare(self) -> None:
+        self.place = self.folder / "memory.bin"
+        self._remember(self._opened(None), 0)  # compiles what it needs, before any fork
+
+    def _opened(self, place: Path | None) -> Any:
+        from ragaccel.memory.namespaces import Memory
+
+        return Memory(path=place, fingerprint="model", vocab_size=60)
+
+    def _remember(self, memory: Any, number: int) -> None:
+        rng = random.Random(number)
+        prompt, answer = ([rng.randrange(60) for _ in range(size)] for size in (50, 30))
+        memory.of("mine").remember(prompt, answer)
+
+    @override
+    def work(self) -> None:
+        memory = self._opened(self.place)
+        number = memory.of("mine").history.num_requests
+        while True:
+            number += 1
+            self._remember(memory, number)
+            memory.save()
+            self.acknowledge(number)
+
+    @override
+    def check(self) -> None:
+        numbers = self.acknowledged()
+        if not self.place.exists():
+            if numbers:
+                self.lose("the memory is gone")
+            return
+        memory = self._opened(self.place)
+        if memory.refused:
+            self.lose(f"the memory is refused: {memory.refused}")
+            return
+        found = memory.of("mine").history.num_requests
+        if numbers and found not in (numbers[-1], numbers[-1] + 1):
+            self.lose(f"{found} requests are remembered, {numbers[-1]} were acknowledged")
+        if found > 400:
+            self.place.unlink()
+
+    @override
+    def end(self) -> None:
+        memory = self._opened(self.place)
+        self._remember(memory, 0)
+        memory.save()
+        self.count_left_behind(self.folder)
+
+
+class SettingsFile(Trial):
+    """A setting written again and again into a file with a comment and another table."""
+
+    longest = 0.06
+
+    @override
+    def prepare(self) -> None:
+        self.place = self.folder / "ragaccel.toml"
+        self.place.write_text('# a comment\nmodel = "x"\n\n[later]\nkeep = 1\n')
+
+    @override
+    def work(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            write_value(self.place, "seed", number)
+            self.acknowledge(number)
+
+    @override
+    def check(self) -> None:
+        numbers = self.acknowledged()
+        with self.finding("the settings"):
+            found = read_file(self.place)
+            seed = found.pop("seed", None)
+            if found != {"model": "x", "later": {"keep": 1}} or (
+                "# a comment" not in self.place.read_text()
+            ):
+                self.lose(f"other lines changed: {found}")
+            if numbers and seed not in (numbers[-1], numbers[-1] + 1):
+                self.lose(f"seed is {seed}, {numbers[-1]} was acknowledged")
+
+    @override
+    def end(self) -> None:
+        write_value(self.place, "seed", 0)
+        self.count_left_behind(self.folder)
+
+
+class Asked(Trial):
+    """Questions and answers written into the history."""
+
+    longest = 0.08
+
+    @override
+    def prepare(self) -> None:
+        self.place = self.folder / "history.db"
+
+    @override
+    def work(self) -> None:
+        history = History(self.place)
+        conversation = history.open_conversation("documents")
+        while True:
+            turn = history.begin(conversation, "a question")
+            self.acknowledge([turn, "", "unfinished"])
+            history.finish(turn, f"answer {turn}", ANSWERED, {"x": 1})
+            self.acknowledge([turn, f"answer {turn}", ANSWERED])
+
+    @override
+    def check(self) -> None:
+        records = self.acknowledged()
+        if not self.place.exists():
+            if records:
+                self.lose("the history is gone")
+            return
+        with self.finding("the history"):
+            if not is_sound(self.place):
+                self.lose("SQLite finds the history damaged")
+            with closing(sqlite3.connect(self.place)) as connection:
+                has_turns = connection.execute(
+                    "SELECT 1 FROM sqlite_master WHERE name = 'turn'"
+                ).fetchone()
+                rows = "SELECT id, answer, state FROM turn" if has_turns else "SELECT 1 WHERE 0"
+                found = {row[0]: list(row[1:]) for row in connection.execute(rows)}
+            for turn, *written in records:
+                is_last = written[-1] == "unfinished" and turn in found
+                if found.get(turn) != written and not is_last:
+                    self.lose(f"turn {turn} was {written} and is {found.get(turn)}")
+
+
+class Checkpoints(Trial):
+    """Checkpoints of a training run, with their log."""
+
+    longest = 0.15
+
+    @override
+    def prepare(self) -> None:
+        import torch
+
+        from ragaccel.train.space.run_folder import RunFolder
+
+        torch.set_num_threads(1)
+        self.place = self.folder / "run"
+        self.run_folder = RunFolder(self.place)
+
+    @override
+    def work(self) -> None:
+        import torch
+
+        run = self.run_folder
+        run.claim({"a": 1, "b": {"c": 2}})
+        found = run.load()
+        step = found[0]["step"] if found else 0
+        while True:
+            step += 1
+            log = [{"step": number} for number in range(min(step, 300))]
+            run.save({"step": step, "weight": torch.full((200, 200), float(step))}, log)
+            self.acknowledge(step)
+
+    @override
+    def check(self) -> None:
+        steps = self.acknowledged()
+        with self.finding("the checkpoint"):
+            found = self.run_folder.load()
+            if steps and (found is None or found[0]["step"] not in (steps[-1], steps[-1] + 1)):
+                self.lose(f"the checkpoint is not of step {steps[-1]} or the next one")
+            if found and not (found[0]["weight"] == float(found[0]["step"])).all():
+                self.lose("the checkpoint is of two steps")
+            if steps:
+                json.loads((self.place / "log.json").read_text())
+
+    @override
+    def end(self) -> None:
+        import torch
+
+        self.run_folder.save({"step": 0, "weight": torch.zeros(1)}, [])
+        self.count_left_behind(self.place)
+
+
+KINDS: dict[str, type[Trial]] = {
+    "build": Build,
+    "update": Update,
+    "rebuild": Rebuild,
+    "collection": Collected,
+    "memory": Remembered,
+    "settings": SettingsFile,
+    "history": Asked,
+    "checkpoints": Checkpoints,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m eval.kill_trials", description=__doc__)
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    started = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="ragaccel-kills-"))
+    try:
+        found = KINDS[options.kind](folder, options.seed).run(options.count)
+    finally:
+        shutil.rmtree(folder)
+    json.dump({**found, "seconds": round(time.perf_counter() - started, 1)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
