@@ -54,7 +54,8 @@ class LLM(AbstractContextManager["LLM"]):
 
     Args:
         model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
-            weights are followed (``llm.model.weights_changed``), what is added later is not.
+            weights (``llm.model.weights_changed``), buffers and switched adapters are followed at
+            the next request; other modules, hooks or forward methods are refused then.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,

@@ -31,7 +31,7 @@ from ragaccel.models.self_check import check_model, expected_passes, passes_chec
 from ragaccel.models.space import WornSpace
 from ragaccel.models.static import StaticNetwork, make_graphs, triton_kernel
 from ragaccel.models.twin import make_twin
-from ragaccel.models.watching import WeightWatch
+from ragaccel.models.watching import StructureWatch, WeightWatch
 from ragaccel.models.weights import cost_key, input_device, weight_bytes
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ class HuggingFaceModel:
 
     Args:
         model: a causal language model. Weights that are written to are followed, as far as that
-            is seen: see ``weights_changed``. Changed modules are not, and a model that was moved
-            or given another type is refused at the next request.
+            is seen: see ``weights_changed``. So are adapters of PEFT that are switched, and
+            buffers. A model that was moved or given another type, other modules, hooks or forward
+            methods is refused at the next request. In training mode it answers as in evaluation
+            mode, or is refused where passes run through the model itself.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.
@@ -134,6 +136,7 @@ class HuggingFaceModel:
         if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs(expected)
         self._watch = WeightWatch(self.model, list(self.network.parameters()))
+        self._watch_structure()
 
     @property
     def max_positions(self) -> int | None:
@@ -179,6 +182,7 @@ class HuggingFaceModel:
         if self._static is not None:
             self._static.use_space(self._space)
             self.free_memory()  # passes captured before know nothing of it
+        self._watch_structure()
 
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
@@ -201,12 +205,22 @@ class HuggingFaceModel:
             check_model(self, expected)
 
     def refresh(self) -> int:
-        """Follow weights that were changed; return how many times any were.
+        """Follow what was changed of the model; return how many times anything was.
 
         Raises:
-            ConfigurationError: the model has another type or place than when this was made, or
-                other parameters.
+            ConfigurationError: the model has another type or place than when this was made, other
+                parameters, modules, hooks or forward methods, or its passes would be those of
+                training.
         """
+        if self.network is self.model and self._structure.is_training:
+            raise ConfigurationError("the model is in training mode: call model.eval() first")
+        self._watch.refuse_others()
+        if self._structure.look():
+            self._watch.count()
+            if self._structure.take_merged():
+                self._watch.mark()
+            if self.graphs is not None:
+                self.graphs.clear()
         changed = {id(weight) for weight in self._watch.look()}
         for layer in self._packed:
             if id(layer.weight) in changed:
@@ -214,6 +228,12 @@ class HuggingFaceModel:
         if changed and self.graphs is not None:
             self.graphs.clear()
         return self._watch.version
+
+    def _watch_structure(self) -> None:
+        trees = [] if self.network is self.model else [self.network]
+        if self._static is not None:
+            trees.append(self._static.eager)
+        self._structure = StructureWatch(self.model, trees)
 
     def weights_changed(self) -> None:
         """Tell that weights were written to in a way that ``refresh`` may not see.
@@ -303,6 +323,7 @@ class HuggingFaceModel:
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.arena, self.graphs, self._static = made
+            self._watch_structure()
 
     def launch_each(self) -> None:
         """Launch passes operation by operation from now on: no static buffers, no graphs."""

@@ -108,6 +108,11 @@ class StaticNetwork:
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
         self._space: WornSpace | None = None
 
+    @property
+    def eager(self) -> Any:
+        """The twin, not compiled."""
+        return self._eager
+
     def use_space(self, space: WornSpace) -> None:
         """Let passes have mask tokens among their rows."""
         space.wrap(self._eager)

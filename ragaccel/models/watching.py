@@ -1,9 +1,11 @@
-"""Watching: which of a model's weights were changed since they were last looked at."""
+"""Watching: what of a model was changed since it was last looked at, weights and all else."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
+from copy import copy
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 _STOCK = (nn.Parameter, torch.Tensor)
 _SAMPLE = 16  # numbers of a weight that are compared
+_FEW = 4096  # numbers of a buffer that are all compared
+# Which adapters a layer of PEFT uses, those of transformers' own integration included, and how.
+_ADAPTERS = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 _ANEW = "make a new LLM of it, or load it anew"
 
 
@@ -50,13 +55,17 @@ class WeightWatch:
         """Tell that any of the weights may have been changed."""
         self._is_marked = True
 
+    def count(self) -> None:
+        """Count a change of something else than weights."""
+        self.version += 1
+
     def look(self) -> Sequence[Tensor]:
         """Return the weights that changed since the last time, all where torch did not count it.
 
         Raises:
-            ConfigurationError: they have another type or place now, or others took theirs.
+            ConfigurationError: as ``refuse_others``.
         """
-        self._refuse_others()
+        self.refuse_others()
         stamps = [stamp(weight) for weight in self._weights]
         changed = [
             weight
@@ -71,7 +80,8 @@ class WeightWatch:
             self._note()
         return changed
 
-    def _refuse_others(self) -> None:
+    def refuse_others(self) -> None:
+        """Raise ConfigurationError for weights of another type or place, or others in theirs."""
         for weight, kind in zip(self._weights, self._kinds, strict=True):
             if _kind(weight) != kind:
                 before, now = (f"{dtype} on {place}" for dtype, place in (kind, _kind(weight)))
@@ -103,6 +113,139 @@ class WeightWatch:
     def _sample(self) -> list[Tensor]:
         with torch.no_grad():
             return [torch.cat(list(probes)) for _, probes in groupby(self._probes(), _kind)]
+
+
+class StructureWatch:
+    """Looks between requests at what a model is made of besides its weights, in 0.1 ms or so.
+
+    Adapters that are switched, and buffers that are written to or replaced, are followed: copies of
+    the model are given the same. Other modules, hooks or forward methods are refused.
+
+    Args:
+        model: what callers change.
+        copies: other trees of modules over the same tensors.
+    """
+
+    def __init__(self, model: nn.Module, copies: Sequence[nn.Module] = ()) -> None:
+        self.modules = list(model.modules())
+        self._states: list[dict[str, Any]] = [module.__dict__ for module in self.modules]
+        self._children = list(map(itemgetter("_modules"), self._states))
+        self._hooks = [
+            hooks
+            for state in self._states
+            for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
+        ]
+        self._made_of = self._parts()
+        trees = [dict(tree.named_modules()) for tree in copies]
+        named = [
+            (module, [tree[name] for tree in trees if name in tree])
+            for name, module in model.named_modules()
+        ]
+        self._adapted = [pair for pair in named if "_disable_adapters" in pair[0].__dict__]
+        self._buffers = [
+            (module, name, twins)
+            for module, twins in named
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.device.type != "meta"
+        ]
+        self._adapters, self._merged = self._adapters_now(), self._merged_now()
+        self._note_buffers()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether any module is in training mode."""
+        return any(map(itemgetter("training"), self._states))
+
+    def look(self) -> bool:
+        """Follow what was changed; say whether anything was.
+
+        Raises:
+            ConfigurationError: it cannot be followed.
+        """
+        self._refuse_others()
+        return self._follow_adapters() | self._follow_buffers()
+
+    def take_merged(self) -> bool:
+        """Whether adapters were merged into weights, or taken out, since the last time."""
+        before, self._merged = self._merged, self._merged_now()
+        return self._merged != before
+
+    def _parts(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Modules, hooks and forward methods put in place of their classes': all as they are."""
+        return (
+            list(chain.from_iterable(map(dict.values, self._children))),
+            list(chain.from_iterable(self._hooks)),
+            [state.get("forward") for state in self._states],
+        )
+
+    def _refuse_others(self) -> None:
+        names = ("modules", "hooks", "forward methods")
+        for what, before, now in zip(names, self._made_of, self._parts(), strict=True):
+            if before != now:
+                raise ConfigurationError(
+                    f"{what} of this model were added, removed or replaced since the LLM was made, "
+                    f"which it does not follow: undo that, or {_ANEW}"
+                )
+
+    def _adapters_now(self) -> list[tuple[Any, ...]]:
+        return [
+            tuple(copy(module.__dict__.get(name)) for name in _ADAPTERS)
+            for module, _ in self._adapted
+        ]
+
+    def _merged_now(self) -> list[Any]:
+        return [list(module.__dict__.get("merged_adapters") or ()) for module, _ in self._adapted]
+
+    def _follow_adapters(self) -> bool:
+        if not self._adapted or (now := self._adapters_now()) == self._adapters:
+            return False
+        for off, _, merged, _ in now:
+            if off and merged:  # such a layer would change the weights that all share
+                raise ConfigurationError(
+                    "adapters of this model are switched off while merged into its weights: call "
+                    "unmerge_adapter() first"
+                )
+        for (module, twins), state in zip(self._adapted, now, strict=True):
+            for twin in twins:
+                known = zip(_ADAPTERS, state, strict=True)
+                twin.__dict__.update(
+                    {name: copy(value) for name, value in known if name in module.__dict__}
+                )
+        self._adapters = now
+        return True
+
+    def _follow_buffers(self) -> bool:
+        now = [module._buffers.get(name) for module, name, _ in self._buffers]
+        if (
+            all(map(_is, now, self._known_buffers))
+            and self._buffer_stamps == [stamp(one) for one in now if one is not None]
+            and _equal(self._buffer_numbers, self._few_numbers())
+        ):
+            return False
+        for (_, name, twins), buffer in zip(self._buffers, now, strict=True):
+            for twin in twins:
+                twin._buffers[name] = buffer
+        self._note_buffers()
+        return True
+
+    def _note_buffers(self) -> None:
+        self._known_buffers = [module._buffers.get(name) for module, name, _ in self._buffers]
+        self._buffer_stamps = [stamp(one) for one in self._known_buffers if one is not None]
+        self._buffer_numbers = self._few_numbers()
+
+    def _few_numbers(self) -> list[Tensor]:
+        """The numbers of small buffers, such as rotary frequencies: writes through ``data``."""
+        small = [
+            one.detach().reshape(-1)
+            for one in self._known_buffers
+            if one is not None and one.is_floating_point() and one.numel() <= _FEW
+        ]
+        with torch.no_grad():
+            return [torch.cat(list(same)) for _, same in groupby(small, _kind)]
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
 
 
 def stamp(weight: Tensor) -> tuple[int, int]:

@@ -1,0 +1,215 @@
+"""What of a model may change besides its weights: followed or refused at the next request."""
+
+import copy
+
+import pytest
+import torch
+from tiny_llm import tiny_tokenizer
+from tiny_models import generate, make_tiny_model, random_prompt
+from torch import nn
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.llm import LLM
+from ragaccel.models import packing
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+PROMPT = random_prompt(30, vocab=380)
+NEW = 16
+WAYS = {"twin": {}, "own attention": {"attn_implementation": "eager"}}
+
+
+@pytest.fixture(autouse=True)
+def packing_pays(monkeypatch):
+    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+
+
+def make_model(way="twin", **changes):
+    # Their own attention computes in float32, whatever the model does.
+    dtype = torch.float64 if way == "twin" else torch.float32
+    return make_tiny_model("llama", dtype, vocab_size=380, **WAYS[way], **changes)
+
+
+def make_llm(model):
+    return LLM(model, tiny_tokenizer(), keep_costs=False)
+
+
+def adapted(way="twin", dtype=None):
+    """A model with two adapters, the first of them in use."""
+    torch.manual_seed(1)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    model = peft.get_peft_model(make_model(way), config, adapter_name="first")
+    model.add_adapter("second", config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.mul_(3.0)
+    return model.to(dtype or torch.float64).eval()
+
+
+def answers(model, llm):
+    """What LLM and ``generate`` say now."""
+    found = llm.generate(PROMPT, max_new_tokens=NEW).token_ids
+    return list(found), generate(model, PROMPT, NEW)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("way", WAYS)
+def test_adapters_that_are_switched_are_followed(way, dtype):
+    if way == "own attention" and dtype == torch.float64:
+        pytest.skip("PEFT computes in float32 there")
+    model = adapted(way, dtype)
+    llm = make_llm(model)
+    seen = []
+
+    def same():
+        found, expected = answers(model, llm)
+        assert found == expected
+        seen.append(tuple(found))
+        return seen[-1]
+
+    first = same()
+    with model.disable_adapter():
+        assert same() != first
+    assert same() == first
+    model.set_adapter("second")
+    assert same() not in seen[:3]
+    model.base_model.disable_adapter_layers()
+    assert same() == seen[1]
+    model.base_model.enable_adapter_layers()
+    model.set_adapter("first")
+    assert same() == first
+    for layer in model.modules():
+        if hasattr(layer, "scaling") and hasattr(layer, "lora_A"):
+            layer.scaling["first"] *= 4.0
+    assert same() not in seen[:-1]
+    model.merge_adapter()
+    same()
+    with pytest.raises(ConfigurationError, match="unmerge_adapter"), model.disable_adapter():
+        answers(model, llm)
+    model.unmerge_adapter()
+    same()
+
+
+def test_a_batch_and_a_stream_follow_them_too():
+    model = adapted()
+    llm = make_llm(model)
+    answers(model, llm)
+    with model.disable_adapter():
+        expected = generate(model, PROMPT, NEW)
+        batch = llm.generate([PROMPT, PROMPT[:9]], max_new_tokens=NEW)
+        assert [list(one.token_ids) for one in batch] == [
+            expected, generate(model, PROMPT[:9], NEW)
+        ]  # fmt: skip
+        stream = llm.stream(PROMPT, max_new_tokens=NEW)
+        list(stream)
+        assert list(stream.answer.token_ids) == expected
+
+
+def in_place(model):
+    model.model.rotary_emb.inv_freq.mul_(0.2)
+
+
+def through_data(model):
+    model.model.rotary_emb.inv_freq.data[-1] *= 40.0
+
+
+def replaced(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.2
+
+
+@pytest.mark.parametrize("change", [in_place, through_data, replaced])
+@pytest.mark.parametrize("way", WAYS)
+def test_buffers_that_are_written_to_are_followed(way, change):
+    model = make_model(way)
+    llm = make_llm(model)
+    before, _ = answers(model, llm)
+    change(model)
+    found, expected = answers(model, llm)
+    assert found == expected != before
+
+
+def new_layer(model):
+    model.model.layers[1].mlp = copy.deepcopy(model.model.layers[0].mlp)
+    return lambda mlp: setattr(model.model.layers[1], "mlp", mlp)
+
+
+def one_layer_more(model):
+    model.model.layers.append(nn.Identity())
+
+
+def hook(model):
+    model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def other_hook(model):
+    model.model.norm._forward_hooks.clear()
+    model.model.norm.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def before_hook(model):
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: (-inputs[0],))
+
+
+def own_forward(model):
+    forward = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: -forward(hidden)
+
+
+def one_adapter_more(model):
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (new_layer, "modules"), (one_layer_more, "modules"), (one_adapter_more, "modules"),
+        (hook, "hooks"), (other_hook, "hooks"), (before_hook, "hooks"),
+        (own_forward, "forward methods"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_followed_is_refused_at_every_request(way, change, what):
+    model = make_model(way)
+    model.model.norm.register_forward_hook(lambda module, inputs, output: output)
+    llm = make_llm(model)
+    answers(model, llm)
+    change(model)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"{what} of this model were .* make a new"):
+            llm.generate(PROMPT, max_new_tokens=2)
+
+
+def test_undoing_it_helps():
+    model = make_model()
+    llm = make_llm(model)
+    before, _ = answers(model, llm)
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+    with pytest.raises(ConfigurationError, match="hooks"):
+        llm.generate(PROMPT, max_new_tokens=2)
+    handle.remove()
+    assert answers(model, llm)[0] == before
+
+
+def test_training_mode_is_refused_where_passes_would_be_those_of_training():
+    model = make_model("own attention", attention_dropout=0.5)
+    llm = make_llm(model)
+    before, _ = answers(model, llm)
+    for part in (model, model.model.layers[1].self_attn):
+        part.train()
+        with pytest.raises(ConfigurationError, match=r"training mode: call model.eval\(\)"):
+            llm.generate(PROMPT, max_new_tokens=2)
+        model.eval()
+        assert answers(model, llm)[0] == before
+
+
+def test_and_elsewhere_answers_are_those_of_evaluation_mode():
+    model = make_model(attention_dropout=0.5)
+    llm = make_llm(model)
+    before, expected = answers(model, llm)
+    model.train()
+    for _ in range(2):
+        assert list(llm.generate(PROMPT, max_new_tokens=NEW).token_ids) == before == expected
