@@ -40,7 +40,31 @@ class _Held:
         self.close()
 
 
+_everywhere: WeakSet[_Held] = WeakSet()
+_everywhere_lock = threading.Lock()
 _abandoned: list[_Held] = []  # for ever: what closes them would let go of the parent's locks
+
+
+def is_open_here(path: Path) -> bool:
+    """Whether this process has an index file open, and so must not open and close it otherwise.
+
+    To close any handle of a file lets go of all locks that the process holds on it (POSIX): another
+    process could then take the log away from under a connection, and what that writes is lost.
+    """
+    identity = _identity_of(path)
+    with _everywhere_lock:
+        held_now = list(_everywhere)
+    return identity is not None and any(
+        held.connection is not None and held.identity == identity for held in held_now
+    )
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class Connections(AcrossForks):
@@ -168,14 +192,12 @@ class Connections(AcrossForks):
             held = self._local.held = _Held()
             with self._lock:
                 self._all_held.add(held)
+            with _everywhere_lock:
+                _everywhere.add(held)
         return held
 
     def _identity(self) -> tuple[int, int] | None:
-        try:
-            status = self._place.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+        return _identity_of(self._place)
 
     def _open_into(self, held: _Held) -> None:
         held.identity = self._identity()

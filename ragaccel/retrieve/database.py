@@ -17,7 +17,7 @@ from ragaccel.errors import (
     IndexWriteError,
     NothingIndexedError,
 )
-from ragaccel.retrieve.connections import Connections
+from ragaccel.retrieve.connections import Connections, is_open_here
 from ragaccel.retrieve.schema import (
     APPLICATION_ID,
     OWN_FOLDER,
@@ -117,7 +117,7 @@ class Database:
         if self.path.is_dir():
             raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
         require_no_link(self.path)
-        if is_foreign(self.path):
+        if not is_open_here(self.path) and is_foreign(self.path):
             raise IndexCorruptError(
                 f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
                 " with --index PATH, or delete it yourself if nobody needs it"

@@ -1,6 +1,8 @@
 """The store: damage, locks, a full disk and other people's databases."""
 
 import sqlite3
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -365,3 +367,21 @@ def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
         for mode in ("fused", "text"):
             with pytest.raises(NothingIndexedError):
                 retriever.search("boat", 1, mode=mode)
+
+
+def test_what_is_written_after_another_process_has_read_is_kept(tmp_path, embedder, folder):
+    """Locks that hold the log in its place are not lost while the file is looked at."""
+    path = tmp_path / "kept elsewhere.db"
+    with Store(path) as reader, Store(path) as store:
+        index_folder(store, embedder, folder)
+        assert len(reader.files()) == 3
+        (folder / "new.md").write_text("a new text.")
+        with store.writing():  # looks at the file while connections are open
+            script = "import sys; from ragaccel.retrieve.store import Store\n"
+            script += "with Store(sys.argv[1]) as store: assert len(store.files()) == 3"
+            subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+            assert path.with_name(f"{path.name}-wal").exists()
+        assert index_folder(store, embedder, folder).added == 1
+        script = "import sys; from ragaccel.retrieve.store import Store\n"
+        script += "with Store(sys.argv[1]) as store: assert len(store.files()) == 4"
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
