@@ -38,6 +38,7 @@ class Guessing:
         tokenizer: whose token ids the memory holds; None is enough without a file.
         vocab_size: token ids are below.
         probe_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
+        remember: whether any session uses the memory.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Guessing:
         vocab_size: int,
         *,
         probe_ids: Sequence[int] = (),
+        remember: bool = True,
     ) -> None:
-        self._probe_ids = probe_ids
+        self._probe_ids, self._remembers = probe_ids, remember
         self.drafter, self._given = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
@@ -82,7 +84,7 @@ class Guessing:
     ) -> Iterator[Session]:
         """Open a session; however it ends, what it emitted is remembered."""
         drafter = self.drafter if drafter is None else drafter
-        remember = remember and drafter is None
+        remember = remember and self._remembers and drafter is None
         kept: Recollection | None = None
         if drafter is None:
             ready = REHEARSAL.is_ready()

@@ -60,6 +60,7 @@ class LLM(AbstractContextManager["LLM"]):
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,
             written to; by default it ends with this object.
+        remember: False: no request uses what earlier ones taught, nor adds to it.
         capacity: most tokens of a prompt with its answer; the model's own limit by default.
         token_budget: most guesses a verify pass takes; by default what pays at measured cost.
         keep_costs: keep what passes cost on this device, which weights are worth packing and which
@@ -90,6 +91,7 @@ class LLM(AbstractContextManager["LLM"]):
         *,
         drafter: Drafter | None = None,
         memory: Memory | str | Path | None = None,
+        remember: bool = True,
         capacity: int | None = None,
         token_budget: int | None = None,
         keep_costs: bool = True,
@@ -127,7 +129,12 @@ class LLM(AbstractContextManager["LLM"]):
         )
         self.token_budget = token_budget
         self._guessing = Guessing(
-            drafter, memory, tokenizer, self.model.vocab_size, probe_ids=self.probe_ids
+            drafter,
+            memory,
+            tokenizer,
+            self.model.vocab_size,
+            probe_ids=self.probe_ids,
+            remember=remember,
         )
         scheduler = Scheduler(self.engine, max_batch=given["max_batch"])
         self._writer = Writer(Runner(scheduler, self._guessing, token_budget), tokenizer)
@@ -143,6 +150,7 @@ class LLM(AbstractContextManager["LLM"]):
         tensor_parallel: int | None = None,
         drafter: Drafter | None = None,
         memory: Memory | str | Path | None = None,
+        remember: bool = True,
         capacity: int | None = None,
         token_budget: int | None = None,
         keep_costs: bool = True,
@@ -201,6 +209,7 @@ class LLM(AbstractContextManager["LLM"]):
             tokenizer,
             drafter=drafter,
             memory=memory,
+            remember=remember,
             capacity=capacity,
             token_budget=token_budget,
             keep_costs=keep_costs,

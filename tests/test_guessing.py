@@ -298,3 +298,20 @@ def test_tokenizers_are_told_apart_by_their_vocabulary():
     one, same = Tokenizer(tiny_tokenizer()), Tokenizer(tiny_tokenizer(None))
     other = Tokenizer(small_tokenizers.byte_level())
     assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_an_llm_that_remembers_nothing_is_no_oracle_of_what_was_asked():
+    def acceptance(**how):
+        llm = tiny_llm(keep_costs=False, **how)
+        lengths = [
+            llm.generate("Is the patient ill?", max_new_tokens=32).stats.acceptance_length
+            for _ in range(2)
+        ]
+        return lengths, llm.memory.namespaces
+
+    (first, again), namespaces = acceptance()
+    assert again > 2 * first
+    assert namespaces == [""]
+    (first, again), namespaces = acceptance(remember=False)
+    assert again == first
+    assert namespaces == []

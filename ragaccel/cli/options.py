@@ -51,7 +51,9 @@ Temperature = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of sampling. [0]")]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="FILE", help="Remember answers there, to guess from."),
+    typer.Option(
+        "--memory", metavar="FILE", help="Remember answers there, to guess from; off: nowhere."
+    ),
 ]
 Drafter = Annotated[
     str | None,

@@ -63,7 +63,7 @@ def open_room(
     with open_knowledge(terminal, source, settings) as knowledge:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
-        if settings.text("memory") is not None:  # what is asked now is to be remembered
+        if settings.text("memory") not in (None, "off"):  # what is asked now is to be remembered
             wait_for_rehearsal(terminal)
         search = Search(_passage_source(knowledge, settings), source.name, knowledge.retriever)
         rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
@@ -101,7 +101,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
     terminal.pass_on_warnings()
-    name = settings.text("model")
+    name, memory = settings.text("model"), settings.text("memory")
     if name is None:
         from ragaccel.loading import BUNDLED_READER, SUGGESTED_MODEL
 
@@ -116,6 +116,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
             space=space_of(settings),
             dtype=settings.text("dtype") or "auto",
             device=settings.text("device"),
-            memory=settings.text("memory"),
+            memory=None if memory == "off" else memory,
+            remember=memory != "off",
             **options,
         )

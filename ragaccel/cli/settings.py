@@ -98,7 +98,10 @@ SETTINGS = (
     ),
     Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
     Setting(
-        "memory", str, None, "file that remembers answers between runs, to guess from; unset: none"
+        "memory",
+        str,
+        None,
+        "file that remembers answers between runs, to guess from; off: none within a run either",
     ),
     Setting(
         "drafter",

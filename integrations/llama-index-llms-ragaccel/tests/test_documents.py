@@ -7,7 +7,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
-from ragaccel import Passage, build_prompt
+from ragaccel import Passage, build_prompt, reference_scope
 
 from llama_index.llms.ragaccel import Ragaccel, citations_of
 
@@ -72,9 +72,10 @@ def test_chat_engines(llm, expected):
 
 
 def test_messages_with_a_passage_in_them(llm, expected):
-    Finds().retrieve("?")
     system = ChatMessage(role="system", content=f"Answer from this.\n{TOWER}\n{AMITY}")
-    response = llm.chat([system, ChatMessage(content=QUESTION)])
+    with reference_scope():
+        Finds().retrieve("?")
+        response = llm.chat([system, ChatMessage(content=QUESTION)])
     assert response.message.content == expected
     (cited,) = response.raw["ragaccel"]["citations"]
     assert (cited["passage_id"], cited["text"]) == ("tower", TOWER.split(". ")[0] + ".")

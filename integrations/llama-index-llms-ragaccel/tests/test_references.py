@@ -8,9 +8,17 @@ from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.llms import ChatMessage
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
-from ragaccel import ConfigurationError, Passage, Reference, ReferenceRegistry, default_registry
+from ragaccel import (
+    ConfigurationError,
+    Passage,
+    Reference,
+    ReferenceRegistry,
+    default_registry,
+    reference_scope,
+)
 from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
@@ -35,6 +43,13 @@ class Finds(BaseRetriever):
 
     def _retrieve(self, query_bundle):
         return self.nodes
+
+
+@pytest.fixture
+def joined():
+    """What is retrieved by hand in a test is known to the models of that test."""
+    with reference_scope():
+        yield
 
 
 def copied_from(llm, text, **given):
@@ -106,6 +121,7 @@ def test_references_are_copied_from_and_change_nothing():
     assert drafted.additional_kwargs["citations"] == [cited]
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("how", ["retrieve", "aretrieve"])
 @pytest.mark.parametrize("kind", ["complete", "chat", "predict"])
 def test_what_was_retrieved_is_copied_from_where_it_stands_in_the_prompt(how, kind):
@@ -126,6 +142,7 @@ def test_what_was_retrieved_is_copied_from_where_it_stands_in_the_prompt(how, ki
     assert copied_from(llm, "Nothing of that is in here.") == []
 
 
+@pytest.mark.usefixtures("joined")
 def test_references_given_come_first_and_once():
     Finds(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
     llm = Ragaccel(llm=RecordingLLM())
@@ -139,8 +156,8 @@ def test_references_given_come_first_and_once():
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_references_are_settled_before_a_stream_is_read(method):
-    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=5)
-    registry = default_registry()
+    registry = ReferenceRegistry()
+    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=5, registry=registry)
     registry.register(Passage("before", WICK))
     text = f"{WICK} {TIDE}"
     given = [ChatMessage(content=text)] if method == "stream_chat" else text
@@ -158,6 +175,7 @@ def test_references_are_settled_before_a_stream_is_read(method):
     assert [ids(one["references"]) for one in asked] == [["after", "after-too"]]
 
 
+@pytest.mark.usefixtures("joined")
 def test_neighbours_in_the_same_document_may_be_copied_from():
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
     near = [
@@ -174,6 +192,7 @@ def test_neighbours_in_the_same_document_may_be_copied_from():
     assert copied_from(Ragaccel(llm=RecordingLLM(), neighbours=False), WICK) == [found[0]]
 
 
+@pytest.mark.usefixtures("joined")
 def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
     Finds(node(WICK, "wick")).retrieve("?")
     assert ids(copied_from(Ragaccel(llm=RecordingLLM()), WICK)) == ["wick"]
@@ -202,7 +221,9 @@ def test_tenants_do_not_meet():
         Finds(node(WICK, "wick")).retrieve("?")
     Finds(node(TIDE, "tide")).retrieve("?")
     text = f"{WICK} {TIDE}"
-    for namespace, expected in (("one", ["wick"]), ("two", []), ("", ["tide"])):
+    given = Ragaccel(llm=RecordingLLM(), registry=default_registry())
+    assert ids(copied_from(given, text)) == ["tide"]
+    for namespace, expected in (("one", ["wick"]), ("two", []), ("", [])):
         llm = Ragaccel(llm=RecordingLLM(), namespace=namespace)
         assert ids(copied_from(llm, text)) == expected
         assert llm.llm.asked[-1][2]["namespace"] == namespace
@@ -214,10 +235,37 @@ def test_a_registry_of_ones_own_is_fed_by_a_collector_of_ones_own():
     RetrievalCollector(registry=mine).handle(
         RetrievalEndEvent(str_or_query_bundle="?", nodes=[NodeWithScore(node=node(OIL, "oil"))])
     )
-    Finds(node(WICK, "wick")).retrieve("?")
     text = f"{WICK} {OIL}"
+    with reference_scope():
+        Finds(node(WICK, "wick")).retrieve("?")
+        assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == ["wick"]
     assert ids(copied_from(Ragaccel(llm=RecordingLLM(), registry=mine), text)) == ["oil"]
-    assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == ["wick"]
+    assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == []
+
+
+def test_a_text_that_others_have_too_tells_nothing_of_theirs():
+    """Tenants with one boilerplate and files of one name, in one process, without namespaces."""
+    clause = f"{TIDE} {OIL}"
+    theirs = [node(f"{clause} Theirs alone.", "theirs", relationships=KEEPERS)]
+    theirs.append(node(WICK, "next", relationships=KEEPERS, start_char_idx=900))
+    Finds(*theirs).retrieve("?")
+    with reference_scope():
+        Finds(*theirs).retrieve("?")
+    RetrieverQueryEngine.from_args(Finds(*theirs), llm=Ragaccel(llm=RecordingLLM())).query("?")
+    llm = Ragaccel(llm=RecordingLLM())
+    assert copied_from(llm, f"What does this mean? {clause}") == []
+    with reference_scope():
+        Finds(node(clause, "mine", relationships=KEEPERS)).retrieve("?")
+        found = copied_from(llm, f"What does this mean? {clause}")
+    assert found == [Passage("mine", clause, path="keepers", end=len(clause), score=0.5)]
+
+
+def test_remembering_is_switched_off_by_one_setting():
+    off = Ragaccel(llm=RecordingLLM(), remember=False)
+    copied_from(off, "?")
+    assert off.llm.asked[-1][2]["remember"] is False
+    copied_from(off, "?", remember=True)
+    assert off.llm.asked[-1][2]["remember"] is True
 
 
 def test_what_cannot_be_registered_is_logged_and_the_retrieval_goes_on(caplog, monkeypatch):
@@ -246,6 +294,7 @@ class ReadsApart(RecordingLLM):
         return super().stream(prompt.text, **given)
 
 
+@pytest.mark.usefixtures("joined")
 def test_a_reader_reads_what_is_given_and_stands_in_its_prompt():
     llm = Ragaccel(llm=ReadsApart(), auto_references=False)
     text = f"Context:\n{WICK}\n{TIDE}\nQuestion: Who trims it?"

@@ -7,6 +7,7 @@ has passages of its own, and says its number, so that a passage of another one w
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,17 @@ import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index.core.tools import FunctionTool
-from ragaccel import Passage, Reference
+from ragaccel import Passage, Reference, reference_scope
 from tiny_llms import TEMPLATE, RecordingLLM
 
-from llama_index.llms.ragaccel import Ragaccel
+from llama_index.llms.ragaccel import Ragaccel, callers
 
 SYLLABLES = "ba ke lo mi nu ra se to vi zu dra fle gri sto pla".split()
 CHUNKS = 3
@@ -41,7 +44,8 @@ def chunks_of(number):
 
 
 def nodes_of(number):
-    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"document-{number}")}
+    # Files of all questions have one name, as those of tenants may.
+    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="handbook.md")}
     return [
         NodeWithScore(
             node=TextNode(
@@ -295,19 +299,101 @@ def test_react_agents_with_a_retriever_as_their_tool(template):
 
 
 @TEMPLATES
+def test_agents_that_one_task_runs_at_once(template):
+    """Their runs return at once, and leave a span behind in the task that they were begun in."""
+    model = Model(template, agent_says)
+
+    async def look_up(what: str) -> str:
+        """Look something up."""
+        return "\n\n".join(found.text for found in await Finds().aretrieve(what))
+
+    async def ask_all():
+        llm = Ragaccel(llm=model)
+        tool = FunctionTool.from_defaults(async_fn=look_up, name="look_up")
+        agents = [ReActAgent(tools=[tool], llm=llm) for _ in range(8)]
+        said = await asyncio.gather(*(one.run(question(n)) for n, one in enumerate(agents)))
+        await llm.acomplete(
+            "\n".join([*chunks_of(0), question(0)])
+        )  # which nothing was retrieved for
+        return set(map(str, said))
+
+    assert asyncio.run(ask_all()) == {"So it is written."}
+    assert model.asked.pop()[1] == []
+    model.check(16, without=8)
+
+
+@TEMPLATES
+def test_a_query_engine_as_a_step_of_another_function(template):
+    model = Model(template)
+    dispatcher = get_dispatcher(__name__)
+
+    @dispatcher.span
+    def ask(number):
+        found = Finds().retrieve(question(number))
+        prompt = "\n".join([one.text for one in found] + [question(number)])
+        return Ragaccel(llm=model).complete(prompt)
+
+    in_threads(ask)
+    model.check(THREADS)
+
+
+@TEMPLATES
+def test_roots_are_forgotten(template):
+    model = Model(template)
+    asked = engine(model, streaming=True)
+    in_threads(lambda number: "".join(asked.query(question(number)).response_gen))
+    all_at_once(lambda number: engine(model).aquery(question(number)))
+    left = asked.query(question(1)).response_gen
+    next(left)
+    del left
+    gc.collect()
+    assert len(callers._ROOTS) < 5
+    assert sum(isinstance(one, callers.Root) for one in gc.get_objects()) < 5
+
+
+@TEMPLATES
 @pytest.mark.parametrize("how", ["in threads", "awaited"])
-def test_plain_code(how, template):
+def test_plain_code_shares_nothing(how, template):
     model = Model(template)
     llm = Ragaccel(llm=model)
+
+    def ask(number):
+        found = Finds().retrieve(question(number))
+        return llm.complete("\n".join(one.text for one in found))
+
+    async def aask(number):
+        found = await Finds().aretrieve(question(number))
+        return await llm.acomplete("\n".join(one.text for one in found))
+
+    in_threads(ask) if how == "in threads" else all_at_once(aask)
+    assert [references for _, references, _ in model.asked] == [[]] * THREADS
+
+
+@TEMPLATES
+@pytest.mark.parametrize("how", ["in threads", "awaited"])
+@pytest.mark.parametrize("joined", ["scope", "namespace"])
+def test_plain_code(how, joined, template):
+    model = Model(template)
+    llm = Ragaccel(llm=model)
+
+    def by(number):
+        if joined == "scope":
+            return reference_scope()
+        return instrument_tags({"ragaccel_namespace": str(number)})
 
     def prompt(number, found):
         return "\n".join([one.text for one in found] + [question(number)])
 
     def ask(number):
-        return llm.complete(prompt(number, Finds().retrieve(question(number))))
+        own = {"namespace": str(number)} if joined == "namespace" else {}
+        with by(number):
+            return llm.complete(prompt(number, Finds().retrieve(question(number))), **own)
 
     async def aask(number):
-        return await llm.acomplete(prompt(number, await Finds().aretrieve(question(number))))
+        own = {"namespace": str(number)} if joined == "namespace" else {}
+        with by(number):
+            found = await Finds().aretrieve(question(number))
+            return await llm.acomplete(prompt(number, found), **own)
 
     in_threads(ask) if how == "in threads" else all_at_once(aask)
     model.check(THREADS)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         LLM,
         Answer,
         AsyncStream,
-        ReferenceRegistry,
         SharedModel,
         Stream,
         ToolCall,
         ToolCalling,
     )
+    from ragaccel.memory.scopes import VisibleReferences
 
 _LONG = 256  # tokens of an answer that may call tools: fewer are read on the event loop
 _PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds
@@ -88,7 +88,7 @@ def make_ask(
     given: Sequence[AnyReference],
     settings: dict[str, Any],
     *,
-    registry: ReferenceRegistry | None,
+    registry: VisibleReferences | None,
     neighbours: bool,
     context_window: int | None,
     toolbox: Toolbox | None = None,

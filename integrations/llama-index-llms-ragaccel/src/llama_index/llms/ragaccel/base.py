@@ -35,7 +35,7 @@ from llama_index.llms.ragaccel.messages import (
 )
 from llama_index.llms.ragaccel.models import model_of
 from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
-from llama_index.llms.ragaccel.references import as_references, registry_in_use
+from llama_index.llms.ragaccel.references import as_references, visible_here
 from llama_index.llms.ragaccel.tools import Toolbox, as_tool, calls_of, toolbox_of, why_none
 from ragaccel import ConfigurationError, SharedModel
 
@@ -82,7 +82,9 @@ class Ragaccel(FunctionCallingLLM):
         temperature: 0 takes the likeliest token, more samples.
         generate_kwargs: further settings of every call.
         namespace: keeps references and what is remembered of one tenant apart.
-        registry: where references are looked for; by default ``ragaccel.default_registry()``.
+        remember: False neither uses what earlier requests of the namespace taught nor adds to it.
+        registry: one more place where references are looked for, besides what was retrieved in the
+            same root span, in a ``ragaccel.reference_scope`` or in the namespace.
         auto_references: look for retrieved nodes in prompts.
         neighbours: copy also from what stands beside those in the same documents.
         system_prompt: what the system says, before texts to complete and in prompts of engines;
@@ -106,6 +108,7 @@ class Ragaccel(FunctionCallingLLM):
     temperature: float = Field(default=0.0, ge=0.0)
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     namespace: str = ""
+    remember: bool = True
     registry: Any = Field(default=None, exclude=True)
     auto_references: bool = True
     neighbours: bool = True
@@ -388,10 +391,13 @@ class Ragaccel(FunctionCallingLLM):
                 "max_new_tokens": self.max_new_tokens,
                 "temperature": self.temperature,
                 "namespace": self.namespace,
+                **({} if self.remember else {"remember": False}),
                 **self.generate_kwargs,
             },
             own,
         )
+        # Now, and not when it is prepared: that may be in a thread which knows of no caller.
+        visible = visible_here(self.registry, settings["namespace"], enabled=self.auto_references)
 
         def prepare() -> Ask:
             return make_ask(
@@ -399,7 +405,7 @@ class Ragaccel(FunctionCallingLLM):
                 write(),
                 references,
                 settings,
-                registry=registry_in_use(self.registry, self.auto_references),
+                registry=visible,
                 neighbours=self.neighbours,
                 context_window=self.context_window,
                 toolbox=toolbox,

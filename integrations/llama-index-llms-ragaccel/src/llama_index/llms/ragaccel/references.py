@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.schema import BaseNode, NodeWithScore
 
+from llama_index.llms.ragaccel.callers import current_root
 from llama_index.llms.ragaccel.nodes import as_passage
 from ragaccel import ConfigurationError, Passage, Reference
 
 if TYPE_CHECKING:
     from ragaccel import ReferenceRegistry
+    from ragaccel.memory.scopes import VisibleReferences
 
 AnyReference = str | Passage | Reference
 _ONE = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
@@ -29,13 +31,15 @@ def as_references(given: Any) -> list[AnyReference]:
     return [_as_reference(one) for one in ([given] if is_one else given)]
 
 
-def registry_in_use(own: ReferenceRegistry | None, enabled: bool) -> ReferenceRegistry | None:
-    """Where a prompt's references are looked up; None where they are not.
+def visible_here(
+    own: ReferenceRegistry | None, namespace: str, *, enabled: bool
+) -> VisibleReferences | None:
+    """What a call that is made here may look up; None where it does not.
 
     Raises:
         ConfigurationError: something that is no registry.
     """
-    from ragaccel import auto_references_enabled, default_registry
+    from ragaccel import auto_references_enabled, visible_references
 
     if own is not None and not hasattr(own, "match"):
         raise ConfigurationError(
@@ -43,7 +47,8 @@ def registry_in_use(own: ReferenceRegistry | None, enabled: bool) -> ReferenceRe
         )
     if not enabled or not auto_references_enabled():
         return None
-    return default_registry() if own is None else own
+    root = current_root()
+    return visible_references(own, namespace, scopes=() if root is None else (root.scope,))
 
 
 def _as_reference(given: Any) -> AnyReference:
