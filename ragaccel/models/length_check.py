@@ -29,7 +29,12 @@ from transformers import AttentionInterface
 
 from ragaccel.errors import ModelRefusedError
 from ragaccel.homes import data_home
-from ragaccel.models.self_check import check_batch, check_model, expected_passes
+from ragaccel.models.self_check import (
+    NotItselfError,
+    check_batch,
+    check_model,
+    expected_passes,
+)
 from ragaccel.models.small_copy import NoCopyError, lengths_of, make_small_copy
 from ragaccel.replacing import replacing
 
@@ -190,20 +195,19 @@ def _why_not_itself(
 ) -> str:
     """Say why transformers' own passes over a copy disagree, or cannot be run."""
     window = lengths_of(model.config).get("sliding_window")
-    if window is not None:
-        try:
-            copy = make_small_copy(model, seed, windowed=False)
-            expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
-        except (ModelRefusedError, NoCopyError):
-            pass
-        else:
-            return (
-                f"{type(model).__name__} does not know the sliding_window={window} of its config: "
-                "its attention reads all tokens, but the cache of its generate drops those before "
-                "the window, so that no two ways of decoding agree past it. Set "
-                "model.config.sliding_window = None, or take it out of config.json"
-            )
-    return _at_lengths(model, make, seed, str(refusal))
+    if window is None or not isinstance(refusal, NotItselfError):
+        return _at_lengths(model, make, seed, str(refusal))
+    try:
+        copy = make_small_copy(model, seed, windowed=False)
+        expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
+    except (ModelRefusedError, NoCopyError):
+        return _at_lengths(model, make, seed, str(refusal))
+    return (
+        f"{type(model).__name__} does not know the sliding_window={window} of its config: its "
+        "attention reads all tokens, but the cache of its generate drops those before the window, "
+        f"so that no two ways of decoding agree past it ({refusal.difference}). Set "
+        "model.config.sliding_window = None, or take it out of config.json"
+    )
 
 
 def _at_lengths(

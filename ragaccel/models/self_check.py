@@ -38,6 +38,16 @@ _TIMES_NOISE = 4.0
 _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
+class NotItselfError(ModelRefusedError):
+    """Transformers' own passes disagree with each other; ``difference`` says by how much."""
+
+    def __init__(self, name: str, difference: str, cause: str) -> None:
+        super().__init__(
+            f"{name} answers otherwise one token at a time than in one pass ({difference}): {cause}"
+        )
+        self.difference = difference
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sequence of a check: what is cached first, the tree behind it, and what follows."""
@@ -206,10 +216,8 @@ def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     noise = float((torch.stack(rows) - _whole_pass(target, ids)).abs().max())
     dtype = _rounding(target.model, noise / spread)
     if not noise <= _CEILING[dtype] * spread:
-        raise ModelRefusedError(
-            f"{_name(target)} answers otherwise one token at a time than in one pass (logits "
-            f"differ by {noise:.2g} of a spread of {spread:.2g}): {_cause(target.model)}"
-        )
+        difference = f"logits differ by {noise:.2g} of a spread of {spread:.2g}"
+        raise NotItselfError(_name(target), difference, _cause(target.model))
     return max(_FLOOR[dtype] * spread, _TIMES_NOISE * noise)
 
 

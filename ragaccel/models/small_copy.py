@@ -24,6 +24,7 @@ SHORT = 8
 _TRAINED = 16  # tokens of rope's original length, where it changes nothing by itself
 _READABLE = 64  # tokens, where no request may outgrow that length
 _POSITIONS = 128
+_UNREACHED = 4096
 _VOCAB = 211
 _LAYERS = 4
 _MOST_WEIGHTS = 60_000_000
@@ -78,13 +79,15 @@ def make_small_copy(model: Any, seed: int, *, windowed: bool = True, shortened: 
         model: whose class and config are taken; weights are not read.
         seed: of the weights.
         windowed: keep the sliding window that the config names.
-        shortened: make lengths short; else they stay as long as they are.
+        shortened: make lengths short; else so long that nothing reaches them.
 
     Raises:
         NoCopyError: the class cannot be built small on a processor.
     """
     problems = []
-    first: Ways = (*([_shorten] if shortened else []), *([] if windowed else [drop_window]))
+    first: list[Callable[[Any], None]] = [_shorten if shortened else _lengthen]
+    if not windowed:
+        first.append(drop_window)
     for ways in ((_take_layers, _narrow), (_narrow,), (_take_layers,)):
         made = _made(model, (*first, *ways), seed)
         if not isinstance(made, Exception):
@@ -175,6 +178,15 @@ def _shorten(config: Any) -> None:
         if "original_max_position_embeddings" in holder and changes_by_length:
             trained = holder["original_max_position_embeddings"]
             holder["original_max_position_embeddings"] = min(trained or _READABLE, _READABLE)
+    if _positions(config) is not None:
+        config.max_position_embeddings = min(_positions(config) or 0, _POSITIONS)
+
+
+def _lengthen(config: Any) -> None:
+    """Put all but the trained lengths of rope out of reach."""
+    for name, value in lengths_of(config).items():
+        if name in vars(config) and not name.startswith("original_max_position"):
+            vars(config)[name] = max(value, _UNREACHED)
     if _positions(config) is not None:
         config.max_position_embeddings = min(_positions(config) or 0, _POSITIONS)
 
