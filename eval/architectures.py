@@ -177,6 +177,12 @@ def models_page(document: dict[str, Any]) -> str:
         "loading, a small copy of your model's architecture is checked in the same way, so a model "
         "that is not in the table is decoded exactly or refused with the cause.",
         "",
+        "*Plain* has full attention in all layers, or a hybrid's own first two; *mixed windows* a "
+        "sliding and a full layer; *leftover window* a `sliding_window` in the config of a model "
+        "whose code knows none, which transformers' cache applies all the same: take it out of the "
+        "config; *short lengths* has every other length at which the model changes made so short "
+        "that answers pass it. The table has the cause of every refusal.",
+        "",
         f"## Decoded exactly ({len(equal)} model types)",
         "",
         "| model type | equal | refused |",

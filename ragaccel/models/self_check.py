@@ -195,20 +195,25 @@ def _theirs(target: HuggingFaceModel, sample: Sample) -> tuple[Tensor, Tensor]:
 
 
 def _whole_pass(target: HuggingFaceModel, ids: Sequence[int]) -> Tensor:
-    inputs = torch.tensor([list(ids)], device=target.device)
-    return _exact(target.model(input_ids=inputs, use_cache=False).logits[0])
+    inputs = torch.tensor([list(ids), list(range(len(ids)))], device=target.device)
+    # As generate does: left to themselves some models begin at another position.
+    output = target.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False)
+    return _exact(output.logits[0])
 
 
 def _allowed(target: HuggingFaceModel, ids: list[int], wanted: Tensor) -> float:
     """Measure how far the model deviates from itself, and allow a few times that."""
     spread = max(float(wanted.std()), 1e-12)
-    inputs = torch.tensor([ids], device=target.device)
+    inputs = torch.tensor([ids, list(range(len(ids)))], device=target.device)
     # As generate reads: a prompt, then one token at a time over the cache that transformers makes.
-    output = target.model(input_ids=inputs[:, :_PROMPT], use_cache=True)
+    output = target.model(
+        input_ids=inputs[:1, :_PROMPT], position_ids=inputs[1:, :_PROMPT], use_cache=True
+    )
     rows = list(_exact(output.logits[0]))
     for at in range(_PROMPT, len(ids)):
         output = target.model(
-            input_ids=inputs[:, at : at + 1],
+            input_ids=inputs[:1, at : at + 1],
+            position_ids=inputs[1:, at : at + 1],
             past_key_values=output.past_key_values,
             use_cache=True,
         )

@@ -203,6 +203,13 @@ def test_causes_are_those_that_hold():
         HuggingFaceModel(make("minimax", layer_types=[FULL] * 2, head_dim=8, num_local_experts=4))
 
 
+def test_positions_are_those_of_generate():
+    """Left to itself this one counts from behind its padding token."""
+    model = make("roberta", is_decoder=True, pad_token_id=1)
+    prompt = random_prompt(60)
+    assert answers(HuggingFaceModel(model), [prompt], 8) == [generate(model, prompt, 8)]
+
+
 def test_compiled_models_run_uncompiled():
     model = make("llama")
     target = HuggingFaceModel(torch.compile(model, backend="eager"))
