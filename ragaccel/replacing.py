@@ -9,6 +9,8 @@ import tempfile
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from ragaccel.homes import make_folder_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -29,7 +31,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     Raises:
         OSError: no permission, a full disk, a folder at ``path``; what stood there is whole.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder_of(path)
     _remove_abandoned(path.parent)
     handle, fresh = _open_part(path.parent)
     try:

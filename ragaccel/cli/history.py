@@ -167,9 +167,11 @@ class History:
 def _make_private(path: Path) -> None:
     """Let the owner alone read a file, which is made empty if it is missing.
 
-    SQLite gives the files it keeps beside one the same mode.
+    SQLite gives the files it keeps beside one the same mode. One that is there is not opened:
+    closing it would let go of the locks that this process holds on it.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE))
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
     for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
         with suppress(FileNotFoundError):
             if stat.S_IMODE(file.stat().st_mode) & ~_PRIVATE:
