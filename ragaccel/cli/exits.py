@@ -60,6 +60,8 @@ def explain(error: BaseException) -> str:
         return f"the index cannot be written ({message}): give --index PATH in a folder of yours"
     if isinstance(error, PermissionError):
         return f"no permission: {error.filename or message}"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"a name is too long for this file system: {str(error.filename)[:60]}…"
     if isinstance(error, FileNotFoundError):
         return f"no such file or folder: {error.filename or message}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

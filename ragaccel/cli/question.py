@@ -52,6 +52,8 @@ def read_question(
 
 
 def _is_folder(text: str) -> bool:
+    """Whether there is such a folder; a question is longer than a name may be."""
+    import os
     from pathlib import Path
 
-    return Path(text).expanduser().is_dir()
+    return os.path.isdir(Path(text).expanduser())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,11 +72,11 @@ def locate(target: str | Path | None, index: Path | None) -> Source:
             raise UsageError("which documents? give a folder, or an index with --index PATH")
         return Source(index)
     path = Path(target).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # no to a name that no file system takes, such as a long question
         return Source(index or _default_index(path), folder=path)
-    if path.suffix in _INDEX_ENDINGS and index is None and path.exists():
+    if path.suffix in _INDEX_ENDINGS and index is None and os.path.exists(path):
         return Source(path)
-    if path.is_file():
+    if os.path.isfile(path):
         collection = _collection_index(path)
         if index is None and collection.exists():
             return Source(collection, collection=path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from functools import cached_property
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, ModelRefusedError
 from ragaccel.models.tool_messages import (
     PROBE_CALLING,
     PROBE_KEY,
@@ -22,12 +26,16 @@ from ragaccel.models.tool_messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _OWN_ARGUMENTS = frozenset({"messages", "conversation", "documents", "tools", "tokenize",
     "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
     "return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens", "padding",
     "truncation", "max_length", "tokenizer_kwargs"})  # fmt: skip
+_PATIENCE = 30.0  # seconds that messages may take; templates lay out megabytes in one
+_MAX_SOURCE = 1 << 20  # characters of a template; the longest known have some 30,000
+_MAX_TEXT = 1 << 24  # characters of a text laid out, if that is much more than went in
+_MAX_GROWTH = 20
 _CONVERSATION = (PROBE_QUESTION, PROBE_CALLING, PROBE_RESULT)
 
 
@@ -77,6 +85,8 @@ class ChatTemplate:
         laid_out = as_messages(messages, arguments_as_text=as_text)
         try:
             return self._render(laid_out, **inputs, **(options or {}))
+        except ModelRefusedError:  # it takes too long
+            raise
         except Exception as error:
             raise ConfigurationError(
                 f"the chat template rejects these messages: {error}"
@@ -131,6 +141,8 @@ class ChatTemplate:
             return None
         try:
             return self._render(messages, add_generation_prompt=True, **inputs)
+        except ModelRefusedError:  # it takes too long
+            raise
         except Exception:  # whatever a template raises, it does not take these
             return None
 
@@ -138,7 +150,18 @@ class ChatTemplate:
         for name in ("documents", "tools"):
             given = inputs.get(name)
             inputs[name] = None if given is None else [dict(one) for one in given]
-        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **inputs)
+        lay_out = partial(
+            self._tokenizer.apply_chat_template, list(messages), tokenize=False, **inputs
+        )
+        try:
+            text = within(_PATIENCE, lay_out)
+        except TimeoutError as error:
+            raise ModelRefusedError(
+                f"its chat template lays out messages for more than {_PATIENCE:.0f} seconds: it is "
+                "damaged, or made to hang"
+            ) from error
+        if len(text) > _MAX_TEXT and len(text) > _MAX_GROWTH * len(str((messages, inputs))):
+            raise ConfigurationError(f"it makes {len(text):,} characters of them")
         return text
 
     def _read(self) -> str | None:
@@ -148,4 +171,33 @@ class ChatTemplate:
             source: str = self._tokenizer.get_chat_template()
         except ValueError:  # several templates and none of them the default
             return None
+        if len(source) > _MAX_SOURCE:
+            raise ModelRefusedError(
+                f"its chat template has {len(source):,} characters, more than {_MAX_SOURCE:,}: it "
+                "is damaged, or no template"
+            )
         return source
+
+
+def within(seconds: float, call: Callable[[], str]) -> str:
+    """Return what a call returns; one that takes too long is ended where it is in Python code.
+
+    Raises:
+        TimeoutError: it takes longer; a single operation of C is not broken off.
+    """
+    done: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # it belongs to whoever waits
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ragaccel-template", daemon=True)
+    thread.start()
+    try:
+        return done.result(seconds)
+    except FutureTimeoutError as error:
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
+        raise TimeoutError(f"it takes more than {seconds} seconds") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from ragaccel.checks import shown
-from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError, RagaccelError
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
 from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.locate import locate_model
@@ -63,10 +64,9 @@ def outline_model(name_or_path: str | Path | None = None, **model_kwargs: Any) -
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _located(name, model_kwargs)
-    with _explained(name):
-        config = AutoConfig.from_pretrained(source, **arguments)
-        refuse_by_config(config, model_kwargs)
-        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    config = _read_config(name, source, arguments)
+    refuse_by_config(config, model_kwargs)
+    tokenizer = _read_tokenizer(name, source, arguments)
     length = read_max_positions(config.get_text_config(decoder=True))
     return ModelOutline(length, Tokenizer(tokenizer))
 
@@ -119,20 +119,19 @@ def load_model(
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in arguments}
     place = join_processes() if count > 1 else _place(device, device_map)
     shown = not is_bundled(name_or_path) and is_first()
-    with _explained(name_or_path), _progress(shown=shown):
-        config = AutoConfig.from_pretrained(source, **arguments)
-        refuse_by_config(config, model_kwargs)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=_dtype(dtype, config, place),
-            device_map=device_map,
-            adapter_kwargs=_where_adapters_are(arguments, model_kwargs.pop("adapter_kwargs", {})),
-            **arguments,
-            **model_kwargs,
-            **spread_arguments(config, count),
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    config = _read_config(name_or_path, source, arguments)
+    refuse_by_config(config, model_kwargs)
+    wanted = {
+        "dtype": _dtype(dtype, config, place),
+        "device_map": device_map,
+        "adapter_kwargs": _where_adapters_are(arguments, model_kwargs.pop("adapter_kwargs", {})),
+        **arguments,
+        **model_kwargs,
+        **spread_arguments(config, count),
+    }
+    with _reading(name_or_path, "weights", model_kwargs), _progress(shown=shown):
+        model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
+    tokenizer = _read_tokenizer(name_or_path, source, arguments)
     if place is not None and count == 1 and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
     words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
@@ -158,14 +157,14 @@ def load_for_training(
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _located(name, {})
-    with _explained(name), _progress(shown=False):
-        config = AutoConfig.from_pretrained(source, **arguments)
-        refuse_by_config(config, {})
-        kind = _dtype(dtype, config, _place(None, None))
+    config = _read_config(name, source, arguments)
+    refuse_by_config(config, {})
+    kind = _dtype(dtype, config, _place(None, None))
+    with _reading(name, "weights"), _progress(shown=False):
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=kind, **arguments
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, **arguments)
+    tokenizer = _read_tokenizer(name, source, arguments)
     return model, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
 
 
@@ -288,7 +287,7 @@ def multiplies_bfloat16() -> bool:
 
 def is_bundled(name: str | Path) -> bool:
     """Whether a name is the folder of the reader that ships with the package."""
-    if not name or not Path(name).is_dir():
+    if not name or not os.path.isdir(name):
         return False
     return Path(name).samefile(Path(__file__).parent / "reader")
 
@@ -306,23 +305,54 @@ def _progress(*, shown: bool) -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def _read_config(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
+    with _reading(name, "config.json"):
+        return AutoConfig.from_pretrained(source, **arguments)
+
+
+def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
+    with _reading(name, "tokenizer"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, **arguments)
+        # Some damage shows only when it is used.
+        tokenizer.decode(tokenizer.encode("A text of the house's own: 1, 2.", verbose=False))
+        return tokenizer
+
+
 @contextlib.contextmanager
-def _explained(name: str | Path) -> Iterator[None]:
-    """Turn transformers' errors about a checkpoint into ours."""
+def _reading(
+    name: str | Path, part: str, model_kwargs: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Turn whatever transformers raises over a part of a checkpoint into our errors.
+
+    Only calls of transformers stand in it, so that no fault of ours is taken for the checkpoint's.
+    """
     try:
         yield
-    except RagaccelError:
-        raise
     except OSError as error:
         raise ModelNotFoundError(f"cannot load {str(name)!r}: {_first_line(error)}") from error
-    except ValueError as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         if "trust_remote_code" in str(error):
             raise ModelRefusedError(
                 f"{str(name)!r} brings code of its own: read it, then load with "
                 "trust_remote_code=True"
             ) from error
-        raise ModelRefusedError(f"cannot load {str(name)!r}: {_first_line(error)}") from error
+        if model_kwargs and isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise  # an argument of the caller's
+        raise _refused(name, part, error) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # as tokenizers calls what broke in it
+            raise
+        raise _refused(name, part, error) from error
 
 
-def _first_line(error: Exception) -> str:
+def _refused(name: str | Path, part: str, error: BaseException) -> ModelRefusedError:
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return ModelRefusedError(
+        f"cannot load {str(name)!r}: its {part} cannot be read ({kind}{_first_line(error)})"
+    )
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]

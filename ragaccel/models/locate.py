@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
+from ragaccel.checks import shown
 from ragaccel.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_PART = r"\w(?:[\w.-]*\w)?"
+_LONGEST_NAME = 96  # that the hub gives
 _TIMEOUT_SECONDS = 5.0
 _WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -34,14 +37,16 @@ def locate_model(name_or_path: str | Path, hub: dict[str, Any]) -> tuple[str, di
     """
     name = str(name_or_path)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         if not (folder / hub.get("subfolder", "") / "config.json").is_file():
             raise ModelNotFoundError(f"{name!r} is a folder without a config.json: not a model")
         return str(folder), dict(hub)
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise ModelNotFoundError(f"{name!r} is a file: give the folder that holds config.json")
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
-        raise ModelNotFoundError(f"no folder {name!r}, and no model on the hub has such a name")
+        raise ModelNotFoundError(
+            f"no folder {shown(name)}, and no model on the hub has such a name"
+        )
     if cached_folder(name, hub) is not None:
         return name, {**hub, "local_files_only": True}
     if constants.HF_HUB_OFFLINE:
@@ -73,9 +78,10 @@ def cached_folder(name: str, hub: Mapping[str, Any]) -> Path | None:
 def _can_be_on_hub(name: str) -> bool:
     # One optional owner, then letters, digits and single dashes, dots or underscores.
     if (
-        re.fullmatch(r"(?:[\w.-]+/)?[\w.-]+", name, re.ASCII) is None
+        re.fullmatch(rf"(?:{_PART}/)?{_PART}", name, re.ASCII) is None
         or ".." in name
         or "--" in name
+        or len(name) > _LONGEST_NAME
     ):
         return False
     return not name.startswith((".", "~", os.sep))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ def _folder(name: str | Path | None, options: Mapping[str, Any]) -> Path | None:
     if name is None:
         return Path(__file__).parent / "reader"
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder / (options.get("subfolder") or "")
     if isinstance(name, Path):
         return None

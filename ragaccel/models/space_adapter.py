@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -172,7 +173,7 @@ class SpaceAdapter:
             ModelNotFoundError: it brings none.
             ConfigurationError: one that is not whole.
         """
-        if name_or_path and Path(name_or_path).is_dir():
+        if name_or_path and os.path.isdir(name_or_path):
             if (Path(name_or_path) / FOLDER).is_dir():
                 return cls.load(Path(name_or_path) / FOLDER)
         elif name_or_path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ def fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
         ModelNotFoundError: neither a folder nor, in the cache or on the hub, a repository.
     """
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir() or isinstance(name_or_path, Path):
+    if os.path.isdir(folder) or isinstance(name_or_path, Path):
         return folder
     from huggingface_hub import snapshot_download
 

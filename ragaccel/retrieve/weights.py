@@ -36,7 +36,9 @@ def find_model_folder(name_or_path: str | Path | None = None) -> Path:
     """
     name = str(name_or_path or DEFAULT_EMBEDDER)
     folder = Path(name).expanduser()
-    if name_or_path and folder.is_dir():  # the default is never one that the current folder holds
+    if name_or_path and os.path.isdir(
+        folder
+    ):  # the default is never one that the current folder holds
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
         return folder
