@@ -4,11 +4,15 @@ import json
 import re
 
 import pytest
+from llama_index.core import VectorStoreIndex
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.tools import FunctionTool
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool, RetrieverTool
 from pydantic import BaseModel
 from ragaccel import ConfigurationError
 from scripted_llms import call, scripted_llm, tools_in
@@ -283,3 +287,38 @@ def test_a_forced_json_model_without_tools_still_answers_objects():
     forced = Say(json.dumps({"name": "Isobel", "age": 29}))
     llm = Ragaccel(llm=tiny_llm(), generate_kwargs={"logits_processors": [forced]})
     assert llm.structured_predict(Keeper, PromptTemplate("Who?")) == Keeper(name="Isobel", age=29)
+
+
+class _Letters(BaseEmbedding):
+    def _get_text_embedding(self, text):
+        return [float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+    _get_query_embedding = _get_text_embedding
+
+    async def _aget_query_embedding(self, query):
+        return self._get_text_embedding(query)
+
+
+LAMP = "The lamp on Gannet Ledge burns rapeseed oil, nine barrels of it a summer."
+
+
+async def test_what_an_agents_tool_retrieved_is_copied_from_and_cited():
+    index = VectorStoreIndex([TextNode(text=LAMP, id_="lamp")], embed_model=_Letters())
+    search = RetrieverTool.from_defaults(index.as_retriever(), name="search", description="Find.")
+    llm = saying(lambda prompt: LAMP if "<turn>tool" in prompt else call("search", input="lamp"))
+    response = await FunctionAgent(tools=[search], llm=llm).run("What does the lamp burn?")
+    assert str(response) == LAMP
+    assert [cited["passage_id"] for cited in response.raw["ragaccel"]["citations"]] == ["lamp"]
+    assert response.raw["ragaccel"]["accepted_tokens"] > 0
+
+
+async def test_a_second_question_knows_the_calls_of_the_first():
+    llm = saying(
+        lambda prompt: "Nothing more." if "And now?" in prompt else answer_after_results(prompt)
+    )
+    agent = FunctionAgent(tools=[LOOK_UP, TIDE], llm=llm)
+    memory = ChatMemoryBuffer.from_defaults(llm=llm)
+    await agent.run("Who keeps the mole?", memory=memory)
+    assert str(await agent.run("And now?", memory=memory)) == "Nothing more."
+    assert '{"name": "look_up", "arguments": {"light": "The mole"}}' in llm.llm.prompts[-1]
+    assert "<turn>tool(look_up): The mole is kept" in llm.llm.prompts[-1]
