@@ -11,11 +11,12 @@ from operator import itemgetter
 class Document:
     """The text of one file, with where its pages start when it has pages.
 
-    ``page_starts[i]`` is the character offset at which page ``i + 1`` begins (a slide and a
-    notebook cell count as pages); empty for formats without pages. ``markup`` says how headings
-    are written: ``"markdown"``, ``"rst"``, ``"code"``, ``"rows"`` (a record a line) or ``""``.
-    ``line_numbers[i]`` is the line of the file that line ``i + 1`` of the text was made from, where
-    the two differ (HTML, JSON); empty when the lines are the file's own.
+    ``page_starts[i]`` is the character offset at which page ``i + 1`` begins (a slide, a cell of a
+    notebook and a chapter of a book count as pages); empty for formats without pages. ``markup``
+    says how headings are written: ``"markdown"``, ``"rst"``, ``"code"``, ``"rows"`` (a record a
+    line) or ``""``. ``line_numbers[i]`` is the line of the file that line ``i + 1`` of the text was
+    made from, where the two differ (HTML, JSON; rows of a sheet, paragraphs); empty when the lines
+    are the file's own.
     """
 
     path: str

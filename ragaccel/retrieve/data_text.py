@@ -18,7 +18,7 @@ from ragaccel.retrieve.plain_text import decode_text, spoken_name
 from ragaccel.retrieve.reader_process import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 _SPACE = re.compile(r"\s+")
@@ -62,12 +62,12 @@ def read_csv(data: bytes, name: str) -> Document:
         if not any(cell.strip() for cell in cells):
             pass
         elif columns:
-            lines.add(_record(_named(columns, cells)), number)
-        elif _is_header(cells):
-            columns = [_tidy(cell.replace("_", " ")) for cell in cells]
+            lines.add(record_line(named_cells(columns, cells)), number)
+        elif is_header(cells):
+            columns = [tidy(cell.replace("_", " ")) for cell in cells]
         else:
             columns = [f"column {position}" for position in range(1, len(cells) + 1)]
-            lines.add(_record(_named(columns, cells)), number)
+            lines.add(record_line(named_cells(columns, cells)), number)
         number = rows.line_num + 1
     if columns and not lines.texts:
         lines.add(f"Columns: {', '.join(columns)}.", 1)
@@ -83,20 +83,21 @@ def _dialect(text: str, name: str) -> type[csv.Dialect]:
         return csv.excel
 
 
-def _is_header(cells: list[str]) -> bool:
+def is_header(cells: list[str]) -> bool:
     """A first row of distinct words names the columns; numbers or repetitions are data."""
-    tidy = [_tidy(cell) for cell in cells]
-    named = [cell for cell in tidy if cell]
+    named = [name for name in map(tidy, cells) if name]
     return len(set(named)) == len(named) and not any(map(_NUMBER.fullmatch, named))
 
 
-def _named(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
+def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
+    """The cells of a row that hold something, each with the name of its column."""
     for position, cell in enumerate(cells):
         if cell.strip():
-            yield (columns[position] if position < len(columns) else ""), _tidy(cell)
+            yield (columns[position] if position < len(columns) else ""), tidy(cell)
 
 
-def _record(pairs: Iterator[tuple[str, str]]) -> str:
+def record_line(pairs: Iterable[tuple[str, str]]) -> str:
+    """A row as a line, ``Name: Ada; Born: 1815.``; what has no name stands for itself."""
     text = "; ".join(f"{key}: {value}" if key else value for key, value in pairs)
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -181,7 +182,7 @@ class _Renderer:
         if "\n" in text:
             self.lines.add(f"{key}:\n\n{text}\n" if key else text, self.last)
         else:
-            self.lines.add(_record(iter([(key, text)])), self.last)
+            self.lines.add(record_line(iter([(key, text)])), self.last)
 
     def _flat(self, key: str, value: list[Any]) -> None:
         number = next(self.numbers, self.last) if value else self.last
@@ -195,11 +196,11 @@ class _Renderer:
             return
         self.last = more.pop() if more else number
         if not isinstance(value, _Pairs):
-            self.lines.add(_record(iter([(key, said[0][1])])), number)
+            self.lines.add(record_line(iter([(key, said[0][1])])), number)
         elif len(said) == 1:
-            self.lines.add(_record(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
+            self.lines.add(record_line(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
         else:
-            record = _record(iter(said))
+            record = record_line(iter(said))
             self.lines.add(f"{key}: {record}" if key else record, number)
 
     def _nested(self, key: str, value: list[Any], depth: int) -> None:
@@ -234,12 +235,12 @@ def _own_name(item: Any) -> str:
         named = {key.lower(): value for key, value in item if not isinstance(value, list)}
         for key in _NAMING_KEYS:
             if named.get(key):
-                return _tidy(_plain(named[key]))
+                return tidy(_plain(named[key]))
     return ""
 
 
 def _said(value: Any) -> str:
-    return _tidy(_plain(value)) if isinstance(value, str) else _plain(value)
+    return tidy(_plain(value)) if isinstance(value, str) else _plain(value)
 
 
 def _plain(value: Any) -> str:
@@ -250,5 +251,6 @@ def _plain(value: Any) -> str:
     return "" if value is None else json.dumps(value)
 
 
-def _tidy(text: str) -> str:
+def tidy(text: str) -> str:
+    """A text with single spaces, on one line."""
     return _SPACE.sub(" ", text).strip()

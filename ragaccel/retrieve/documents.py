@@ -26,6 +26,14 @@ _MARKDOWN = frozenset(_MARKDOWN_ENDINGS.split())
 _CODE = frozenset(_CODE_ENDINGS.split())
 _TEXT_ENDINGS = frozenset(".html .htm .xhtml .csv .tsv .json .jsonl .ndjson .ipynb".split())
 _DECLARED_WITHIN = 4096
+_BINARIES = {
+    ".doc": "Word's format before 2007: save it as .docx",
+    ".xls": "Excel's format before 2007: save it as .xlsx",
+    ".ppt": "PowerPoint's format before 2007: save it as .pptx",
+    ".xlsb": "a binary workbook: save it as .xlsx",
+    ".mobi": "a Kindle book: convert it to .epub",
+    ".azw3": "a Kindle book: convert it to .epub",
+}
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
@@ -53,6 +61,7 @@ class Reader:
 _HTML = Reader("html_text", "read_html")
 _CSV = Reader("data_text", "read_csv")
 _JSON_LINES = Reader("data_text", "read_json_lines")
+_XLSX = Reader("sheet_text", "read_xlsx")
 READERS = {
     ".html": _HTML,
     ".htm": _HTML,
@@ -66,6 +75,13 @@ READERS = {
     ".pdf": Reader("pdf_text", "read_pdf"),
     ".docx": Reader("office_text", "read_docx"),
     ".pptx": Reader("office_text", "read_pptx"),
+    ".xlsx": _XLSX,
+    ".xlsm": _XLSX,
+    ".odt": Reader("opendocument_text", "read_odt"),
+    ".odp": Reader("opendocument_text", "read_odp"),
+    ".ods": Reader("opendocument_text", "read_ods"),
+    ".epub": Reader("epub_text", "read_epub"),
+    ".rtf": Reader("rtf_text", "read_rtf"),
 }
 
 
@@ -183,7 +199,7 @@ def _suffix(name: str) -> str:
 
 def _read_text(data: bytes, name: str, suffix: str) -> Document:
     if looks_binary(data):
-        raise BinaryFileError("a binary file")
+        raise BinaryFileError(_BINARIES.get(suffix, "a binary file"))
     text, _ = decode_text(data)
     if suffix in _MARKDOWN:
         return Document(path=name, text=text, title=_front_title(text), markup="markdown")
