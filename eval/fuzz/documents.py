@@ -1,0 +1,229 @@
+"""Broken documents: whether each is read and cut, or refused by an error of ours, in little time.
+
+    python -m eval.fuzz.documents --out eval/results
+
+A small document of every format that the package reads is changed at random, byte by byte or inside
+the files of its archive, sometimes given another format's name, and then read as a folder's files
+are: text in this process, all else in the one beside it. Three things are promised: no error but
+ours and no crash of a library, nothing over 10 seconds, nothing over a gigabyte of memory; and
+passages are what stands in the text. It exits with 1 if one is broken; ``--first N --count 1``
+tries one document again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.fuzz.seeds import endings, has_seed, members_of, seed_documents, zipped
+from eval.script import in_folder, measured, new_parser, note, result
+from ragaccel.errors import RagaccelError
+from ragaccel.retrieve.chunking import split_document
+from ragaccel.retrieve.documents import BinaryFileError, DocumentReader
+
+if TYPE_CHECKING:
+    import argparse
+
+LIMIT_SECONDS = 10.0
+LIMIT_MEGABYTES = 1000
+_EACH = 1000
+_SHOWN = 5
+_OVER = {"takes more than": "over", "crashes on it": "raw", "does not start": "raw"}
+_BYTES = (
+    *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n" * 5, b"\x1b", b"\x0c"),
+    *(b"<" * 9, b"[" * 300, b'{"a":' * 300, b"{" * 300, b"```", b"~~~", b"<!--", b"-->", b"#" * 9),
+    *(
+        b"|" * 40,
+        b"---\n",
+        b'"',
+        b"'",
+        b",",
+        b"\\ud800",
+        b"\\'zz",
+        b"\\bin999999999 ",
+        b"\\u-99999?",
+    ),
+    *(b"1e999", b"NaN", b"-0", b"9" * 400, b"&#x110000;", b"&#0;", b"&a;", b"<pre>", b"<title>"),
+    *(b"<tr><td>", b'w:val="99999999"', b'"1048576"', b"\xf0\x9f\x92\xa9", b"\xe3\x80\x82"),
+    *(
+        b"\xe2\x80\xa8",
+        b"\xc2\x85",
+        b"\xe2\x80\xae",
+        b"../",
+        b"0 0 R",
+        b"stream\n",
+        b"<</Kids[2 0 R]>>",
+    ),
+)
+_NUMBERS = (b"0", b"-1", b"1", b"7", b"65536", b"99999999", b"1e9", b"x", b"", b"continue", b"nan")
+_WHOLE = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"9999")
+
+
+def changed_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Change, insert, delete, repeat or cut off some bytes."""
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        size = len(data)
+        at = rng.randrange(size) if size else 0
+        kind = rng.random()
+        if kind < 0.25:
+            data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+        elif kind < 0.45:
+            data = data[:at] + rng.choice(_BYTES) + data[at:]
+        elif kind < 0.58:
+            data = data[:at] + data[at + rng.choice((1, 2, 8, 64, 512)) :]
+        elif kind < 0.72:
+            other = rng.randrange(size) if size else 0
+            data = data[:at] + data[other : other + rng.choice((1, 8, 64, 512))] + data[at:]
+        elif kind < 0.76:
+            data = _other_number(data, at, rng)
+        elif kind < 0.82 and size:
+            data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        elif kind < 0.9:
+            data = data[:at] + rng.choice(_WHOLE) + data[at + 4 :]
+        elif kind < 0.95:
+            data = data[:at] + data[at : at + 64] * rng.choice((10, 100)) + data[at:]
+        else:
+            data = data[:at]
+    return data
+
+
+def _other_number(data: bytes, start: int, rng: random.Random) -> bytes:
+    """Say another number, or name, where the first one after a place stands: XML stays XML."""
+    found = re.compile(rb'(?<=")[\w.-]+(?=")|\d+').search(data, start)
+    if not found:
+        return data
+    return data[: found.start()] + rng.choice(_NUMBERS) + data[found.end() :]
+
+
+def changed_members(data: bytes, rng: random.Random) -> bytes:
+    """Change what is inside an archive, so that the archive itself stays whole."""
+    members = members_of(data)
+    texts = [name for name in members if name.endswith((".xml", ".rels", ".opf", ".xhtml"))]
+    chosen = rng.choice(texts or list(members))
+    changed = {}
+    for name, content in members.items():
+        if rng.random() < 0.01:
+            continue
+        told = f"../../{name}" if rng.random() < 0.01 else name
+        changed[told] = changed_bytes(content, rng) if name == chosen else content
+    return zipped(changed)
+
+
+def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[str, bytes]:
+    """The name and the bytes of one broken document, the same every time."""
+    rng = random.Random(f"{seed}/{number}")
+    ending = rng.choice(list(seeds))
+    data = seeds[ending]
+    if data.startswith(b"PK") and rng.random() < 0.8:
+        data = changed_members(data, rng)
+    else:
+        data = changed_bytes(data, rng)
+    if rng.random() < 0.05:
+        ending = rng.choice(list(seeds))
+    return f"a{ending}", data
+
+
+class _Hang(BaseException):
+    pass
+
+
+def _ring(*_: object) -> None:
+    raise _Hang
+
+
+def outcome(reader: DocumentReader, name: str, data: bytes) -> str:
+    """What becomes of a document: ok, binary, refused, or which promise it breaks and how."""
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    try:
+        document = reader.read(data, name)
+        for passage in split_document(document, _count):
+            if document.text[passage.start : passage.end] != passage.text:
+                return "raw: a passage is not what stands in the text"
+            (passage.title + passage.text).encode()
+    except BinaryFileError:
+        return "binary"
+    except RagaccelError as error:
+        kind = next((kind for text, kind in _OVER.items() if text in str(error)), "refused")
+        return kind if kind == "refused" else f"{kind}: {error}"
+    except _Hang:
+        return "hang"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"raw: {type(error).__name__}: {error} ({Path(where.filename).name})"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return "ok"
+
+
+def _count(texts: list[str]) -> list[int]:
+    return [text.count(" ") + 1 + len(text) // 20 for text in texts]
+
+
+def fuzz(options: argparse.Namespace) -> dict[str, Any]:
+    """Read so many broken documents, and count what becomes of each."""
+    seeds = seed_documents()
+    counts: dict[str, Counter[str]] = {ending: Counter() for ending in seeds}
+    broken: list[dict[str, Any]] = []
+    started, slowest = time.perf_counter(), 0.0
+    before = signal.signal(signal.SIGALRM, _ring)
+    try:
+        with DocumentReader() as reader:
+            for number in range(options.first, options.first + options.count):
+                name, data = broken_document(number, options.seed, seeds)
+                began = time.perf_counter()
+                found = outcome(reader, name, data)
+                slowest = max(slowest, time.perf_counter() - began)
+                kind, _, _ = found.partition(":")
+                counts[name[1:]][kind] += 1
+                if kind in ("raw", "hang", "over"):
+                    broken.append({"number": number, "name": name, "outcome": found[:300]})
+                if (number + 1) % _EACH == 0:
+                    note(f"{number + 1} documents, {len(broken)} promises broken")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return result(
+        "fuzz_documents",
+        {"count": options.count, "seed": options.seed, "first": options.first},
+        module="fuzz.documents",
+        formats=endings(),
+        without_seed=[ending for ending in endings() if not has_seed(ending)],
+        counts={ending: dict(sorted(found.items())) for ending, found in counts.items()},
+        raw_errors=sum(item["outcome"].startswith("raw") for item in broken),
+        hangs=sum(item["outcome"] == "hang" for item in broken),
+        over_limits=sum(item["outcome"].startswith("over") for item in broken),
+        peak_mb=peak,
+        is_small=peak < LIMIT_MEGABYTES,
+        slowest_seconds=round(slowest, 2),
+        broken=broken,
+        seconds=round(time.perf_counter() - started, 1),
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = new_parser("fuzz.documents", __doc__ or "")
+    parser.add_argument("--count", type=int, default=30_000, help="how many [30000]")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
+    parser.add_argument("--seed", type=int, default=1, help="of the changes [1]")
+    parser.add_argument("--out", type=Path, help="folder or file of the result")
+    options = parser.parse_args(arguments)
+    options.out = in_folder(options.out, "fuzz_documents.json")
+    document = measured("fuzz.documents", fuzz, options)
+    shown = ("raw_errors", "hangs", "over_limits", "peak_mb", "slowest_seconds", "seconds")
+    print(json.dumps({key: document[key] for key in ("counts", *shown)}, indent=1))
+    for item in document["broken"][:_SHOWN]:
+        print(json.dumps(item), file=sys.stderr)
+    sys.exit(bool(document["broken"]) or not document["is_small"])
+
+
+if __name__ == "__main__":
+    main()
