@@ -313,5 +313,5 @@ def test_an_llm_that_remembers_nothing_is_no_oracle_of_what_was_asked():
     assert again > 2 * first
     assert namespaces == [""]
     (first, again), namespaces = acceptance(remember=False)
-    assert again == first
+    assert again < 1.5 * first
     assert namespaces == []
