@@ -33,7 +33,9 @@ class Settings(TypedDict, total=False):
         seed: the same seed gives the same text, with or without drafting.
         repetition_penalty: as in transformers; 1 is off.
         no_repeat_ngram_size: never repeat an n-gram of this size; 0 is off.
-        stop: strings at the first of which the answer ends; never part of the answer.
+        stop: strings at the first of which the answer ends; never part of the answer. They are
+            looked for in its text alone: unlike ``generate(stop_strings=...)``, one that begins in
+            the prompt does not count, and tokens without text do not part one.
         logits_processors: transformers' LogitsProcessors, pure functions of (ids, scores); one
             with a true attribute ``stateful`` is fine too, and turns drafting off.
         stopping_criteria: transformers' StoppingCriteria, asked after every token.

@@ -17,7 +17,8 @@ class TextStopRule:
     """Ends an answer with the first token that completes one of several strings.
 
     A stop rule over tokens; ``trim`` and ``HeldBackText`` keep the string itself, and what the
-    same token spells after it, out of the text.
+    same token spells after it, out of the text. Tokens without text, as special ones are, do not
+    part a string: the text that is shown would hold it. A string may name special tokens as well.
 
     Args:
         strings: one string or several.
@@ -38,6 +39,11 @@ class TextStopRule:
         self._tokenizer = tokenizer
         self._longest = max((len(string) for string in self.strings), default=0)
         self._before = tuple(after) if self.strings else ()
+        # What generate looks for in the text with its special tokens, callers where they name one.
+        special = tokenizer.special_tokens
+        self._spelled = tuple(
+            string for string in self.strings if after or any(one in string for one in special)
+        )
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
         """Return how many tokens to keep, the one that completes a stop string included.
@@ -55,19 +61,24 @@ class TextStopRule:
                 len(text) < self._longest + own and self._began_before(token_ids[:end])
             ):
                 return end
+            if self._spelled and self._spells(token_ids[:end]):
+                return end
         return None
+
+    def _spells(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last token completes a string, special tokens being text like others."""
+        own = self._tokenizer.decode(token_ids[-1:], skip_special_tokens=False)
+        width = self._longest + len(own)  # no token of those that make up a string is empty
+        text = self._tokenizer.decode(token_ids[-width:], skip_special_tokens=False)
+        return any(string in text[-width:] for string in self._spelled)
 
     def _began_before(self, token_ids: Sequence[int]) -> bool:
         """Whether an answer completes a string that began in the prompt."""
         if not self._before:
             return False
-        width = self._longest
-        while True:
-            before = self._tokenizer.decode(self._before[-width:])
-            if len(before) >= self._longest or width >= len(self._before):
-                break
-            width *= 2
-        text = self._tokenizer.decode((*self._before[-width:], *token_ids))
+        tail = self._before[-self._longest :]
+        before = self._tokenizer.decode(tail, skip_special_tokens=False)
+        text = self._tokenizer.decode((*tail, *token_ids), skip_special_tokens=False)
         return any(
             text.find(string, max(0, len(before) - len(string) + 1)) >= 0 for string in self.strings
         )

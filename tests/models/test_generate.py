@@ -16,6 +16,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from ragaccel import custom_generate
 from ragaccel.decode.request import Request, Sampling
 from ragaccel.decode.session import Session
 from ragaccel.engine.engine import Engine
@@ -233,3 +234,18 @@ def test_runner_ups_come_with_the_choices():
 class _Context:
     def __init__(self, token_ids):
         self.token_ids = list(token_ids)
+
+
+@pytest.mark.parametrize("share", [1e-10, 1e-7, 1e-6])
+def test_scores_of_float64_that_float32_does_not_tell_apart_are_ties(share):
+    """``generate`` rounds them first, and takes the first of equal ones."""
+    model = make_tiny_model("llama")
+    with torch.no_grad():
+        half = VOCAB // 2
+        model.lm_head.weight[half : 2 * half] = model.lm_head.weight[:half] * (1 + share)
+    prompt = random_prompt(20)
+    expected = generate(model, prompt, 30)
+    engine = Engine(HuggingFaceModel(model))
+    assert decode(engine, Request(prompt, max_new_tokens=30)) == expected
+    assert decode(engine, Request(prompt, max_new_tokens=30), Cheat(prompt, expected)) == expected
+    assert generate(model, prompt, 30, custom_generate=custom_generate) == expected

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import KINDS, byte_level
 from tiny_models import generate, make_tiny_model, random_prompt
+from transformers import StopStringCriteria
 
 from ragaccel.decode.request import Request
 from ragaccel.engine.engine import Engine
@@ -109,3 +110,55 @@ def test_inside_an_accepted_block_and_across_tokens():
     assert len(found) < 40
     assert stop in tokenizer.decode(found)
     assert stop not in rule.trim(tokenizer.decode(found))
+
+
+def test_strings_that_name_special_tokens_end_an_answer_as_in_transformers():
+    tokenizer = Tokenizer(byte_level())
+    stock = tokenizer.tokenizer
+    light = tokenizer.encode("light")
+    special = stock.convert_tokens_to_ids("<s1>")
+    for string in ("<s1>", "t<s1>", "ht<s1>s"):
+        ids = [*light, special, *tokenizer.encode("ships"), *light]
+        criterion = StopStringCriteria(stock, [string])
+        ends = [e for e in range(1, len(ids) + 1) if criterion(torch.tensor([ids[:e]]), None)]
+        for after in ((), (5,)):
+            rule = TextStopRule(string, tokenizer, after=after)
+            assert rule.cut(ids, 0) == ends[0]
+            assert cut_in_blocks(rule, ids, [1] * len(ids)) == ends[0]
+    assert TextStopRule("<s", tokenizer).cut([special], 0) is None  # nobody is shown that
+    assert TextStopRule("<s", tokenizer, after=[5]).cut([special], 0) == 1
+
+
+def test_tokens_without_text_do_not_part_a_string():
+    """What is shown would hold it: here, and here alone, transformers goes on."""
+    tokenizer = Tokenizer(byte_level())
+    special = tokenizer.tokenizer.convert_tokens_to_ids("<s1>")
+    keep, ships = tokenizer.encode("keep"), tokenizer.encode("ships")
+    for between in (special, len(tokenizer) + 3):
+        ids = [*keep, between, *ships]
+        rule = TextStopRule("keepships", tokenizer)
+        assert rule.cut(ids, 0) == len(ids)
+        assert rule.trim(tokenizer.decode(ids)) == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
+def test_after_a_prompt_they_end_where_transformers_ends_them(kind, data):
+    tokenizer = Tokenizer(KINDS[kind]())
+    words = tokenizer.encode("A keeper keeps the light; the light keeps the ships.")
+    token = st.sampled_from(words)
+    prompt = data.draw(st.lists(token, min_size=1, max_size=6))
+    ids = data.draw(st.lists(token, min_size=1, max_size=12))
+    text = tokenizer.decode([*prompt, *ids])
+    start = data.draw(st.integers(0, len(text) - 1))
+    string = text[start : start + data.draw(st.integers(1, 8))]
+    criterion = StopStringCriteria(tokenizer.tokenizer, [string])
+    ends = (
+        end
+        for end in range(1, len(ids) + 1)
+        if criterion(torch.tensor([[*prompt, *ids[:end]]]), None)
+    )
+    rule = TextStopRule(string, tokenizer, after=prompt)
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    assert cut_in_blocks(rule, ids, [*sizes, 100]) == next(ends, None)
