@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ragaccel.checks import shown
@@ -44,6 +45,7 @@ class ScoreProcessing:
         self._eos_ids = sorted(request.eos_ids)
         self._seen: Tensor | None = None
         self._masks: dict[str, Tensor] = {}
+        self._marked: set[int] = set()
         self._num_marked = 0
         self._history: list[int] = []
         self.is_idle = not (
@@ -81,8 +83,9 @@ class ScoreProcessing:
 
     def _avoid_repeating(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         if self._rules.encoder_repetition_penalty != 1.0:
-            prompt = self._mask("prompt", self._request.prompt_ids, scores)
-            scores = _penalized(scores, prompt, 1 / self._rules.encoder_repetition_penalty)
+            mask = self._mask("prompt", self._request.prompt_ids, scores)
+            penalty = 1 / self._rules.encoder_repetition_penalty
+            scores = torch.where(mask, _penalized(scores, penalty), scores)
         if self._penalty != 1.0:
             scores = self._penalize(scores, paths)
         if self._bans.size:
@@ -154,25 +157,32 @@ class ScoreProcessing:
         return [_end(self._history, path, size) for path in paths]
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        num_rows, vocab_size = scores.shape
-        # An embedding may be wider than the scores; such ids, which cannot be chosen nor
-        # penalized, share a last column that is cut off again.
-        seen = torch.zeros(num_rows, vocab_size + 1, dtype=torch.bool, device=scores.device)
-        seen[:, :vocab_size] = self._seen_tokens(scores)
-        width = max(map(len, paths))
-        # Every path begins with the root: repeating it pads without adding a token.
-        padded = [[*path, *[path[0]] * (width - len(path))] for path in paths]
-        seen.scatter_(1, torch.tensor(padded, device=scores.device).clamp_(max=vocab_size), True)
-        return _penalized(scores, seen[:, :vocab_size], self._penalty)
+        """Penalize what was committed, in all rows, and what is on a row's path, in that row.
+
+        A prompt and its answer hold few of the vocabulary's tokens: the others are not looked at.
+        """
+        vocab_size = scores.shape[-1]
+        seen = self._seen_tokens(scores)
+        found = scores.index_copy(1, seen, _penalized(scores[:, seen], self._penalty))
+        # An embedding may be wider than the scores; such tokens cannot be chosen nor penalized.
+        pairs = [
+            (row, token) for row, path in enumerate(paths) for token in path if token < vocab_size
+        ]
+        if not pairs:
+            return found
+        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
+        return found.index_put_((rows, tokens), _penalized(scores[rows, tokens], self._penalty))
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
-        """Tell of every token whether it was committed, [V]; brought up to date when asked."""
+        """List the committed tokens, each once; brought up to date when asked."""
         if self._seen is None:
-            self._seen = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-        new = [token for token in self._history[self._num_marked :] if token < scores.shape[-1]]
+            self._seen = torch.zeros(0, dtype=torch.int64, device=scores.device)
+        tokens = dict.fromkeys(self._history[self._num_marked :])
         self._num_marked = len(self._history)
+        new = [token for token in tokens if token < scores.shape[-1] and token not in self._marked]
         if new:
-            self._seen[torch.tensor(new, device=scores.device)] = True
+            self._marked.update(new)
+            self._seen = torch.cat((self._seen, torch.tensor(new, device=scores.device)))
         return self._seen
 
     def _keep_going(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -243,25 +253,28 @@ class SequenceBiases:
         """Add them to scores [n, V]; row i follows ``history`` and ``paths[i]``."""
         if not self._single and not self._longer:
             return scores
+        totals: dict[tuple[int, int], np.float32] = {}  # summed in the order of transformers
+        for size, of_length in self._longer.items():
+            for row, path in enumerate(paths):
+                for token, bias in of_length.get(_end(history, path, size), {}).items():
+                    first = np.float32(self._single.get(token, 0.0))
+                    totals[row, token] = totals.get((row, token), first) + np.float32(bias)
+        biased = scores + self._of_single(scores) if self._single else scores
+        pairs = [pair for pair in totals if pair[1] < scores.shape[-1]]
+        if not pairs:
+            return biased
+        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
+        more = torch.tensor([float(totals[pair]) for pair in pairs], dtype=scores.dtype)
+        return biased.index_put((rows, tokens), scores[rows, tokens] + more.to(scores.device))
+
+    def _of_single(self, scores: Tensor) -> Tensor:
+        """What sequences of one token add to every row, [V]; made once."""
         if self._vector is None:
             self._vector = torch.zeros_like(scores[0])
             for token, bias in self._single.items():
                 if token < len(self._vector):
                     self._vector[token] = bias
-        found = [
-            (row, token, bias)
-            for size, of_length in self._longer.items()
-            for row, path in enumerate(paths)
-            for token, bias in of_length.get(_end(history, path, size), {}).items()
-            if token < scores.shape[-1]
-        ]
-        if not found:
-            return scores + self._vector
-        rows, tokens, biases = zip(*found, strict=True)
-        at = (torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device))
-        more = torch.tensor(biases, dtype=scores.dtype, device=scores.device)
-        summed = self._vector.repeat(len(scores), 1).index_put_(at, more, accumulate=True)
-        return scores + summed
+        return self._vector
 
 
 class NgramBans:
@@ -317,9 +330,9 @@ def _end(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, .
     return (*before, *path[max(0, len(path) - size) :]) if size else ()
 
 
-def _penalized(scores: Tensor, mask: Tensor, penalty: float) -> Tensor:
-    """Scores with those of some tokens made lower, as all above 1 does, or higher."""
-    return torch.where(mask, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+def _penalized(scores: Tensor, penalty: float) -> Tensor:
+    """Scores made lower, as all above 1 does, or higher."""
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
 def _power(factor: float, count: int) -> float:
