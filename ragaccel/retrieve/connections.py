@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -219,8 +220,7 @@ class Connections(AcrossForks):
                 f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
         require_no_link(self._place)
-        if os.path.lexists(f"{self._place}-journal"):  # SQLite would do what is written in it
-            raise damaged(self.path, "a journal lies beside it, which no index of ours has")
+        self._look_beside()
         try:
             return self._opened(str(self._place))
         except sqlite3.OperationalError as error:
@@ -228,6 +228,15 @@ class Connections(AcrossForks):
                 raise
             # a folder that may only be read: WAL needs to write beside the file, a snapshot not
             return self._opened(f"{self._place.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _look_beside(self) -> None:
+        """Refuse what SQLite would read, or obey, beside the file and never made there."""
+        if os.path.lexists(f"{self._place}-journal"):
+            raise damaged(self.path, "a journal lies beside it, which no index of ours has")
+        for ending in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(f"{self._place}{ending}").st_mode):
+                    raise damaged(self.path, f"its {ending[1:]} file is no regular file")
 
     def _opened(self, address: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
