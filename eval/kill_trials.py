@@ -162,7 +162,7 @@ class Build(Trial):
 
     @override
     def prepare(self) -> None:
-        folder_run._BATCH_PASSAGES = 64  # many small transactions: more moments to be killed in
+        folder_run._BATCH_PASSAGES = 16  # many small transactions: more moments to be killed in
         self.docs, self.place = self.folder / "docs", self.folder / "index.db"
         self.embedder = HashEmbedder(seconds_a_text=0.0008)
         self._write_documents()
