@@ -13,6 +13,7 @@ from ragaccel.errors import DocumentError
 from ragaccel.passage import Document, Passage
 from ragaccel.retrieve.headings import MAX_HEADING_CHARS, Section, sections
 from ragaccel.retrieve.plain_text import spoken_name
+from ragaccel.retrieve.reader_process import MAX_SECONDS
 from ragaccel.sentences import fenced_spans, sentence_spans
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ CHUNKER_VERSION = 1
 DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
 MAX_PASSAGES = 1_000_000
-MAX_SECONDS = 30.0
 _MAX_TOKEN_CHARS = 16
 _COUNTED_TEXTS = 1024  # what is counted at once: the tokens of a text take a hundred times its size
 _COUNTED_CHARS = 1 << 18
@@ -223,7 +223,7 @@ class _Cutter:
         That is all that is said of a span which is too long by this alone.
         """
         if time.thread_time() - self.began > self.max_seconds:
-            raise DocumentError(f"takes more than {MAX_SECONDS:.0f} s to read: split it")
+            raise DocumentError(f"takes more than {MAX_SECONDS} s to read: split it")
         least = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
         texts = [
             self.text[slice(*span)]

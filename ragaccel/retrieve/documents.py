@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -113,10 +114,12 @@ class DocumentReader:
     """Reads the bytes of files, one after another; close it at the end.
 
     Text and Markdown are read at once; formats whose readers nothing bounds, in one process beside
-    this one, which starts with the first of them. Threads may share it.
+    this one, which starts with the first of them. Threads may share it. ``seconds`` is the CPU time
+    that the last document took.
     """
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self._process = ReaderProcess()
 
     def __enter__(self) -> DocumentReader:
@@ -139,8 +142,13 @@ class DocumentReader:
         """
         reader = READERS.get(_suffix(name))
         if reader is None or reader.bounded:
-            return document_from_bytes(data, name)
-        return self._process.read(data, name)
+            began = time.thread_time()
+            document = document_from_bytes(data, name)
+            self.seconds = time.thread_time() - began
+        else:
+            document = self._process.read(data, name)
+            self.seconds = self._process.seconds
+        return document
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | None = None) -> bytes:

@@ -15,7 +15,7 @@ from ragaccel.retrieve.documents import (
     doubt_about,
     read_bytes,
 )
-from ragaccel.retrieve.reader_process import NoReaderError
+from ragaccel.retrieve.reader_process import MAX_SECONDS, NoReaderError
 from ragaccel.retrieve.records import FileRecord, UnreadFile
 
 if TYPE_CHECKING:
@@ -184,7 +184,12 @@ class FolderRun:
                 self._count_same(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
             document = self.reader.read(data, file.name)
-            passages = split_document(document, self.run.embedder.count_tokens, self.budget)
+            passages = split_document(
+                document,
+                self.run.embedder.count_tokens,
+                self.budget,
+                max_seconds=MAX_SECONDS - self.reader.seconds,
+            )
         except BinaryFileError as error:
             self._skip_binary(file.name, str(error))
             return _ReadFile(replace(record, status="binary"), [])

@@ -58,7 +58,8 @@ class ReaderProcess:
     """Reads files in a process of its own, which starts with the first and ends by :meth:`close`.
 
     Threads may share it, one file at a time; a forked process starts one of its own. The process
-    ends with the one that started it, as its pipe does.
+    ends with the one that started it, as its pipe does. ``seconds`` is the CPU time that the last
+    document took.
 
     Args:
         max_seconds: The CPU time that one file may take.
@@ -76,6 +77,7 @@ class ReaderProcess:
         self.max_seconds = max_seconds
         self.max_memory = max_memory
         self.watched = watched
+        self.seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -144,6 +146,7 @@ class ReaderProcess:
             raise MissingExtraError(said, reply["extra"])
         if error:
             raise DocumentError(said)
+        self.seconds = reply["seconds"]
         return Document(
             path=reply["path"],
             text=text,
@@ -271,6 +274,7 @@ def serve(read: Read, max_seconds: int, max_memory: int, watched: bool) -> None:
 
 
 def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
+    began = time.process_time()
     try:
         document = read(data, name)
         text = document.text.encode("utf-8", "surrogatepass")
@@ -281,6 +285,7 @@ def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
             "title": document.title,
             "markup": document.markup,
             "page_starts": document.page_starts,
+            "seconds": time.process_time() - began,
         }
         return json.dumps(head).encode(), text, numbers
     except MissingExtraError as error:

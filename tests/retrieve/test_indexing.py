@@ -1,5 +1,6 @@
 """Indexing a folder: the index says what the folder says, and only what is new is embedded."""
 
+import functools
 import os
 import stat
 
@@ -8,6 +9,7 @@ from fakes import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, IndexMismatchError
 from ragaccel.retrieve.indexing import index_folder
+from ragaccel.retrieve.reader_process import ReaderProcess
 from ragaccel.retrieve.schema import default_index_path
 from ragaccel.retrieve.store import Store
 
@@ -269,3 +271,21 @@ def test_an_index_among_the_documents_is_no_document(embedder, folder):
         index_folder(store, embedder, folder)
         assert index_folder(store, embedder, folder).is_current
         assert sorted(store.files()) == ["lamp.md", "sub folder 🙂/boat.txt", "table.csv"]
+
+
+def test_files_that_ask_for_too_much_are_named_and_the_others_indexed(
+    store, embedder, folder, monkeypatch
+):
+    (folder / "slow.csv").write_text("a,b\n" + "1,2\n" * 1_500_000)
+    (folder / "parts.md").write_text("# a\n\nx\n\n" * 2_000)
+    (folder / "page.html").write_text("<p>A page.</p>")
+    bounded = functools.partial(ReaderProcess, 1)
+    monkeypatch.setattr("ragaccel.retrieve.documents.ReaderProcess", bounded)
+    monkeypatch.setattr("ragaccel.retrieve.chunking.MAX_PASSAGES", 1_000)
+    report = index_folder(store, embedder, folder)
+    assert report.added == 4
+    assert report.failed == {
+        "parts.md": "makes more than 1,000 passages: split it",
+        "slow.csv": "takes more than 1 s to read",
+    }
+    assert {"page.html", "lamp.md"} <= set(contents(store))
