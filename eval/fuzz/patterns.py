@@ -221,6 +221,9 @@ _REPEATED: dict[str, tuple[tuple[str, str, str], ...]] = {
 _RUN = "<w:p><w:r><w:t>y</w:t></w:r></w:p>"
 _CELL = "<w:tc><w:p><w:r><w:t>z</w:t></w:r></w:p></w:tc>"
 _MERGED = f"<w:tr>{_CELL.replace('<w:tc>', '<w:tc><w:tcPr><w:vMerge/></w:tcPr>')}</w:tr>"
+_ODS_ROW = (
+    "<table:table-row><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row>"
+)
 # the same inside an archive: the file in it, the text after which it is written, and what is
 _MEMBERS: dict[str, tuple[tuple[str, str, tuple[str, str, str]], ...]] = {
     ".docx": (
@@ -244,7 +247,48 @@ _MEMBERS: dict[str, tuple[tuple[str, str, tuple[str, str, str]], ...]] = {
     ".odt": (
         ("content.xml", "<office:text>", ("", "<text:p>a</text:p>", "")),
         ("content.xml", "<office:text>", ("<text:p>", "<text:s/>", "</text:p>")),
+        (
+            "content.xml",
+            "<office:text>",
+            (
+                "<table:table><table:table-row><table:table-cell>",
+                "<text:p>a</text:p>",
+                "</table:table-cell></table:table-row></table:table>",
+            ),
+        ),
+        ("content.xml", "<office:text>", ("", "<text:list><text:list-item>", "")),
+        ("content.xml", "<office:text>", ("", "<text:p>", "")),
+        ("meta.xml", "<dc:title>", ("", "a<x/>", "")),
         ("content.xml", "<office:text>", ("<text:p>", "<text:span>a</text:span>", "</text:p>")),
+    ),
+    ".ods": (
+        ("content.xml", "<office:spreadsheet>", ("<table:table>", _ODS_ROW, "</table:table>")),
+        (
+            "content.xml",
+            "<office:spreadsheet>",
+            (
+                "<table:table><table:table-row><table:table-cell>",
+                "<text:p>a</text:p>",
+                "</table:table-cell></table:table-row></table:table>",
+            ),
+        ),
+        (
+            "content.xml",
+            "<office:spreadsheet>",
+            (
+                "<table:table><table:table-row>",
+                '<table:table-cell table:number-columns-repeated="9"/>',
+                "</table:table-row></table:table>",
+            ),
+        ),
+    ),
+    ".odp": (
+        (
+            "content.xml",
+            "<office:presentation>",
+            ("", "<draw:page><text:p>a</text:p></draw:page>", ""),
+        ),
+        ("content.xml", "<office:presentation>", ("", "<draw:page>", "")),
     ),
     ".epub": (
         ("a.xhtml", "<body>", ("", "<p>a</p>", "")),
@@ -305,7 +349,9 @@ def _other_patterns() -> dict[str, Work]:
         "sentences of marks": lambda n: split_sentences("*_`\"')" * (n // 6)),
         "ignore *a*a*b": lambda n: _ignored("*a" * (n // 2) + "b", "a" * 250),
         "ignore **/": lambda n: _ignored("**/" * (n // 3) + "b", "a/" * 500 + "c"),
-        "ignore **/a/": lambda n: _ignored("**/a/" * 100 + "b", "a/" * (n // 2) + "c"),
+        "ignore **/a/": lambda n: IgnoreRules(["**/a/" * min(n // 5, 800) + "b"]).verdict(
+            "a/" * 2000 + "c", False
+        ),
         "ignore [": lambda n: _ignored("[" * n, "a"),
         "ignore [a]": lambda n: _ignored("[a]" * (n // 3), "a" * 250),
         "ignore many": lambda n: [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ragaccel.retrieve.documents import READERS
@@ -166,24 +167,48 @@ def _xlsx() -> bytes:
     return saved.getvalue()
 
 
-def _odt() -> bytes:
-    names = "urn:oasis:names:tc:opendocument:xmlns:"
+_OPEN = "urn:oasis:names:tc:opendocument:xmlns:"
+_ODT = (
+    '<office:text><text:h text:outline-level="1">Head</text:h>'
+    '<text:p>Para<text:s text:c="3"/>one.</text:p><text:list><text:list-item><text:p>a</text:p>'
+    "</text:list-item></text:list><table:table><table:table-row><table:table-cell><text:p>1"
+    "</text:p></table:table-cell></table:table-row></table:table></office:text>"
+)
+_ODP = (
+    '<office:presentation><draw:page><draw:frame presentation:class="title"><draw:text-box>'
+    "<text:p>T</text:p></draw:text-box></draw:frame><text:p>one</text:p></draw:page>"
+    "</office:presentation>"
+)
+_ODS = (
+    '<office:spreadsheet><table:table table:name="S"><table:table-row><table:table-cell>'
+    "<text:p>Name</text:p></table:table-cell><table:table-cell><text:p>Born</text:p>"
+    '</table:table-cell></table:table-row><table:table-row table:number-rows-repeated="2">'
+    '<table:table-cell table:number-columns-repeated="2"><text:p>1</text:p></table:table-cell>'
+    "</table:table-row></table:table></office:spreadsheet>"
+)
+
+
+def _open_document(body: str) -> bytes:
+    names = "".join(
+        f' xmlns:{name}="{_OPEN}{name}:1.0"' for name in ("office", "text", "table", "presentation")
+    )
+    names += f' xmlns:draw="{_OPEN}drawing:1.0" xmlns:dc="http://purl.org/dc/elements/1.1/"'
     content = (
-        f'<office:document-content xmlns:office="{names}office:1.0" xmlns:text="{names}text:1.0"'
-        f' xmlns:table="{names}table:1.0"><office:body><office:text>'
-        '<text:h text:outline-level="1">Head</text:h><text:p>Para<text:s text:c="3"/>one.</text:p>'
-        "<text:list><text:list-item><text:p>a</text:p></text:list-item></text:list><table:table>"
-        '<table:table-row table:number-rows-repeated="2"><table:table-cell'
-        ' table:number-columns-repeated="2"><text:p>1</text:p></table:table-cell>'
-        "</table:table-row></table:table></office:text></office:body></office:document-content>"
+        f"<office:document-content{names}><office:body>{body}</office:body>"
+        "</office:document-content>"
     )
-    kind = b"application/vnd.oasis.opendocument.text"
-    manifest = (
-        b'<manifest:manifest xmlns:manifest="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"/>'
+    meta = (
+        f"<office:document-meta{names}><office:meta><dc:title>T</dc:title></office:meta>"
+        "</office:document-meta>"
     )
-    return zipped(
-        {"mimetype": kind, "content.xml": content.encode(), "META-INF/manifest.xml": manifest}
-    )
+    manifest = f'<manifest:manifest xmlns:manifest="{_OPEN}manifest:1.0"/>'
+    members = {
+        "mimetype": "application/vnd.oasis.opendocument.text",
+        "content.xml": content,
+        "meta.xml": meta,
+        "META-INF/manifest.xml": manifest,
+    }
+    return zipped({name: text.encode() for name, text in members.items()})
 
 
 def _epub() -> bytes:
@@ -229,7 +254,9 @@ _MAKERS: dict[str, Callable[[], bytes]] = {
     ".docx": _docx,
     ".pptx": _pptx,
     **dict.fromkeys((".xlsx", ".xlsm"), _xlsx),
-    ".odt": _odt,
+    ".odt": partial(_open_document, _ODT),
+    ".odp": partial(_open_document, _ODP),
+    ".ods": partial(_open_document, _ODS),
     ".epub": _epub,
     ".rtf": _rtf,
 }

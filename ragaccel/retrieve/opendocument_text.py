@@ -97,8 +97,13 @@ class _Target:
 
 class _Title(_Target):
     def __init__(self) -> None:
-        self.text = ""
+        self._pieces: list[str] = []
         self._inside = False
+
+    @property
+    def text(self) -> str:
+        """The title."""
+        return "".join(self._pieces).strip()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:  # noqa: ARG002
         self._inside = _local(tag) == "title"
@@ -108,7 +113,7 @@ class _Title(_Target):
 
     def data(self, text: str) -> None:
         if self._inside:
-            self.text = f"{self.text}{text}".strip()
+            self._pieces.append(text)
 
 
 class _Text(_Target):
@@ -168,7 +173,7 @@ class _Content(_Text):
         self._level = 1
         self._lists = 0
         self._is_title = False
-        self._cells: list[list[str]] = []
+        self._cells: list[list[list[str]]] = []  # of rows that are open; a cell is its paragraphs
         self._rows: list[list[str]] = []
 
     def begin(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -186,7 +191,7 @@ class _Content(_Text):
         elif name == "table-row":
             self._cells.append([])
         elif name in ("table-cell", "covered-table-cell") and self._cells:
-            self._cells[-1].append("")
+            self._cells[-1].append([])
 
     def finish(self, name: str) -> None:
         if name == "list-item":
@@ -194,7 +199,7 @@ class _Content(_Text):
         elif name == "frame":
             self._is_title = False
         elif name == "table-row" and self._cells:
-            row = " | ".join(self._cells.pop())
+            row = " | ".join(" ".join(cell) for cell in self._cells.pop())
             if row.strip(" |") and self._rows:
                 self._rows[-1].append(row)
         elif name == "table" and self._rows:
@@ -232,8 +237,7 @@ class _Content(_Text):
         )
 
     def _in_cell(self, text: str) -> None:
-        row = self._cells[-1]
-        row[-1] = f"{row[-1]} {text}".strip()
+        self._cells[-1][-1].append(text)
 
     def _add(self, block: str) -> None:
         self._number += 1

@@ -10,6 +10,7 @@ from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 from ragaccel.retrieve.data_text import is_header, named_cells, record_line, tidy
 from ragaccel.retrieve.plain_text import spoken_name
+from ragaccel.retrieve.reader_process import MAX_TEXT_BYTES
 from ragaccel.retrieve.zip_limits import require_modest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class SheetLines:
         self._lines: list[str] = []
         self._numbers: list[int] = []
         self._name = ""
+        self._size = 0
         self._cells = 0
         self._columns: list[str] = []
         self._used: list[int] = []
@@ -79,6 +81,9 @@ class SheetLines:
         return is_new and len(used) > 1 and is_header(cells)
 
     def _add(self, text: str, number: int) -> None:
+        self._size += len(text)
+        if self._size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
         for line in text.split("\n"):
             self._lines.append(line)
             self._numbers.append(number)

@@ -54,7 +54,13 @@ def test_a_broken_promise_of_a_reader_is_seen(tmp_path, monkeypatch, capsys, fau
 def test_every_format_has_patterns():
     assert len(patterns.patterns()) >= 120
     told = {name.split()[0] for name in patterns.patterns()}
-    same = {".htm": ".html", ".xhtml": ".html", ".tsv": ".csv", ".ndjson": ".jsonl"}
+    same = {
+        ".xlsm": ".xlsx",
+        ".htm": ".html",
+        ".xhtml": ".html",
+        ".tsv": ".csv",
+        ".ndjson": ".jsonl",
+    }
     assert {same.get(ending, ending) for ending in READERS} <= told
 
 
