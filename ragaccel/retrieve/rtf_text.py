@@ -8,7 +8,8 @@ from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{1,5})")
-_DATA = re.compile(r"(?:[0-9a-fA-F]{2}[\r\n]*){256,}")  # of pictures, a character a digit
+# what pictures are made of; the look behind keeps a run from being tried again from its middle
+_DATA = re.compile(r"(?<![0-9a-fA-F\r\n])[0-9a-fA-F\r\n]{512,}")
 _OUTLINE = re.compile(r"\\outlinelevel([0-5])(?!\d) ?")
 _TITLE = re.compile(r"\{\\title ([^{}\\]{1,500})\}")
 _HEAD_BYTES = 1 << 16

@@ -347,6 +347,14 @@ def test_rich_text_takes_time_by_its_length_alone(piece):
     assert seconds[1] < max(0.2, 20 * seconds[0])
 
 
+def test_the_pictures_of_rich_text_cost_next_to_nothing():
+    picture = "{\\pict\\pngblip " + ("89504e47" * 16 + "\n") * 60_000 + "}"
+    began = time.process_time()
+    document = document_from_bytes((r"{\rtf1 Before.\par " + picture + "After.}").encode(), "a.rtf")
+    assert document.text.split() == ["Before.", "After."]
+    assert time.process_time() - began < 2
+
+
 # All of them
 
 SAMPLES = {
