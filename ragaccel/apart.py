@@ -116,8 +116,7 @@ def _as_it_stands(text: str, match: Match) -> Passage:
         return match.passage
     part = _END_OF_ANOTHER.sub("", text[match.start : match.end])
     before = max(0, match.passage.text.find(part))
-    start = match.passage.start + before
-    return replace(match.passage, text=part, start=start, end=start + len(part))
+    return replace(match.passage.cut(before, before + len(part)), text=part)
 
 
 def _question_among(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:

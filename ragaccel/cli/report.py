@@ -78,7 +78,9 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
         terminal.write("\n")
     for number in listed:
         passage = answer.passages[number - 1]
-        terminal.write(source_line(terminal, number, passage, score=everything), end="\n")
+        copied = (s.passage_start for s in answer.copied_spans if s.passage_number == number)
+        line = source_line(terminal, number, passage, score=everything, at=next(copied, 0))
+        terminal.write(line, end="\n")
         if everything:
             terminal.write(Text(excerpt(passage, terminal.wrap_width), style="dim"), end="\n")
 
@@ -96,7 +98,8 @@ def show_nearest(terminal: Terminal, answer: Answer) -> None:
     if answer.nearest:
         terminal.write("\nNearest in the documents:\n")
     for number, nearest in enumerate(answer.nearest, start=1):
-        terminal.write(source_line(terminal, number, nearest.passage, score=False), end="\n")
+        line = source_line(terminal, number, nearest.passage, score=False, at=nearest.start)
+        terminal.write(line, end="\n")
         terminal.write(_marked_excerpt(terminal, number, nearest), end="\n")
 
 
@@ -129,11 +132,16 @@ def _line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def source_line(terminal: Terminal, number: int, passage: Passage, *, score: bool) -> Text:
-    """One source: its number in its colour, where it stands, and its title."""
+def source_line(
+    terminal: Terminal, number: int, passage: Passage, *, score: bool, at: int = 0
+) -> Text:
+    """One source: its number in its colour, where it stands, and its title.
+
+    ``at`` is where in its text that stands which it is shown for.
+    """
     style = passage_style(number) if terminal.colored else ""
     line = Text("  ").append(number_mark(terminal, number), style=style)
-    line.append(" " + printable(passage.citation), style=style)
+    line.append(" " + printable(passage.citation_at(at)), style=style)
     if score:
         line.append(f"  score {passage.score:.3f}", style="dim")
     if passage.title and not is_name(passage.title, passage.path):
@@ -231,6 +239,7 @@ def answer_document(
             {
                 "sentence": nearest.text,
                 **passage_document(nearest.passage),
+                "citation": nearest.passage.citation_at(nearest.start),
                 "score": nearest.score,
                 "sentence_start": nearest.start,
                 "sentence_end": nearest.end,

@@ -91,17 +91,16 @@ class FolderRun:
             read = self._read(file)
             num_passages = len(read.passages or ()) if read else 0
             self.run.passages_total += num_passages
-            self.run.files_done += 1
-            if read is None:
-                self.run.work_total -= file.size
-                continue
-            if num_passages > _BATCH_PASSAGES:
+            if read is not None and num_passages > _BATCH_PASSAGES:
                 self._write(batch)
-                self._write([read], stage=file.name)
                 batch, waiting = [], 0
-                continue
-            batch.append(read)
-            waiting += num_passages
+                self._write([read], stage=file.name)
+            elif read is not None:
+                batch.append(read)
+                waiting += num_passages
+            else:
+                self.run.work_total -= file.size
+            self.run.files_done += 1
             if waiting >= _BATCH_PASSAGES:
                 self._write(batch)
                 batch, waiting = [], 0

@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import HashEmbedder
 
+from ragaccel.citing import copied_spans
 from ragaccel.cli import knowledge
 from ragaccel.cli.progress import IndexingProgress
+from ragaccel.cli.report import show_sources
 from ragaccel.cli.terminal import Terminal
+from ragaccel.passage import Passage
+from ragaccel.retrieve.documents import DocumentReader
 from ragaccel.retrieve.report import Progress
 
 HUT = "The hut sleeps fourteen people in two rooms."
@@ -63,16 +68,14 @@ def test_a_file_that_fails_otherwise_is_named_again(cli, docs):
 
 
 def test_what_failed_is_not_read_again_by_questions_until_it_changes(cli, docs, monkeypatch):
-    from ragaccel.retrieve import folder_run
-
     cli("index", docs)
-    read, names = folder_run.document_from_bytes, []
+    read, names = DocumentReader.read, []
 
-    def noted(data, name, *rest):
+    def noted(reader, data, name):
         names.append(name)
-        return read(data, name, *rest)
+        return read(reader, data, name)
 
-    monkeypatch.setattr(folder_run, "document_from_bytes", noted)
+    monkeypatch.setattr(DocumentReader, "read", noted)
     cli("search", docs, "hut")
     assert names == []
     cli("index", docs)
@@ -131,3 +134,13 @@ def test_the_time_left_goes_by_the_work_done(monkeypatch):
     clock[0] = 160.0
     standing = Progress("embedding", 1, 2, 10, 500, work_done=100, work_total=1000)
     assert progress._time_left(standing) == "about 0:09:00 left"
+
+
+def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
+    text = "The ferry leaves at six in the morning. The fare is nine crowns for all."
+    passage = Passage("p", text, path="guide.pdf", page=2, places=((40, 3),))
+    for said, place in (("The ferry leaves at six", 2), ("The fare is nine crowns", 3)):
+        spans = copied_spans(said, [passage])
+        answer = SimpleNamespace(copied_spans=spans, cited_numbers=[1], passages=[passage])
+        show_sources(Terminal(), answer, everything=False)
+        assert f"guide.pdf:{place}" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from ragaccel.passage import Document, Passage
 from ragaccel.reporting import citations
 from ragaccel.retrieve.chunking import split_document
 from ragaccel.retrieve.collection import Collection
-from ragaccel.retrieve.documents import document_from_bytes
+from ragaccel.retrieve.documents import DocumentReader, document_from_bytes
 from ragaccel.retrieve.focusing import FocusedRetriever
 from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.retriever import Retriever
@@ -81,9 +81,7 @@ def test_a_copied_sentence_is_cited_by_its_own_page():
 def test_places_are_kept_in_an_index_and_in_a_collection(store, embedder, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "guide.pdf").write_bytes(b"any")
-    monkeypatch.setattr(
-        "ragaccel.retrieve.folder_run.document_from_bytes", lambda *_: document_of(*PAGES)
-    )
+    monkeypatch.setattr(DocumentReader, "read", lambda *_: document_of(*PAGES))
     index_folder(store, embedder, tmp_path / "docs")
     (passage,) = store.passages_of("guide.pdf")
     assert passage.places == ((26, 2), (26, 3), (56, 4))
