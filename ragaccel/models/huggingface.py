@@ -66,9 +66,10 @@ class HuggingFaceModel:
     Args:
         model: a causal language model. Weights that are written to are followed, as far as that
             is seen: see ``weights_changed``. So are adapters of PEFT that are switched, and
-            buffers. A model that was moved or given another type, other modules, hooks or forward
-            methods is refused at the next request. In training mode it answers as in evaluation
-            mode, or is refused where passes run through the model itself.
+            buffers. A model that was moved or given another type or other modules is refused at
+            the next request. Hooks and forward methods are followed where passes run through the
+            model itself, else refused; training mode is refused there, and elsewhere the model
+            answers as in evaluation mode.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.

@@ -119,7 +119,8 @@ class StructureWatch:
     """Looks between requests at what a model is made of besides its weights, in 0.1 ms or so.
 
     Adapters that are switched, and buffers that are written to or replaced, are followed: copies of
-    the model are given the same. Other modules, hooks or forward methods are refused.
+    the model are given the same. Other modules are refused, and other hooks or forward methods are
+    where there are copies, which do without.
 
     Args:
         model: what callers change.
@@ -135,7 +136,7 @@ class StructureWatch:
             for state in self._states
             for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
         ]
-        self._made_of = self._parts()
+        self._made_of, self._has_copies = self._parts(), bool(copies)
         trees = [dict(tree.named_modules()) for tree in copies]
         named = [
             (module, [tree[name] for tree in trees if name in tree])
@@ -162,8 +163,8 @@ class StructureWatch:
         Raises:
             ConfigurationError: it cannot be followed.
         """
-        self._refuse_others()
-        return self._follow_adapters() | self._follow_buffers()
+        found = self._follow_parts()
+        return self._follow_adapters() | self._follow_buffers() | found
 
     def take_merged(self) -> bool:
         """Whether adapters were merged into weights, or taken out, since the last time."""
@@ -178,14 +179,19 @@ class StructureWatch:
             [state.get("forward") for state in self._states],
         )
 
-    def _refuse_others(self) -> None:
+    def _follow_parts(self) -> bool:
+        now = self._parts()
+        if now == self._made_of:
+            return False
         names = ("modules", "hooks", "forward methods")
-        for what, before, now in zip(names, self._made_of, self._parts(), strict=True):
-            if before != now:
+        for what, before, part in zip(names, self._made_of, now, strict=True):
+            if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
                     f"{what} of this model were added, removed or replaced since the LLM was made, "
                     f"which it does not follow: undo that, or {_ANEW}"
                 )
+        self._made_of = now
+        return True
 
     def _adapters_now(self) -> list[tuple[Any, ...]]:
         return [

@@ -147,7 +147,7 @@ def hook(model):
 
 def other_hook(model):
     model.model.norm._forward_hooks.clear()
-    model.model.norm.register_forward_hook(lambda module, inputs, output: output * 2)
+    model.model.norm.register_forward_hook(lambda module, inputs, output: output.flip(-1))
 
 
 def before_hook(model):
@@ -163,24 +163,46 @@ def one_adapter_more(model):
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (new_layer, "modules"), (one_layer_more, "modules"), (one_adapter_more, "modules"),
-        (hook, "hooks"), (other_hook, "hooks"), (before_hook, "hooks"),
-        (own_forward, "forward methods"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("way", WAYS)
-def test_what_cannot_be_followed_is_refused_at_every_request(way, change, what):
+MODULES, OTHERS = (
+    [new_layer, one_layer_more, one_adapter_more],
+    {hook: "hooks", other_hook: "hooks", before_hook: "hooks", own_forward: "forward methods"},
+)
+
+
+def hooked(way):
     model = make_model(way)
     model.model.norm.register_forward_hook(lambda module, inputs, output: output)
     llm = make_llm(model)
-    answers(model, llm)
-    change(model)
+    return model, llm, answers(model, llm)[0]
+
+
+def assert_refused(llm, what):
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=f"{what} of this model were .* make a new"):
             llm.generate(PROMPT, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("change", MODULES)
+@pytest.mark.parametrize("way", WAYS)
+def test_other_modules_are_refused_at_every_request(way, change):
+    model, llm, _ = hooked(way)
+    change(model)
+    assert_refused(llm, "modules")
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_hooks_and_forward_methods_are_refused_where_a_twin_does_without(change):
+    model, llm, _ = hooked("twin")
+    change(model)
+    assert_refused(llm, OTHERS[change])
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_and_followed_where_passes_run_through_the_model(change):
+    model, llm, before = hooked("own attention")
+    change(model)
+    found, expected = answers(model, llm)
+    assert found == expected != before
 
 
 def test_undoing_it_helps():
