@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from ragaccel.citing import TOKEN
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.retrieve.focusing import nearest_sentences
 from ragaccel.sentences import is_heading, sentence_spans
 
@@ -189,4 +188,6 @@ def _default_embedder(source: object) -> Embedder | None:
 
 @cache
 def _default() -> Embedder:
+    from ragaccel.retrieve.embedder import load_embedder
+
     return load_embedder()
