@@ -21,7 +21,7 @@ from ragaccel.cli.verb import verb
 
 _EPILOG = (
     "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing found to answer from, "
-    "4 indexed but for some files, 5 not answered by what was found, 130 interrupted."
+    "4 indexed but for some files, 5 not answered, 130 interrupted."
 )
 
 # Plain help: it needs no rich, which keeps `ragaccel --help` quick.

@@ -29,6 +29,7 @@ def test_help_names_every_verb_and_the_exit_codes(cli):
     assert ended.code == 0
     for verb in VERBS:
         assert f"\n  {verb} " in ended.out
+    assert "5 not answered" in ended.out
     assert "130 interrupted" in ended.out
 
 
