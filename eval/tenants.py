@@ -65,9 +65,8 @@ def words_of(tenant: str, chunk: int) -> list[str]:
 
 
 def chunks_of(tenant: str) -> list[str]:
-    """The chunks of a tenant's file; the first begins with the clause."""
-    own = [words_of(tenant, chunk) for chunk in range(CHUNKS)]
-    return [" ".join([*(CLAUSE if chunk == 0 else []), *words]) for chunk, words in enumerate(own)]
+    """The chunks of a tenant's file; the first is the clause, which all have word for word."""
+    return [" ".join(words_of(tenant, chunk) if chunk else CLAUSE) for chunk in range(CHUNKS)]
 
 
 def answer_to(tenant: str) -> list[str]:
