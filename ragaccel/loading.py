@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
+from ragaccel.checks import shown
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path, load_model
 from ragaccel.models.parallel import ParallelModel
@@ -37,6 +39,10 @@ def open_model(
     if name_or_path is None:
         name_or_path = bundled_reader_path()
         sys.stderr.write(f"ragaccel: {BUNDLED_READER} (another: LLM.load({SUGGESTED_MODEL!r}))\n")
+    if not isinstance(name_or_path, str | PathLike):
+        raise ConfigurationError(
+            f"a model is named by a string or a path, not {shown(name_or_path)}"
+        )
     if rehearse:
         REHEARSAL.start()
     return load_model(str(name_or_path), **arguments)

@@ -152,6 +152,12 @@ def test_an_option_that_cannot_work_is_named(llm, name, value):
         LLM.load("no such model", **{name: value})
 
 
+@pytest.mark.parametrize("name", [5, b"x", ["a"], {5: Unshowable()}, Unshowable()])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(ConfigurationError, match="named by a string"):
+        LLM.load(name)
+
+
 def test_what_is_no_model_or_tokenizer_is_refused(llm):
     with pytest.raises(ConfigurationError, match=r"LLM\.load"):
         LLM("Qwen/Qwen2.5-1.5B-Instruct", llm.tokenizer)
