@@ -58,7 +58,8 @@ def split_document(
         document: What to cut.
         count_tokens: Counts the tokens of texts, special tokens left out.
         max_tokens: The budget of a passage's text; its title is not counted.
-        max_seconds: The CPU time that this thread may take.
+        max_seconds: The CPU time that this thread may take, but for counting, which is the
+            tokenizer's own and grows with the text alone.
 
     Returns:
         Passages in order, with ``document.text[p.start:p.end] == p.text``; none is empty. Between
@@ -230,7 +231,9 @@ class _Cutter:
             for span, size in zip(spans, least, strict=True)
             if size <= self.max_tokens
         ]
+        before = time.thread_time()
         counts = iter(self.count_tokens(texts) if texts else ())
+        self.began += time.thread_time() - before
         return [max(next(counts), size) if size <= self.max_tokens else size for size in least]
 
     def _fit(self, span: Span, size: int, markup: str) -> Iterator[tuple[Span, int]]:
