@@ -9,7 +9,8 @@ unequal lengths, with and without drafts of the mutated answer, against ``model.
 says *equal*, *refused* with the cause, *wrong*, or *not tried* with the reason. Models are of
 float64; of float32 where that is refused or does not run, and then a near tie may fall either way.
 
-``--tree`` runs the same models with the ragaccel of another checkout, and names its file.
+Rows stand beside the result until it is whole, so that a run that was stopped goes on, and one with
+a larger ``--count`` as well. ``--tree`` runs the same models with the ragaccel of another checkout.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from eval.ledger import kept_beside
 from eval.script import in_folder, measured, new_parser, note, result
 from eval.small_models import (
     VOCAB,
@@ -75,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document = json.loads((RESULTS / NAME).read_text(encoding="utf-8"))
     else:
         document = measured("architectures", measure, options)
+        if options.out and not options.count:  # the result has all of them
+            options.out.with_suffix(".rows.jsonl").unlink(missing_ok=True)
     if options.page:
         options.page.write_text(models_page(document), encoding="utf-8")
     print(json.dumps({"summary": document["summary"], "compared": document.get("compared")}))
@@ -113,16 +117,24 @@ def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
 def measure(options: Namespace) -> dict[str, Any]:
     """Try the configurations one after another; sum up, and compare with an earlier result."""
     _be_quiet()
-    _draft_once()
     chosen = list(_chosen(options))
+    settings = {"tree": _commit_of_tree(), "prompts": list(LENGTHS), "new_tokens": NEW_TOKENS}
+    ledger = kept_beside(options.out, {**settings, "transformers": transformers.__version__})
+    known = {(row["family"], row["variant"]): row for row in ledger.rows}
+    if any((one.family, one.variant) not in known for one in chosen):
+        _draft_once()
     rows = []
     for number, configuration in enumerate(chosen, 1):
-        row = try_configuration(configuration)
+        row = known.get((configuration.family, configuration.variant))
+        if row is None:
+            row = try_configuration(configuration)
+            ledger.add(row)
+            told = f"{row['status']} {row.get('why', '')}"
+            note(f"{number}/{len(chosen)} {configuration.name}: {told}")
         rows.append(row)
-        note(f"{number}/{len(chosen)} {configuration.name}: {row['status']} {row.get('why', '')}")
     document = result(
         "architectures",
-        {"tree": _commit_of_tree(), "prompts": list(LENGTHS), "new_tokens": NEW_TOKENS},
+        settings,
         summary=dict(Counter(row["status"] for row in rows)),
         accepted_tokens=sum(row.get("accepted", 0) for row in rows),
         rows=rows,
