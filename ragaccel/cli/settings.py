@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Value = str | int | float | None
-_MAX_FILE_BYTES = 1_000_000
+_MAX_FILE_BYTES = 16_384  # reading TOML can take the square of it
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 DRAFTERS = ("trees", "copy", "space", "mixed")
 
@@ -57,8 +57,9 @@ class Setting:
         Raises:
             UsageError: it is of another type, too small, or not one of the choices.
         """
-        wrong = f"{where}: {self.key} = {raw!r} is not {self._wanted()}"
-        if isinstance(raw, bool) or (self.kind is int and isinstance(raw, float)):
+        shown = f" = {raw!r}" if isinstance(raw, (str, int, float)) else ""
+        wrong = f"{where}: {self.key}{shown} is not {self._wanted()}"
+        if not shown or isinstance(raw, bool) or (self.kind is int and isinstance(raw, float)):
             raise UsageError(wrong)
         try:
             value = self.kind(str(raw))
@@ -190,16 +191,16 @@ def ignored_in_folder() -> list[str]:
     """Say of each setting that ``ragaccel.toml`` here holds and may not set how it can be set.
 
     Raises:
-        UsageError: as :func:`read_file` and :func:`known`.
+        UsageError: as :func:`resolve`.
     """
     path = project_settings_file()
     if _is_same(path, user_settings_file()):
         return []
-    found = {known(key, str(path)): raw for key, raw in read_file(path).items()}
+    found = [(known(key, str(path)), raw) for key, raw in read_file(path).items()]
     return [
         f"{path}: {setting.key} is ignored, for a file beside documents must not choose what is"
-        f" loaded, read or written: {how_to_allow(setting, raw)}"
-        for setting, raw in found.items()
+        f" loaded, read or written: {how_to_allow(setting, setting.parse(raw, str(path)))}"
+        for setting, raw in found
         if not setting.may_come_with_documents
     ]
 
@@ -270,7 +271,9 @@ def read_file(path: Path) -> dict[str, Any]:
         )
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise UsageError(f"{path} is not a settings file: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # no UTF-8, no TOML, a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
     return found
 

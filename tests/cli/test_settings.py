@@ -113,6 +113,11 @@ def test_a_full_disk_is_told_as_what_it_is(cli, home, monkeypatch):
         ("temperature = -1", "at least 0"),
         ("color = 'pink'", "auto, always, never"),
         ("k = ", "not a settings file"),
+        (f"k = {'9' * 5000}", "not a settings file"),
+        (f"k = {'[' * 5000}{']' * 5000}", "nested too deeply"),
+        ("k.a = 1", "k is not a whole number"),
+        (f"model{'.a' * 5000} = 1", "model is not a text"),
+        (f"k{'.a' * 60_000} = 1", "larger than"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(content, said):
