@@ -106,6 +106,8 @@ def _schema_in(connection: sqlite3.Connection) -> Schema:
 
 def _plain(sql: str) -> str:
     """SQL without what means nothing: comments, spaces, and quotes around single words."""
+    if len(sql) >= _LONGEST_SQL:  # more may follow what was read of it
+        return sql
     tokens = _SQL_TOKEN.findall(sql)
     telling = (token for token in tokens if not token.isspace() and token[:2] not in ("--", "/*"))
     return "\0".join(_QUOTED_WORD.sub(r"\2", token) for token in telling)

@@ -53,6 +53,8 @@ def mended(place, folder, embedder):
         "CREATE INDEX evil ON file (upper(path))",
         "DROP INDEX passage_by_text;"
         "CREATE INDEX passage_by_text ON passage (text_hash) WHERE text_hash IS NOT NULL",
+        "UPDATE sqlite_master SET sql = sql || printf('%4000s', 'WHERE title > 7')"
+        " WHERE name = 'passage_by_text'; REINDEX passage_by_text",
         "DROP TRIGGER passage_added",
         "DROP TRIGGER passage_removed; CREATE TRIGGER passage_removed AFTER DELETE ON passage"
         " BEGIN DELETE FROM file; END",
