@@ -186,10 +186,13 @@ def document_from_bytes(data: bytes, name: str) -> Document:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if "allocation failed" in reason:  # how libxml2 says it
             raise MemoryError from error
-        raise DocumentError(f"broken {suffix[1:]} file: {reason}") from error
-    if _LONE_SURROGATE.search(document.text):  # JSON can say them; nothing can store them
-        document = replace(document, text=_LONE_SURROGATE.sub("\ufffd", document.text))
-    return document
+        raise DocumentError(f"broken {suffix[1:]} file: {_storable(reason)}") from error
+    return replace(document, text=_storable(document.text), title=_storable(document.title))
+
+
+def _storable(text: str) -> str:
+    """A text without lone surrogates: JSON can say them; nothing can store them."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def doubt_about(data: bytes, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from html import unescape
 
 from ragaccel.passage import Document
@@ -47,10 +48,10 @@ def read_html(data: bytes, name: str) -> Document:
 def _decode(data: bytes) -> str:
     declared = _CHARSET.search(data[:4096])
     if declared:
-        try:
-            return data.decode(declared.group(1).decode("ascii")).replace("\r\n", "\n")
-        except (LookupError, UnicodeDecodeError):
-            pass
+        encoding = declared.group(1).decode("ascii")
+        with suppress(LookupError, UnicodeError):
+            if declared.group().decode(encoding).isascii():  # not so in UTF-16, whatever it says
+                return data.decode(encoding).replace("\r\n", "\n")
     return decode_text(data)[0]
 
 

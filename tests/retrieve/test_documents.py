@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieve.documents import BinaryFileError, document_from_bytes, read_document
+from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.plain_text import decode_text, looks_binary
 
 POLISH = "Zażółć gęślą jaźń. "
@@ -157,6 +158,20 @@ def test_json_nested_and_broken():
     broken = '{"a": 1,'
     assert document_from_bytes(broken.encode(), "a.json").text == broken
     assert document_from_bytes(b"[" * 100_000, "a.json").text.startswith("[[")
+
+
+@pytest.mark.parametrize("declared", ["utf-16", "utf-32", "punycode", "undefined", "base64", "no"])
+def test_a_page_that_declares_an_encoding_it_cannot_be_in_is_read(declared):
+    page = f'<meta charset="{declared}"><title>Bj\xf6rn</title><p>Bj\xf6rn sails.</p>'
+    for data in (page.encode(), page.encode() + b" ", page.encode("cp1252")):
+        document = document_from_bytes(data, "a.html")
+        assert (document.title, document.text.strip()) == ("Bj\xf6rn", "Bj\xf6rn sails.")
+
+
+def test_half_characters_in_a_title_keep_no_folder_from_being_indexed(tmp_path, store, embedder):
+    (tmp_path / "a.json").write_text('{"title": "half \\ud83d", "b": {"c": {"d": 1}}}')
+    assert index_folder(store, embedder, tmp_path).failed == {}
+    assert store.passages_of("a.json")[0].title == "half \ufffd"
 
 
 def test_json_lines_and_lone_surrogates():
