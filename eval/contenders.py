@@ -86,7 +86,7 @@ class Ours:
         self.forget()
         # No prompt is known from a run before: what a contender reads it reads each time.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
-        self._networks, self._device = target.networks, target.ours.device
+        self._network, self._device = target.ours.network, target.ours.device
         self._graphs = target.ours.graphs
 
     def prepare(self, jobs: Sequence[Job]) -> None:
@@ -98,7 +98,7 @@ class Ours:
 
     def following(self, job: Job) -> AbstractContextManager[Forcing]:
         """Make the model follow the job's recorded answer while the context is open."""
-        return following(self._networks, job.prompt_ids, job.answer_ids, self._graphs)
+        return following(self._network, job.prompt_ids, job.answer_ids, self._graphs)
 
     def held_bytes(self, allocated: int) -> int:
         """All of it: what little the others hold is counted against ours."""
@@ -145,7 +145,7 @@ class Ours:
         prefilled = perf_counter()
         tokens_of_each: list[int] = []
         first = prefilled
-        with watching(self._networks, self._graphs) as passes:
+        with watching(self._network, self._graphs) as passes:
             for step in session:
                 if not tokens_of_each:
                     first = perf_counter()

@@ -7,7 +7,7 @@ logit is raised above all others in the rows whose tokens, from the prompt on, a
 Every other row keeps the model's own choice, so a drafter that learns from what the model says
 after wrong guesses learns nothing of the recording.
 
-The seam is a forward hook below every decoder, on the stock model and on our twin of it: ours
+The seam is a forward hook below every decoder, on the stock model or on our twin of it: ours
 (chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
 through the same few tensor operations, which need no synchronization with the device. Passes that
 are replayed as CUDA graphs call no module: there the same is done around the replay. Compiled
@@ -49,15 +49,15 @@ class Forcing:
 
 @contextmanager
 def following(
-    networks: Sequence[PreTrainedModel],
+    network: PreTrainedModel,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
     graphs: StepGraphs | None = None,
 ) -> Iterator[Forcing]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
-    ``networks`` are all modules that its passes may run through, of one configuration; ``graphs``
-    is what replays passes without them.
+    ``network`` is what its passes run through: of ours the twin, as an LLM refuses a stock model
+    that is given hooks; ``graphs`` is what replays passes without it.
     ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
     go: past the recording the model chooses for itself. One sequence at a time; the tokens a
     decoder has committed to must be the recording's, as they are when it decodes greedily.
@@ -68,14 +68,14 @@ def following(
     tokens = [*prompt_ids, *answer_ids]
     if not prompt_ids or not answer_ids:
         raise ValueError("a recording needs a prompt and an answer of at least one token each")
-    vocab_size = int(networks[0].config.get_text_config(decoder=True).vocab_size)
+    vocab_size = int(network.config.get_text_config(decoder=True).vocab_size)
     if max(tokens) >= vocab_size:
         raise ValueError(
             f"token {max(tokens)} of the recording is outside the model's vocabulary of "
             f"{vocab_size}: use a tokenizer that fits the model"
         )
     # Where the ids of a pass come in, however the model is spread.
-    embedding: Any = networks[0].get_input_embeddings()
+    embedding: Any = network.get_input_embeddings()
     recording = torch.tensor(tokens, device=embedding.weight.device)
     forcing = Forcing()
 
@@ -99,13 +99,12 @@ def following(
         forcing.seconds += perf_counter() - returned + computed - started
         return logits
 
-    handles = [network.register_forward_hook(force, with_kwargs=True) for network in networks]
+    handle = network.register_forward_hook(force, with_kwargs=True)
     try:
         with around(graphs, replayed):
             yield forcing
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def _force(recording: Tensor, input_ids: Tensor, kwargs: Mapping[str, Any], output: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import Cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -41,9 +41,7 @@ class Passes:
 
 
 @contextmanager
-def watching(
-    networks: Sequence[PreTrainedModel], graphs: StepGraphs | None = None
-) -> Iterator[Passes]:
+def watching(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
     """Watch a model's passes while the context is open; through whichever network they run.
 
     Passes that ``graphs`` replay call no module, so they are seen there.
@@ -52,7 +50,7 @@ def watching(
     """
     passes = Passes()
     started = 0.0
-    device = networks[0].device
+    device = network.device
 
     def begin(num_rows: int) -> None:
         nonlocal started
@@ -82,14 +80,10 @@ def watching(
         after()
         return logits
 
-    handles = [
-        handle
-        for network in networks
-        for handle in (
-            network.register_forward_pre_hook(before, with_kwargs=True),
-            network.register_forward_hook(after),
-        )
-    ]
+    handles = (
+        network.register_forward_pre_hook(before, with_kwargs=True),
+        network.register_forward_hook(after),
+    )
     try:
         with around(graphs, replayed):
             yield passes

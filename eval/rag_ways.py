@@ -22,7 +22,7 @@ from eval.jobs import Job
 from eval.passes import synchronize
 from eval.rag_clock import Clock
 from eval.stock import greedy
-from ragaccel import LLM, NoDrafter, build_prompt, default_registry, reads_apart
+from ragaccel import LLM, NoDrafter, build_prompt, reads_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,8 +101,7 @@ class Ours:
         self._pieces = STREAMING[way](self.llm, source, k, max_new_tokens)
 
     def forget(self) -> None:
-        """Forget what was said, the states of prompts, and what the process has retrieved."""
-        default_registry().clear()
+        """Forget what was said and the states of prompts; what a chain retrieved went with it."""
         self.llm.memory.clear()
         self.llm.engine.pool.clear()
 
@@ -151,7 +150,8 @@ class Ours:
                 opened.append(perf_counter())
                 if recorded and len(opened) == 1:
                     prompt, graphs = request.prompt_ids, target.ours.graphs
-                    stack.enter_context(following(target.networks, prompt, recorded, graphs))
+                    network = target.ours.network
+                    stack.enter_context(following(network, prompt, recorded, graphs))
                 return open_request(request)
 
             engine.open = noted  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ class Generate:
         opened = perf_counter()
         with ExitStack() as stack:
             if recorded:
-                stack.enter_context(following(target.networks, prompt, recorded))
+                stack.enter_context(following(model, prompt, recorded))
             output = greedy(model, ids, job, streamer=clock)
             new = tuple(output[0, len(prompt) :].tolist())
         decoded = perf_counter()

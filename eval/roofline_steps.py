@@ -69,11 +69,10 @@ def measure_step(
         context = min(context, engine.max_tokens - num_tokens - engine.max_rows)
     prompt, answer = copied_answer(context, num_tokens, engine.model.vocab_size)
     request = Request(prompt, references=(Reference(prompt),), max_new_tokens=len(answer))
-    networks = (ours.model, ours.network)
     drafter = TrieDrafter()
     for _ in range(2):
         session = Session(engine.open(request), drafter, request)
-        with following(networks, prompt, answer, ours.graphs) as forcing:
+        with following(ours.network, prompt, answer, ours.graphs) as forcing:
             step = _timed(engine, ours, session, forcing)
     return step
 
@@ -88,7 +87,7 @@ def _timed(
         synchronize(device)
         if graphs is not None:
             usual, graphs.running = graphs.running, timer
-        with watching((ours.model,), graphs) as passes:
+        with watching(ours.network, graphs) as passes:
             started, forced = perf_counter(), forcing.seconds
             for _ in session:
                 pass

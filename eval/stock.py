@@ -46,14 +46,13 @@ class Generate:
             settings,
             cast("Any", target.model),
         )
-        self._networks = target.networks
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Do nothing."""
 
     def following(self, job: Job) -> AbstractContextManager[Forcing]:
         """Make the model follow the job's recorded answer while the context is open."""
-        return following(self._networks, job.prompt_ids, job.answer_ids)
+        return following(self._model, job.prompt_ids, job.answer_ids)
 
     def forget(self) -> None:
         """Do nothing: it learns nothing."""
@@ -68,7 +67,7 @@ class Generate:
         ids = torch.tensor([job.prompt_ids], device=device)
         synchronize(device)
         start = perf_counter()
-        with watching(self._networks) as passes:
+        with watching(self._model) as passes:
             output = greedy(model, ids, job, **self._settings)
             synchronize(device)
             end = perf_counter()

@@ -44,12 +44,6 @@ class Target:
     is_random: bool
     space: SpaceAdapter | None = None
 
-    @property
-    def networks(self) -> tuple[PreTrainedModel, ...]:
-        """The modules that passes run through: the stock model, and our twin if there is one."""
-        network: PreTrainedModel = self.ours.network
-        return (self.model,) if network is self.model else (self.model, network)
-
 
 def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -> None:
     """Add the options that say which model is run, with which tokenizer, and on what."""

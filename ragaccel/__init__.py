@@ -60,6 +60,7 @@ _MODULE_OF = {
     "ReferenceScope": "memory.scopes",
     "reference_scope": "memory.scopes",
     "current_scope": "memory.scopes",
+    "VisibleReferences": "memory.scopes",
     "visible_references": "memory.scopes",
     "auto_references_enabled": "memory.process_registry",
     "default_registry": "memory.process_registry",
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.memory.scopes import (
         ReferenceScope,
+        VisibleReferences,
         current_scope,
         reference_scope,
         visible_references,
@@ -231,6 +233,7 @@ __all__ = [
     "TrieDrafter",
     "UnknownArgumentError",
     "Usage",
+    "VisibleReferences",
     "acceptable_turns",
     "auto_references_enabled",
     "build_prompt",

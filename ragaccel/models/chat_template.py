@@ -48,6 +48,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._is_timed = True  # until it has laid something out
         self.source: str | None = self._read()
 
     @property
@@ -154,12 +155,13 @@ class ChatTemplate:
             self._tokenizer.apply_chat_template, list(messages), tokenize=False, **inputs
         )
         try:
-            text = within(_PATIENCE, lay_out)
+            text = within(_PATIENCE, lay_out) if self._is_timed else lay_out()
         except TimeoutError as error:
             raise ModelRefusedError(
                 f"its chat template lays out messages for more than {_PATIENCE:.0f} seconds: it is "
                 "damaged, or made to hang"
             ) from error
+        self._is_timed = False
         if len(text) > _MAX_TEXT and len(text) > _MAX_GROWTH * len(str((messages, inputs))):
             raise ConfigurationError(f"it makes {len(text):,} characters of them")
         return text

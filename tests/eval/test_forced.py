@@ -6,10 +6,10 @@ import pytest
 import torch
 from fakes import RandomDrafter
 from recorded import ANSWER, make_job, make_target
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from eval.contenders import DEFAULT, Ours, make_contender
 from eval.forced import FORCED_LOGIT, following
-from eval.passes import watching
 from eval.random_models import build_random_model
 from eval.targets import load_target
 from ragaccel.decode.tree import DraftTree
@@ -25,7 +25,7 @@ MODES = ["ours_near_ties", "ours_exact", "ours_exact_plain", "ours_tree", "ours_
 def test_every_decoder_gives_exactly_the_recording(family, name):
     target, job = make_target(family), make_job()
     contender = make_contender(name, target)
-    with following(target.networks, job.prompt_ids, job.answer_ids) as forcing:
+    with contender.following(job) as forcing:
         run = contender.run(job)
     assert run.token_ids == ANSWER
     assert forcing.passes >= run.passes
@@ -36,7 +36,7 @@ def test_every_decoder_gives_exactly_the_recording(family, name):
 def test_trees_of_nonsense_give_the_recording_too(family, seed):
     target, job = make_target(family), make_job()
     contender = Ours("nonsense", target, lambda: RandomDrafter(seed, 97), token_budget=12)
-    with following(target.networks, job.prompt_ids, job.answer_ids):
+    with contender.following(job):
         assert contender.run(job).token_ids == ANSWER
 
 
@@ -44,8 +44,9 @@ def test_passes_and_rows_are_those_of_the_decoder():
     target, job = make_target(), make_job()
     runs = {}
     for name in DEFAULT:
-        with following(target.networks, job.prompt_ids, job.answer_ids):
-            runs[name] = make_contender(name, target).run(job)
+        contender = make_contender(name, target)
+        with contender.following(job):
+            runs[name] = contender.run(job)
     for plain in ("ours_plain", "generate"):
         assert (runs[plain].passes, runs[plain].rows) == (len(ANSWER), len(ANSWER))
         assert runs[plain].tokens_of_each == (1,) * len(ANSWER)
@@ -66,8 +67,9 @@ def test_passes_and_rows_are_those_of_the_decoder():
 def test_a_recording_without_an_end_token_ends_by_length():
     target, job = make_target(), make_job(ANSWER[:10])
     for name in DEFAULT:
-        with following(target.networks, job.prompt_ids, job.answer_ids):
-            assert make_contender(name, target).run(job).token_ids == ANSWER[:10]
+        contender = make_contender(name, target)
+        with contender.following(job):
+            assert contender.run(job).token_ids == ANSWER[:10]
 
 
 def test_rows_off_the_recording_keep_the_models_own_logits():
@@ -96,13 +98,13 @@ def _verify(target, job, start, tree, follow):
 
     if not follow:
         return verify()
-    with following(target.networks, job.prompt_ids, job.answer_ids):
+    with following(target.ours.network, job.prompt_ids, job.answer_ids):
         return verify()
 
 
 def test_past_the_recording_the_model_chooses_for_itself():
     target, job = make_target(), make_job(ANSWER[:6], max_new_tokens=9, eos_ids=frozenset())
-    with following(target.networks, job.prompt_ids, job.answer_ids):
+    with following(target.model, job.prompt_ids, job.answer_ids):
         run = make_contender("generate", target).run(job)
     ids = torch.tensor([[*job.prompt_ids, *run.token_ids[:6]]])
     with torch.no_grad():
@@ -116,7 +118,7 @@ def test_the_model_is_itself_again_afterwards():
     ids = torch.tensor([job.prompt_ids])
     with torch.no_grad():
         before = target.model(ids).logits
-        with following(target.networks, job.prompt_ids, job.answer_ids):
+        with following(target.model, job.prompt_ids, job.answer_ids):
             assert not torch.equal(target.model(ids).logits, before)
         assert torch.equal(target.model(ids).logits, before)
 
@@ -135,7 +137,7 @@ def test_forcing_costs_next_to_nothing():
     prompt, answer = list(range(10, 60)), list(range(60, 84))
     ids = torch.tensor([prompt])
     settings = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
-    with following([model], prompt, answer) as forcing:
+    with following(model, prompt, answer) as forcing:
         started = perf_counter()
         model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         seconds = perf_counter() - started
@@ -145,24 +147,29 @@ def test_forcing_costs_next_to_nothing():
 
 def test_what_cannot_be_followed_is_refused():
     model = make_target().model
-    with pytest.raises(ValueError, match="at least one token"), following([model], [1], []):
+    with pytest.raises(ValueError, match="at least one token"), following(model, [1], []):
         pass
-    with pytest.raises(ValueError, match="tokenizer that fits"), following([model], [1], [97]):
+    with pytest.raises(ValueError, match="tokenizer that fits"), following(model, [1], [97]):
         pass
-    with following([model], [1, 2], [3]), torch.no_grad(), pytest.raises(ValueError, match="batch"):
+    with following(model, [1, 2], [3]), torch.no_grad(), pytest.raises(ValueError, match="batch"):
         model(torch.tensor([[1, 2], [1, 2]]))
 
 
 def test_each_decoder_runs_its_own_network():
     target, job = make_target(), make_job()
-    stock, twin = target.networks
-    assert stock is target.model
-    for name in DEFAULT:
-        with watching([stock]) as of_stock, watching([twin]) as of_twin:
+    stock, twin = target.model, target.ours.network
+    assert stock is not twin
+    ran = []
+    handle = register_module_forward_pre_hook(lambda module, _args: ran.append(module))
+    try:
+        for name in DEFAULT:
+            ran.clear()
             make_contender(name, target).run(job)
-        used, unused = (of_twin, of_stock) if name.startswith("ours") else (of_stock, of_twin)
-        assert used.count > 0
-        assert unused.count == 0
+            used, unused = (twin, stock) if name.startswith("ours") else (stock, twin)
+            assert used in ran
+            assert unused not in ran
+    finally:
+        handle.remove()
 
 
 def test_transformers_keep_the_stock_weights_of_a_loaded_model(tmp_path):
@@ -171,7 +178,7 @@ def test_transformers_keep_the_stock_weights_of_a_loaded_model(tmp_path):
     made.tokenizer.tokenizer.save_pretrained(tmp_path)
     target = load_target(str(tmp_path))
     assert target.model.config._attn_implementation == "sdpa"
-    assert len(target.networks) == 2
+    assert target.ours.network is not target.model
 
 
 def test_a_prompt_is_read_again_each_time():

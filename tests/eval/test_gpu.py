@@ -225,7 +225,7 @@ def test_steps_tell_what_the_device_does_not_compute():
 
 def test_every_length_that_is_attended_to_is_captured_before():
     target, job = static_target(), make_job()
-    with watching(target.networks, target.ours.graphs) as passes:
+    with watching(target.ours.network, target.ours.graphs) as passes:
         capture_passes(target.ours, [job], compile=False)
     assert set(passes.rows_of_each) >= {1, 2, 4, 8, 16, 24, 32, 48, 64}
     long = make_job(prompt_ids=(5,) * 3000)

@@ -13,7 +13,7 @@ from eval.chains import STREAMING, is_installed
 from eval.examples import MissingDataError, load_task
 from eval.rag_collection import load_questions, open_collection, share_found
 from eval.targets import load_target
-from ragaccel import default_registry
+from ragaccel import Passage, ReferenceScope, default_registry
 
 pytestmark = pytest.mark.usefixtures("no_event_loop_is_left")
 
@@ -153,12 +153,21 @@ def test_a_chain_that_tells_other_words_than_its_model_is_refused(ways, monkeypa
         way.ask("Who trims the wick?", (40, 41, 42, 1))
 
 
-def test_nothing_is_registered_for_plain_decoding(ways):
+def test_nothing_is_registered_for_plain_decoding(ways, monkeypatch):
+    registered, register = [], ReferenceScope.register
+
+    def noted(scope, passages):
+        passages = [passages] if isinstance(passages, Passage) else list(passages)
+        registered.extend(passages)
+        register(scope, passages)
+
+    monkeypatch.setattr(ReferenceScope, "register", noted)
     for name, num_known in (("langchain_plain", 0), ("langchain", 2), ("llama_index", 2)):
         if name.removesuffix("_plain") in WAYS:
-            default_registry().clear()
+            registered.clear()
             ways[name].ask("Who trims the wick?", (40, 41, 42, 1))
-            assert len(default_registry()) == num_known
+            assert len({passage.text for passage in registered}) == num_known
+    assert len(default_registry()) == 0
 
 
 def test_a_round_begins_with_nothing_remembered(arguments, made):

@@ -15,8 +15,7 @@ from langchain_ragaccel.structured import ResponseFormat, response_format_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ragaccel import ReferenceRegistry
-    from ragaccel.memory.scopes import VisibleReferences
+    from ragaccel import ReferenceRegistry, VisibleReferences
 
     from langchain_ragaccel.options import ModelOptions
 

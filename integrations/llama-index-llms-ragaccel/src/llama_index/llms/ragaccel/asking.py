@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         Stream,
         ToolCall,
         ToolCalling,
+        VisibleReferences,
     )
-    from ragaccel.memory.scopes import VisibleReferences
 
 _LONG = 256  # tokens of an answer that may call tools: fewer are read on the event loop
 _PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds

@@ -12,8 +12,7 @@ from llama_index.llms.ragaccel.nodes import as_passage
 from ragaccel import ConfigurationError, Passage, Reference
 
 if TYPE_CHECKING:
-    from ragaccel import ReferenceRegistry
-    from ragaccel.memory.scopes import VisibleReferences
+    from ragaccel import ReferenceRegistry, VisibleReferences
 
 AnyReference = str | Passage | Reference
 _ONE = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
