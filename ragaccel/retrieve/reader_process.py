@@ -37,10 +37,13 @@ _WALL_FACTOR = 10  # a busy machine gives a process a fraction of its time
 _OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
 _LENGTH = struct.Struct(">Q")
 _WATCH_SECONDS = 0.02
+_ON_LINUX = sys.platform == "linux"
 _KEPT_VARIABLES = (
     *("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP"),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
 )
+# numpy, which openpyxl imports, would reserve memory for a thread of each core
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 _COMMAND = """
 import sys
 watched, seconds, memory, *sys.path = sys.argv[1:]
@@ -168,7 +171,8 @@ class ReaderProcess:
                 stdout=PIPE,
                 stderr=DEVNULL,
                 cwd=Path(__file__).parent,
-                env={key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
+                env=_ONE_THREAD
+                | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
             )
             assert self._process.stdout is not None
             _read_frame(self._process.stdout)  # it is ready
@@ -269,8 +273,9 @@ def serve(read: Read, max_seconds: int, max_memory: int, watched: bool) -> None:
             name = json.loads(_read_frame(requests))["name"]
             data = _read_frame(requests)
             bounds.begin()
-            _write(replies, *_answer(read, data, name))
-            bounds.end()
+            answer = _answer(read, data, name)
+            bounds.end()  # once it is answered, the end of this process would be the next file's
+            _write(replies, *answer)
 
 
 def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
@@ -311,8 +316,11 @@ class _Bounds:
         self.max_seconds = max_seconds
         self.max_memory = max_memory
         self.deadline: float | None = None
+        self._lock = threading.Lock()
+        if os.name == "posix":
+            _limit("RLIMIT_CORE", 0)  # of somebody's document, in the folder of this package
         # macOS takes the limit of memory but does not keep it, Windows knows none
-        self.limited = sys.platform == "linux" and not watched
+        self.limited = _ON_LINUX and not watched
         if self.limited:
             _limit("RLIMIT_AS", max_memory)
         else:
@@ -321,30 +329,36 @@ class _Bounds:
     def begin(self) -> None:
         """Count the time from here."""
         used = time.process_time()
-        self.deadline = used + self.max_seconds
+        with self._lock:
+            self.deadline = used + self.max_seconds
         if self.limited:
             _limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
 
     def end(self) -> None:
         """Count no more."""
-        self.deadline = None
+        with self._lock:
+            self.deadline = None
+        if self.limited:
+            _limit("RLIMIT_CPU")
 
     def _watch(self) -> None:
         while True:
             time.sleep(_WATCH_SECONDS)
-            if self.deadline is not None and time.process_time() > self.deadline:
-                os._exit(_OUT_OF_TIME)
+            with self._lock:
+                if self.deadline is not None and time.process_time() > self.deadline:
+                    os._exit(_OUT_OF_TIME)
             if _memory() > self.max_memory:
                 os._exit(_OUT_OF_MEMORY)
 
 
-def _limit(name: str, value: int) -> None:
+def _limit(name: str, value: int | None = None) -> None:
+    """Set a limit of the system's; None: the highest there may be."""
     import resource
 
     which = getattr(resource, name)
     _, most = resource.getrlimit(which)
-    if most != resource.RLIM_INFINITY:
-        value = min(value, most)
+    if value is None or (most != resource.RLIM_INFINITY and value > most):
+        value = most
     resource.setrlimit(which, (value, most))
 
 
@@ -352,6 +366,9 @@ def _memory() -> int:
     """The most memory that this process has taken, in bytes."""
     if sys.platform == "win32":
         return _windows_memory()
+    if _ON_LINUX:  # where getrusage counts what its parent had taken, too
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split(None, 1)[0]) * 1024
     import resource
 
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,6 @@
 """The process that reads files: bounded, alone with its troubles, and blind to where it runs."""
 
+import io
 import json
 import os
 import signal
@@ -51,6 +52,44 @@ def test_time_is_counted_for_each_file():
     with ReaderProcess(max_seconds=1) as process:
         for _ in range(5):
             process.read(SLOW[: len(SLOW) // 12], "a.csv")
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_comes_after_a_file_is_not_counted(watched):
+    """The answer, and what is done before the next file comes; that one would be blamed for it."""
+    spins = (
+        "from ragaccel.retrieve import reader_process\nimport time\n"
+        "def write(pipe, *frames, write=reader_process._write):\n"
+        "    while len(frames) > 1 and time.process_time() < 2.3: pass\n"
+        "    write(pipe, *frames)\n"
+        "reader_process._write = write\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        command = _command().replace("\nserve(", f"\n{spins}serve(")
+        patch.setattr("ragaccel.retrieve.reader_process._COMMAND", command)
+        with ReaderProcess(1, watched=watched) as process:
+            for number in range(2):
+                assert process.read(b"[%d]" % number, "a.json").text == f"{number}."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_it_takes_one_thread_and_leaves_no_picture_of_its_memory(process):
+    process.read(b"[1]", "a.json")
+    process.read(_workbook(), "a.xlsx")
+    with open(f"/proc/{process._process.pid}/status") as file:
+        assert "\nThreads:\t1\n" in file.read()
+    with open(f"/proc/{process._process.pid}/limits") as file:
+        assert next(line for line in file if "core" in line).split()[4] == "0"
+
+
+def test_the_memory_of_the_process_that_started_it_does_not_count():
+    script = (
+        "import sys; from ragaccel.retrieve.reader_process import ReaderProcess\n"
+        "large = bytearray(400_000_000); large[::4096] = b'x' * len(large[::4096]); del large\n"
+        "with ReaderProcess(max_memory=200_000_000, watched=True) as process:\n"
+        "    process.read(b'a,b\\n' + b'1,2\\n' * 150_000, 'a.csv')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_it_starts_once_and_only_for_formats_that_nothing_bounds(monkeypatch):
@@ -173,6 +212,13 @@ def test_one_path_is_read_in_it_too(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b'{"a": 1, "b": 2}')
     assert read_document(path).text == "a: 1; b: 2."
+
+
+def _workbook():
+    openpyxl = pytest.importorskip("openpyxl")
+    file = io.BytesIO()
+    openpyxl.Workbook().save(file)
+    return file.getvalue()
 
 
 def _outcome(read, data, name):
