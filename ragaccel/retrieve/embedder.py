@@ -11,7 +11,11 @@ import numpy as np
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.forking import UsesTorch
-from ragaccel.retrieve.embedder_settings import EmbedderSettings, require_known_modules
+from ragaccel.retrieve.embedder_settings import (
+    EmbedderSettings,
+    explained,
+    require_known_modules,
+)
 from ragaccel.retrieve.weights import file_sha256, find_model_folder
 
 if TYPE_CHECKING:
@@ -103,7 +107,8 @@ class SentenceTransformerEmbedder(UsesTorch):
     def dimension(self) -> int:
         """Numbers in a vector."""
         if self.settings.is_bert:
-            return int(self.settings.config["hidden_size"])
+            with explained(self.folder):
+                return int(self.settings.config["hidden_size"])
         model = self._load_model()
         ask = getattr(model, "get_embedding_dimension", None)  # its name since version 6
         return int((ask or model.get_sentence_embedding_dimension)())
@@ -177,7 +182,8 @@ class SentenceTransformerEmbedder(UsesTorch):
                 from ragaccel.retrieve.bert import BertEncoder
 
                 device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-                self._bert = BertEncoder(self.folder, self.settings.pooling, device)
+                with explained(self.folder):
+                    self._bert = BertEncoder(self.folder, self.settings.pooling, device)
             return self._bert
 
     def _load_model(self) -> Any:
@@ -187,10 +193,11 @@ class SentenceTransformerEmbedder(UsesTorch):
                     from sentence_transformers import SentenceTransformer
                 except ImportError:
                     raise MissingExtraError("sentence-transformers", "retrieval") from None
-                require_known_modules(self.folder)
-                self._model = SentenceTransformer(
-                    str(self.folder), device=self.device, local_files_only=True
-                )
+                with explained(self.folder):
+                    require_known_modules(self.folder)
+                    self._model = SentenceTransformer(
+                        str(self.folder), device=self.device, local_files_only=True
+                    )
             return self._model
 
 
@@ -219,7 +226,8 @@ def _read_tokenizer(folder: Path) -> Any:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ModelNotFoundError(f"{folder} has no tokenizer.json: save the model's fast tokenizer")
-    tokenizer = Tokenizer.from_file(str(file))
+    with explained(folder):
+        tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.errors import ModelNotFoundError, ModelRefusedError
+from ragaccel.errors import ModelNotFoundError, ModelRefusedError, RagaccelError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -15,26 +17,49 @@ _MOST_NESTED = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
+@contextmanager
+def explained(folder: Path | str) -> Iterator[None]:
+    """Turn whatever is raised over a damaged model folder into an error of ours.
+
+    Raises:
+        ModelRefusedError: With the cause.
+    """
+    try:
+        yield
+    except (RagaccelError, MemoryError):
+        raise
+    except Exception as error:  # the libraries that read it raise whatever they like
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelRefusedError(
+            f"the model in {folder} cannot be loaded ({cause}): save or download it anew, or use"
+            " another"
+        ) from error
+
+
 class EmbedderSettings:
-    """What a model folder says about how it embeds."""
+    """What a model folder says about how it embeds.
+
+    Raises:
+        ModelNotFoundError: A file of it cannot be read.
+        ModelRefusedError: It says what no model can be.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.config = _read_json(folder / "config.json")
-        saved = _read_json(folder / "sentence_bert_config.json")
-        names = _read_json(folder / "tokenizer_config.json")
+        with explained(folder):
+            self._read(folder)
+
+    def _read(self, folder: Path) -> None:
+        self.config = _read_object(folder / "config.json")
+        saved = _read_object(folder / "sentence_bert_config.json")
+        names = _read_object(folder / "tokenizer_config.json")
         limits = (saved.get("max_seq_length"), names.get("model_max_length"))
         positions = int(self.config.get("max_position_embeddings", 512))
         self.max_length = min(int(next((limit for limit in limits if limit), positions)), positions)
         modules = _modules(folder)
         self.modules = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
-        self.prompts = {
-            role: prompt
-            for role, prompt in (_read_json(folder / "config_sentence_transformers.json") or {})
-            .get("prompts", {})
-            .items()
-            if prompt
-        }
-        self.pooling = _pooling(_read_json(folder / "1_Pooling" / "config.json"))
+        prompts = _read_object(folder / "config_sentence_transformers.json").get("prompts", {})
+        self.prompts = {role: prompt for role, prompt in prompts.items() if prompt}
+        self.pooling = _pooling(_read_object(folder / "1_Pooling" / "config.json"))
         self.lower_case = bool(saved.get("do_lower_case", False))
         self.is_bert = (
             self.modules in _PLAIN_MODULES
@@ -77,16 +102,16 @@ def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0)
     _require_class(file, name, "sentence_transformers.")
     folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
     if kind == "Dense":
-        config = _read_json(folder / "config.json")
+        config = _read_object(folder / "config.json")
         if "activation_function" in config:
             _require_class(folder / "config.json", config["activation_function"], "torch.nn.")
     elif kind == "WordEmbeddings":
-        config = _read_json(folder / "wordembedding_config.json")
+        config = _read_object(folder / "wordembedding_config.json")
         name = config.get("tokenizer_class")
         _require_class(folder / "wordembedding_config.json", name, "sentence_transformers.")
     elif kind in ("Router", "Asym") and depth < _MOST_NESTED:
         for routes in (folder / "router_config.json", folder / "config.json"):
-            for inner, name in (_read_json(routes).get("types") or {}).items():
+            for inner, name in (_read_object(routes).get("types") or {}).items():
                 _require_known_module(routes, name, inner, depth + 1)
     elif kind in ("Router", "Asym"):
         raise ModelRefusedError(f"{file} nests modules deeper than any model does: use another")
@@ -119,10 +144,17 @@ def _pooling(config: dict[str, Any]) -> str:
     return {"cls_token": "cls"}.get("+".join(names), "+".join(names))
 
 
+def _read_object(path: Path) -> dict[str, Any]:
+    found = _read_json(path)
+    if not isinstance(found, dict):
+        raise ModelRefusedError(f"{path} is no JSON object: save or download the model anew")
+    return found
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error}") from error

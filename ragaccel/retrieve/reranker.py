@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.forking import UsesTorch
-from ragaccel.retrieve.embedder_settings import require_known_modules
+from ragaccel.retrieve.embedder_settings import explained, require_known_modules
 from ragaccel.retrieve.records import embedded_text
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class CrossEncoderReranker(UsesTorch):
             from ragaccel.retrieve.weights import find_model_folder
 
             folder = find_model_folder(self.name)
-            require_known_modules(folder)
-            self._model = CrossEncoder(str(folder), device=self.device, local_files_only=True)
+            with explained(folder):
+                require_known_modules(folder)
+                self._model = CrossEncoder(str(folder), device=self.device, local_files_only=True)
         return self._model

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -198,6 +199,29 @@ def test_the_default_model_is_not_looked_for_in_the_current_folder(tmp_path, mon
 def test_folders_that_are_no_models(tmp_path):
     with pytest.raises(ModelNotFoundError, match="no model folder"):
         load_embedder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *((f"{name}.json", "[1]") for name in ("config", "sentence_bert_config")),
+        ("config.json", "[" * 100_000),
+        ("config.json", "{}"),
+        ("config.json", '{"model_type": "bert", "max_position_embeddings": "many"}'),
+        ("config.json", '{"model_type": "bert", "max_position_embeddings": 1e999}'),
+        ("config_sentence_transformers.json", '{"prompts": [1]}'),
+        ("1_Pooling/config.json", "7"),
+        ("tokenizer.json", "{}"),
+        ("model.safetensors", "no weights"),
+        ("modules.json", '[{"type": "sentence_transformers.models.No", "path": ""}]'),
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense", "path": "\\u0000"}]'),
+    ],
+)
+def test_a_damaged_model_folder_is_refused_by_an_error_of_ours(folder, tmp_path, file, content):
+    damaged = shutil.copytree(folder, tmp_path / "model")
+    (damaged / file).write_text(content)
+    with pytest.raises((ModelRefusedError, ModelNotFoundError), match=str(damaged)):
+        load_embedder(damaged).embed_query("the lamp")
 
 
 def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
