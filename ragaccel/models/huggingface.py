@@ -187,9 +187,9 @@ class HuggingFaceModel:
 
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
-        is_exchanged = self.architecture.exchanges_attention and self.findings.takes_ours
+        is_exchanged = self.architecture.exchanges_attention
         twin = make_twin(self.model) if is_exchanged else None
-        if twin is not None:
+        if twin is not None and self.findings.takes_ours:
             activate_row_by_row(twin)
             self.network, self._attends = twin, True
             if not self.findings.joins:
@@ -197,8 +197,7 @@ class HuggingFaceModel:
             if expected is None or passes_check(self, expected):
                 return
             self.network, self._attends = self.model, False
-            self._why_apart = "with it, it answers otherwise"
-        elif not self.findings.takes_ours:
+        if twin is not None:
             self._why_apart = "with it, it answers otherwise"
         elif is_exchanged:
             self._why_apart = "its modules cannot be copied, or their attention not exchanged"

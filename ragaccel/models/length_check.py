@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import json
 import logging
+import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -237,19 +238,42 @@ def _key(model: Any) -> str | None:
     stock = AttentionInterface._global_mapping.get(attention)
     if attention not in (None, "eager") and not _is_of_transformers(stock):
         return None  # whatever is registered under a name may be something else next time
-    try:
-        source = inspect.getsource(inspect.getmodule(type(base)) or type(base))
-    except (OSError, TypeError):
-        return None  # nor can a class be told from another that was typed in
+    code = _code(base)
+    if code is None:
+        return None
     told = {
         "config": {name: value for name, value in config.to_dict().items() if name[:1] != "_"},
         "class": f"{type(base).__module__}.{type(base).__qualname__}",
         "attention": attention,
         "versions": (_own_version(), torch.__version__, transformers.__version__),
-        "code": (_own_code(), hashlib.sha256(source.encode()).hexdigest()),
+        "code": (_own_code(), code),
     }
     written = json.dumps(told, sort_keys=True, default=repr)
     return hashlib.sha256(written.encode()).hexdigest()[:32]
+
+
+def _code(model: Any) -> str | None:
+    """Tell the code of a model's modules from another; None where that is not all in files."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    if any(_is_patched(kind) for kind in kinds):
+        return None
+    told = hashlib.sha256()
+    for name in sorted({kind.__module__ for kind in kinds}):
+        if name.partition(".")[0] not in ("builtins", "torch"):  # as their versions tell
+            try:
+                told.update(inspect.getsource(sys.modules[name]).encode())
+            except (KeyError, OSError, TypeError):
+                return None  # as of classes that were typed in
+    return told.hexdigest()
+
+
+def _is_patched(kind: type[Any]) -> bool:
+    """Whether a function from elsewhere was put in place of a class's forward method."""
+    forward = vars(kind).get("forward")
+    if forward is None or kind is torch.nn.Module:
+        return False
+    written = (kind.__module__, f"{kind.__qualname__}.forward")
+    return (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", "")) != written
 
 
 def _is_of_transformers(function: Any) -> bool:

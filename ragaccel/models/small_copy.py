@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from copy import deepcopy
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,10 @@ _SIZES = {
     "hidden_size_per_layer_input": 32,
 }
 _FOLLOW_HIDDEN = ("embedding_size", "word_embed_proj_dim", "input_embedding_size")
+
+
+# Two that each put torch's random state back would put back the other's.
+_ONE_AT_A_TIME = Lock()
 
 
 class NoCopyError(Exception):
@@ -254,8 +259,8 @@ def _built(kind: type[Any], config: Any, seed: int) -> Any:
         count = sum(weight.numel() for weight in kind(deepcopy(config)).parameters())
     if count > _MOST_WEIGHTS:
         raise NoCopyError(f"its smallest copy has {count:,} weights")
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch's own function seeds every GPU as well
         copy = kind(config)
     copy = copy.eval().float()
     _scale_up(copy, torch.Generator().manual_seed(seed))

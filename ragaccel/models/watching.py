@@ -136,6 +136,7 @@ class StructureWatch:
             for state in self._states
             for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
         ]
+        self._kinds = list(dict.fromkeys(map(type, self.modules)))
         self._made_of, self._has_copies = self._parts(), bool(copies)
         trees = [dict(tree.named_modules()) for tree in copies]
         named = [
@@ -149,7 +150,7 @@ class StructureWatch:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.device.type != "meta"
         ]
-        self._adapters, self._merged = self._adapters_now(), self._merged_now()
+        self._adapters, self._merged = _copied(self._adapters_now()), self._merged_now()
         self._note_buffers()
 
     @property
@@ -171,12 +172,13 @@ class StructureWatch:
         before, self._merged = self._merged, self._merged_now()
         return self._merged != before
 
-    def _parts(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """Modules, hooks and forward methods put in place of their classes': all as they are."""
+    def _parts(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """Modules, hooks, forward methods of their own and those of their classes: as they are."""
         return (
             list(chain.from_iterable(map(dict.values, self._children))),
             list(chain.from_iterable(self._hooks)),
             [state.get("forward") for state in self._states],
+            [getattr(kind, "forward", None) for kind in self._kinds],
         )
 
     def _follow_parts(self) -> bool:
@@ -184,7 +186,8 @@ class StructureWatch:
         if now == self._made_of:
             return False
         names = ("modules", "hooks", "forward methods")
-        for what, before, part in zip(names, self._made_of, now, strict=True):
+        # What was done to a class its instances in copies do as well.
+        for what, before, part in zip(names, self._made_of, now, strict=False):
             if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
                     f"{what} of this model were added, removed or replaced since the LLM was made, "
@@ -194,10 +197,7 @@ class StructureWatch:
         return True
 
     def _adapters_now(self) -> list[tuple[Any, ...]]:
-        return [
-            tuple(copy(module.__dict__.get(name)) for name in _ADAPTERS)
-            for module, _ in self._adapted
-        ]
+        return [tuple(map(module.__dict__.get, _ADAPTERS)) for module, _ in self._adapted]
 
     def _merged_now(self) -> list[Any]:
         return [list(module.__dict__.get("merged_adapters") or ()) for module, _ in self._adapted]
@@ -217,7 +217,7 @@ class StructureWatch:
                 twin.__dict__.update(
                     {name: copy(value) for name, value in known if name in module.__dict__}
                 )
-        self._adapters = now
+        self._adapters = _copied(now)
         return True
 
     def _follow_buffers(self) -> bool:
@@ -248,6 +248,11 @@ class StructureWatch:
         ]
         with torch.no_grad():
             return [torch.cat(list(same)) for _, same in groupby(small, _kind)]
+
+
+def _copied(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Copies that stay as they are while their lists and mappings are written to."""
+    return [tuple(map(copy, state)) for state in states]
 
 
 def _is(one: Any, other: Any) -> bool:

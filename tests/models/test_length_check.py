@@ -1,7 +1,11 @@
 """What begins past the few tokens of the self-check is checked on a copy with short lengths."""
 
+import importlib
 import json
+import linecache
 import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -280,6 +284,71 @@ def test_findings_are_remembered_by_config_and_class(tmp_path, monkeypatch):
     assert str(second.value) == str(first.value)
     with pytest.raises(TypeError):
         HuggingFaceModel(make("llama", rms_norm_eps=1e-3), check_folder=tmp_path)
+
+
+def checked(model, folder, monkeypatch):
+    """Whether a model is checked, by what is kept in a folder alone."""
+    copies = []
+
+    def make_copy(*args, **kwargs):
+        copies.append(1)
+        return make_small_copy(*args, **kwargs)
+
+    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "make_small_copy", make_copy)
+    HuggingFaceModel(model, check_folder=folder)
+    return bool(copies)
+
+
+def test_a_class_whose_forward_method_was_replaced_is_checked_each_time(tmp_path, monkeypatch):
+    model = make("llama")
+    assert checked(model, tmp_path, monkeypatch)
+    assert not checked(model, tmp_path, monkeypatch)
+    kind = type(model.model.layers[0].self_attn)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *args, **kw: forward(self, *args, **kw))
+    assert checked(model, tmp_path, monkeypatch)
+    assert checked(model, tmp_path, monkeypatch)
+    monkeypatch.setattr(kind, "forward", forward)
+    assert not checked(model, tmp_path, monkeypatch)
+
+
+def test_changed_code_of_a_part_is_checked_anew(tmp_path, monkeypatch):
+    written = tmp_path / "own_parts.py"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def with_own_part(factor):
+        written.write_text(
+            "import torch\n"
+            "class Norm(torch.nn.Module):\n"
+            f"    def forward(self, hidden):\n        return {factor} * hidden\n"
+        )
+        sys.modules.pop("own_parts", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        model = make("llama")
+        model.model.norm = importlib.import_module("own_parts").Norm()
+        return model
+
+    assert checked(with_own_part(1.25), tmp_path, monkeypatch)
+    assert not checked(with_own_part(1.25), tmp_path, monkeypatch)
+    assert checked(with_own_part(1.5), tmp_path, monkeypatch)
+
+
+def test_gpus_are_not_seeded(monkeypatch):
+    def seed(*_):
+        raise AssertionError("seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seed)
+    make_small_copy(AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**SIZES)), 1)
+
+
+def test_loading_at_once_leaves_the_random_state_as_it_is():
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**SIZES))
+    state = torch.random.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda seed: make_small_copy(model, seed), range(24)))
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,16 @@ def test_and_followed_where_passes_run_through_the_model(change):
     assert found == expected != before
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_classes_whose_forward_method_was_replaced_are_followed(way, monkeypatch):
+    model, llm, before = hooked(way)
+    kind = type(model.model.layers[0].mlp)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden: -forward(self, hidden))
+    found, expected = answers(model, llm)
+    assert found == expected != before
+
+
 def test_undoing_it_helps():
     model = make_model()
     llm = make_llm(model)
