@@ -51,12 +51,12 @@ class FolderRun:
     ) -> None:
         self.run = run
         made_from = run.store.meta("folder")
-        # size and time tell nothing of the files of another folder
-        self.trusts_times = made_from in ("", folder)
-        if not self.trusts_times and Path(made_from).is_dir():
-            run.report.warnings.append(
-                f"this index was made from {made_from}; from now on it holds {folder}"
-            )
+        if made_from not in ("", folder):  # of its files, size and time tell nothing
+            run.store.forget_times()
+            if Path(made_from).is_dir():
+                run.report.warnings.append(
+                    f"this index was made from {made_from}; from now on it holds {folder}"
+                )
         run.keep("folder", folder)
         self.listing = listing
         self.max_bytes = max_bytes
@@ -144,8 +144,6 @@ class FolderRun:
 
     def _same_state(self, file: FoundFile) -> bool:
         """Whether size and time of change are as in the last run; counts the file if so."""
-        if not self.trusts_times:
-            return False
         record, state = self.known.get(file.name), (file.size, file.mtime_ns)
         if record is not None and (record.size, record.mtime_ns) == state:
             self._count_same(record)

@@ -115,6 +115,12 @@ class Store:
                     removed += 1
         return removed
 
+    def forget_times(self) -> None:
+        """Let the next run of indexing look into every document, whatever its size and time."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
+            connection.execute("UPDATE unread SET mtime_ns = -1")
+
     def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
         """Note which files are not in the index as they stand, instead of those noted before."""
         if unread == self.unread():

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import stat
 
 import pytest
@@ -67,6 +68,26 @@ def test_a_moved_file_keeps_its_vectors(store, embedder, folder):
     (folder / "lamp.md").rename(folder / "light.md")
     report = index_folder(store, embedder, folder)
     assert (report.added, report.removed) == (1, 1)
+
+
+def test_another_folders_files_are_not_known_by_their_times(store, embedder, folder, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)  # with its times
+    for root in (other, folder):
+        (root / "lamp.md").write_text(f"# Lamp\n\nThis is of {root.name:>9}.\n")
+        os.utime(root / "lamp.md", ns=(7, 7))
+
+    def interrupt(progress):
+        if progress.stage == "reading":
+            raise KeyboardInterrupt
+
+    index_folder(store, embedder, folder)
+    for root in (other, folder, other):
+        with pytest.raises(KeyboardInterrupt):
+            index_folder(store, embedder, root, progress=interrupt)
+    index_folder(store, embedder, other)
+    assert [passage.text for passage in store.passages_of("lamp.md")] == ["This is of     other."]
+    assert index_folder(store, embedder, other, progress=interrupt).is_current
 
 
 def test_vanished_and_newly_excluded_files_are_removed(store, embedder, folder):
