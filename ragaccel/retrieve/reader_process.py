@@ -92,9 +92,10 @@ class ReaderProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process, if there is one; reading starts another."""
+        """End the process, if there is one, after the file it reads; reading starts another."""
         if self._owner == os.getpid():
-            self._end()
+            with self._lock:
+                self._end()
 
     def read(self, data: bytes, name: str) -> Document:
         """Read a file's bytes as a document.
@@ -178,7 +179,7 @@ class ReaderProcess:
             _read_frame(self._process.stdout)  # it is ready
         except (OSError, EOFError) as error:
             self._end()
-            reason = f"the process that reads such files does not start: {error or 'it ended'}"
+            reason = f"the process that reads such files does not start: {str(error) or 'it ended'}"
             raise NoReaderError(reason) from None
         except BaseException:
             self._end()
@@ -232,7 +233,10 @@ def _python() -> str:
 
 def _module_folders() -> list[str]:
     """Where this process finds modules, but for the working directory; this package last."""
-    here = os.path.realpath(os.curdir)
+    try:
+        here = os.path.realpath(os.curdir)
+    except FileNotFoundError:  # the folder is deleted
+        here = ""
     own = str(Path(__file__).parents[2])
     found = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) != here]
     return [*found, *([] if own in found else [own])]

@@ -201,6 +201,33 @@ def test_threads_share_it(process):
     assert found == {(i, j): f"{i}, {j}." for i in range(6) for j in range(20)}
 
 
+def test_closing_waits_for_the_file_that_another_thread_reads(process):
+    found = []
+    data = SLOW[: len(SLOW) // 6]
+    thread = threading.Thread(target=lambda: found.append(process.read(data, "a.csv")))
+    thread.start()
+    while process._process is None:
+        time.sleep(0.001)
+    process.close()
+    thread.join()
+    assert found[0].text.startswith("a: 1; b: 2.")
+    assert process._process is None
+
+
+@POSIX
+def test_it_starts_where_the_working_folder_is_deleted(process, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert process.read(b"[1]", "a.json").text == "1."
+
+
+def test_a_process_that_ends_at_once_is_said(process, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieve.reader_process._COMMAND", "raise SystemExit")
+    with pytest.raises(DocumentError, match=r"does not start: it ended$"):
+        process.read(b"[1]", "a.json")
+
+
 def test_a_process_that_does_not_start_is_said(process, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "")
     monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
