@@ -50,16 +50,17 @@ def main():
 
 
 def answers():
-    """What both say, with the passage registered as a retriever's would be."""
+    """What both say, with the passage known to them as a retriever's would be."""
     from langchain_ragaccel import ChatRagaccel
     from llama_index.llms.ragaccel import Ragaccel
 
-    from ragaccel import Passage, default_registry
+    from ragaccel import Passage, reference_scope
 
-    default_registry().register(Passage("lamp", CONTEXT))
-    said = ChatRagaccel().invoke(PROMPT)
+    with reference_scope() as scope:
+        scope.register(Passage("lamp", CONTEXT))
+        said = ChatRagaccel().invoke(PROMPT)
+        completed = Ragaccel().complete(PROMPT)
     spans = said.response_metadata["ragaccel"]["copied_spans"]
-    completed = Ragaccel().complete(PROMPT)
     assert "midnight" in said.text, said.text
     assert completed.text == said.text
     assert [span["passage_id"] for span in spans] == ["lamp"]
