@@ -53,30 +53,41 @@ def indexing_has_begun(docs):
     return (docs / ".ragaccel" / "index.db").exists()
 
 
-def test_two_processes_indexing_at_once(start, docs):
-    first = start("index", docs, env={"EMBED_SECONDS": "0.1"})
-    wait_for(lambda: indexing_has_begun(docs))
+@pytest.fixture
+def gate():
+    """Make what a process that indexes waits at, so that it is as slow as a test needs it to be."""
+    folder = Path("gate")
+    folder.mkdir()
+    yield folder
+    (folder / "open").touch()  # or it would wait for ever
+
+
+def test_two_processes_indexing_at_once(start, docs, gate):
+    first = start("index", docs, env={"GATE": str(gate)})
+    wait_for((gate / "waiting").exists)
     code, out, err = end(start("index", docs))
     assert (code, out) == (1, "")
     assert "another process" in err
+    (gate / "open").touch()
     code, _, err = end(first)
     assert code == 0
     assert "31 added" in err
     assert "31 unchanged" in end(start("index", docs))[2]
 
 
-def test_asking_while_another_process_indexes(start, docs):
+def test_asking_while_another_process_indexes(start, docs, gate):
     assert end(start("index", docs))[0] == 0
     (docs / "key.txt").write_text(f"{KEY} It is red.")
     for number in range(30):
         (docs / f"new-{number}.txt").write_text(f"New fact {number} is of no use either.")
-    first = start("index", docs, env={"EMBED_SECONDS": "0.1"})
-    time.sleep(1.5)
+    first = start("index", docs, env={"GATE": str(gate)})
+    wait_for((gate / "waiting").exists)
     code, out, err = end(start("ask", docs, QUESTION))
     assert code == 0
     assert KEY in out
-    assert first.poll() is None, "it was meant to take longer"
+    assert first.poll() is None
     assert "from the index as it is" in err
+    (gate / "open").touch()
     assert end(first)[0] == 0
 
 
