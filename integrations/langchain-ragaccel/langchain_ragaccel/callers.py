@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.callbacks.base import BaseCallbackManager
-from langchain_core.runnables.config import var_child_runnable_config
 
-from langchain_ragaccel.collecting import run_collectors
+from langchain_ragaccel.collecting import callbacks_here, run_collectors
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -49,13 +48,14 @@ _ASKING: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
 def caller_of(callbacks: Any) -> Caller:
     """Return whoever handed callbacks down: a run manager, a manager, a list of handlers or None.
 
-    Where none were handed down, LangChain's own context tells them.
+    LangChain's own context tells of the run above, too: a call with callbacks of its own, in the
+    middle of a chain or a graph, is handed none of those of the run that makes it.
     """
-    if callbacks is None:
-        callbacks = callbacks_here()
-    found = (collector.scope for collector in run_collectors(callbacks))
-    scopes = tuple(scope for scope in found if scope is not None)
-    return Caller(scopes, getattr(callbacks, "parent_run_id", None))
+    here = callbacks_here()
+    callbacks = here if callbacks is None else callbacks
+    found = (one.scope for each in (callbacks, here) for one in run_collectors(each))
+    scopes = dict.fromkeys(scope for scope in found if scope is not None)
+    return Caller(tuple(scopes), getattr(callbacks, "parent_run_id", None))
 
 
 def caller_by(config: RunnableConfig | None) -> Caller:
@@ -106,11 +106,6 @@ def callers_of(prompts: Sequence[str]) -> list[Caller]:
         for prompt, count in left.items()
     }
     return [next(callers[prompt], Caller()) for prompt in prompts]
-
-
-def callbacks_here() -> Any:
-    """The callbacks of the run that this is called in, where LangChain's context tells."""
-    return (var_child_runnable_config.get() or {}).get("callbacks")
 
 
 def present_caller() -> Caller:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from langchain_core.callbacks.base import BaseCallbackHandler
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 if TYPE_CHECKING:
@@ -140,12 +141,15 @@ class RunCollector(_Collector):
 
         if (here := current_scope()) is not None:
             here.register(passage)
-        elif is_alone:  # a retriever that is asked by hand: it is not known who will ask next
+            return
+        # A retriever may be a root only since it was called with callbacks of its own.
+        home = next(run_collectors(callbacks_here()), None) if is_alone else self
+        if home is None:  # it is asked by hand: it is not known who will ask next
             default_registry().register(passage)
-        else:
-            with _MAKING:
-                self._scope = self._scope or ReferenceScope()
-            self._scope.register(passage)
+            return
+        with _MAKING:
+            home._scope = home._scope or ReferenceScope()
+        home._scope.register(passage)
 
 
 class _OfEachRoot:
@@ -219,6 +223,11 @@ def keep_found_by_hand(passages: Sequence[Passage], callbacks: Any, namespace: s
     above = next(run_collectors(callbacks), None)
     for passage in passages:
         (above or RunCollector())._keep(passage, is_alone=above is None)
+
+
+def callbacks_here() -> Any:
+    """The callbacks of the run that this is called in, where LangChain's context tells."""
+    return (var_child_runnable_config.get() or {}).get("callbacks")
 
 
 def run_collectors(callbacks: Any) -> Iterator[RunCollector]:

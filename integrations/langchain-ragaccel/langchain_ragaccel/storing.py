@@ -7,8 +7,7 @@ from uuid import uuid4
 
 from ragaccel import ConfigurationError, auto_references_enabled
 
-from langchain_ragaccel.callers import callbacks_here
-from langchain_ragaccel.collecting import keep_found_by_hand
+from langchain_ragaccel.collecting import callbacks_here, keep_found_by_hand
 from langchain_ragaccel.documents import as_document
 from langchain_ragaccel.filtering import Filter, as_condition
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from operator import itemgetter
@@ -12,6 +13,7 @@ from weakref import WeakSet
 import pytest
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -165,6 +167,25 @@ def in_a_thread_with_its_config(model):
     return sources | PROMPT | RunnableLambda(answer)
 
 
+def with_callbacks_of_its_own(model):
+    """The retriever and the model are called in a step of a chain, each with its own callbacks."""
+
+    def own():
+        return {"callbacks": [BaseCallbackHandler()]}
+
+    def ask(question):
+        found = OwnDocuments().invoke(question, own())
+        return model.invoke(PROMPT.invoke({"context": joined(found), "input": question}), own())
+
+    async def aask(question):
+        found = await OwnDocuments().ainvoke(question, own())
+        prompt = PROMPT.invoke({"context": joined(found), "input": question})
+        return [piece async for piece in model.astream(prompt, own())]
+
+    knows_tasks = sys.version_info >= (3, 11)  # before, LangChain's context does not reach them
+    return RunnableLambda(ask, afunc=aask if knows_tasks else None)
+
+
 def searched_by_hand(model):
     """A store of ragaccel's own is searched in a step of a chain: that is no event."""
     stores = {}
@@ -256,6 +277,7 @@ CASES = [
     *((in_a_scope, call) for call in (one_after_another, in_threads, gathered, to_threads)),
     *((in_a_namespace, call) for call in (one_after_another, in_threads, gathered, to_threads)),
     *((searched_by_hand, call) for call in (in_threads, gathered, streamed)),
+    *((with_callbacks_of_its_own, call) for call in (in_threads, gathered, streamed)),
     *((two_of_one_root, call) for call in (in_threads, gathered)),
     *((retried, call) for call in (in_threads, gathered)),
     *((in_a_thread_with_its_context, call) for call in (in_threads, gathered)),
