@@ -12,7 +12,7 @@ from ragaccel.errors import ConfigurationError, NothingIndexedError
 from ragaccel.inputs import as_texts
 from ragaccel.passage import Passage
 from ragaccel.prompt import Prompt, build_prompt, check_history
-from ragaccel.quotes import asked_before, judge, refuse
+from ragaccel.quotes import asked_before, is_foreign, judge, refuse
 from ragaccel.references import check_passage
 from ragaccel.settings import check_settings, remembers
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ragaccel.settings import Settings
 
 logger = logging.getLogger("ragaccel")
+
+_MORE = 8  # times as many are looked at where the reader cannot read some
 
 
 class PassageSource(Protocol):
@@ -98,7 +100,7 @@ class RAG:
         settings = check_settings(settings)
         settings.setdefault("max_new_tokens", self.max_new_tokens)
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
-        quotes = self.check_quotes and self.llm.is_bundled_reader
+        quotes = self._quotes
         refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
@@ -194,9 +196,25 @@ class RAG:
             )
         return found
 
+    @property
+    def _quotes(self) -> bool:
+        """Whether it is the bundled reader that answers, of which quotes are wanted."""
+        return self.check_quotes and self.llm.is_bundled_reader
+
     def _found(self, query: str) -> list[Passage]:
+        """The passages for a query; of those that the bundled reader cannot read, few or none.
+
+        Where some are found, those that it can read come first, also from behind them.
+        """
+        found = self._searched(query, self.k)
+        if self._quotes and any(is_foreign(passage.text) for passage in found):
+            more = self._searched(query, _MORE * self.k)
+            found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
+        return found
+
+    def _searched(self, query: str, k: int) -> list[Passage]:
         """What the retriever finds, which must be passages."""
-        found = self.retriever.search(query, k=self.k)
+        found = self.retriever.search(query, k=k)
         listed = list(found) if isinstance(found, Iterable) else [found]
         for passage in listed:
             if not isinstance(passage, Passage):

@@ -85,10 +85,20 @@ def test_a_foreign_script_is_not_read(foreign):
     beside = ask(first_passage, "What is the capital of Mongolia?", [foreign, BREAD, SOUP])
     assert beside.refusal == "not near"
     assert foreign not in [one.passage for one in beside.nearest]
-    quoted = ask(first_passage, BAKING, [foreign, BREAD, SOUP])
+    quoted = ask(foreign.text, BAKING, [foreign, BREAD, SOUP])
     assert quoted.refusal == "no quote"
     assert ask(first_passage, foreign.text, [BREAD, SOUP]).refusal == "foreign script"
     assert ask(QUOTE, BAKING, [foreign, BREAD, SOUP]).answered
+
+
+def test_passages_that_cannot_be_read_do_not_crowd_out_those_that_can():
+    crowd = [Passage(f"{n}", f"{RUSSIAN.text} {n}") for n in range(10)]
+    answer = ask(QUOTE, BAKING, [*crowd, BREAD, SOUP])
+    assert answer.answered
+    assert answer.passages[:2] == (BREAD, SOUP)
+    assert len(answer.passages) == 6
+    foreign = ask(QUOTE, RUSSIAN.text, [*crowd, BREAD, SOUP])
+    assert foreign.refusal == "foreign script"
 
 
 def test_latin_letters_with_accents_are_not_foreign():
