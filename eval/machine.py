@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 _PACKAGES = ("ragaccel", "torch", "transformers", "numpy")
 _LOCAL = (
     "--data",
+    "--documents",
+    "--other",
     "--out",
     "--picture",
     "--indexes",
