@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the changes [1]")
     parser.add_argument("--out", type=Path, help="folder or file of the result")
     options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz_documents.json")
+    options.out = in_folder(options.out, "fuzz-documents.json")
     document = measured("fuzz.documents", fuzz, options)
     shown = ("raw_errors", "hangs", "over_limits", "peak_mb", "slowest_seconds", "seconds")
     print(json.dumps({key: document[key] for key in ("counts", *shown)}, indent=1))

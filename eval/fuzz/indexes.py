@@ -330,7 +330,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=25, help="how many a process tries [25]")
     parser.add_argument("--out", type=Path, help="folder or file of the result")
     options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz_indexes.json")
+    options.out = in_folder(options.out, "fuzz-indexes.json")
     document = measured("fuzz.indexes", fuzz, options)
     totals = {key: document[key] for key in ("raw_errors", "hangs", "unmendable", "seconds")}
     print(json.dumps({"counts": document["counts"], **totals}, indent=1))

@@ -496,7 +496,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, help="so many of them [all]")
     parser.add_argument("--out", type=Path, help="folder or file of the result")
     options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz_patterns.json")
+    options.out = in_folder(options.out, "fuzz-patterns.json")
     document = measured("fuzz.patterns", fuzz, options)
     shown = ("counts", "largest_power", "seconds")
     print(json.dumps({key: document[key] for key in shown}, indent=1))

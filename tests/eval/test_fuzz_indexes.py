@@ -11,7 +11,7 @@ from ragaccel.retrieve.store import Store
 def run(tmp_path, *arguments):
     with pytest.raises(SystemExit) as ended:
         indexes.main([*arguments, "--out", str(tmp_path)])
-    return ended.value.code, json.loads((tmp_path / "fuzz_indexes.json").read_text())
+    return ended.value.code, json.loads((tmp_path / "fuzz-indexes.json").read_text())
 
 
 def test_a_few_damaged_indexes(tmp_path, capsys):
