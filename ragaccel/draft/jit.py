@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from functools import cache, wraps
 from pathlib import Path
 from threading import RLock
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
+_NUMBA_SETTINGS = ".numba_config.yaml"
 # By what a compiled function asks in Python: for the types of new arguments, and for code for them.
 _ASKED = ("typeof_pyval", "_compile_for_args")
 
@@ -37,7 +39,7 @@ def inlined(function: Function) -> Function:
 
 def _compiled(function: Function, inline: str) -> Function:
     try:
-        import numba
+        numba = _import_numba()
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
@@ -89,10 +91,31 @@ def _load_in_turn(made: Any) -> None:
         setattr(made, name, in_turn(getattr(made, name)))
 
 
+def _import_numba() -> Any:
+    """Import numba so that it reads no settings file of the current folder, now or later.
+
+    That folder may be a stranger's, and the file says, among other things, where compiled functions
+    are kept: they are unpickled from there. A program that imported numba before has chosen itself.
+    """
+    with _LOADING.lock:
+        if "numba" not in sys.modules:
+            exists = os.path.exists
+            os.path.exists = lambda path: path != _NUMBA_SETTINGS and exists(path)
+            try:
+                from numba.core import config
+
+                config._config_fname = ""
+            finally:
+                os.path.exists = exists
+        import numba
+
+        return numba
+
+
 def never_compiles() -> bool:
     """Whether functions run as they are written here, slowly."""
     try:
-        import numba
+        numba = _import_numba()
     except ImportError:
         return True
     return bool(numba.config.DISABLE_JIT)

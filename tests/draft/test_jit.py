@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ragaccel.draft.jit as jit
 
 INNER = "from own.jit import compiled\n@compiled\ndef inner(x):\n    return x + {}\n"
@@ -104,3 +106,20 @@ def test_threads_that_use_functions_for_the_first_time_together_never_fail(tmp_p
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
         )
         assert done.stdout == "ready\n", done.stderr
+
+
+def test_a_strangers_folder_does_not_say_where_compiled_code_is_kept(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: ./theirs\ndisable_jit: 1\n")
+    script = (
+        "import sys; sys.path[:] = sys.argv[1:]\n"
+        "from ragaccel.draft.calibration import follow\n"
+        "import numba, os\n"
+        "assert numba.njit(lambda n: n + 1)(1) == 2  # reads its settings again\n"
+        "kept = os.path.abspath(follow._cache._cache_file._index_path)\n"
+        "assert not kept.startswith(os.getcwd()), kept\n"
+        "assert not (numba.config.CACHE_DIR or numba.config.DISABLE_JIT)\n"
+    )
+    environment = {key: os.environ[key] for key in os.environ if not key.startswith("NUMBA_")}
+    arguments = [sys.executable, "-c", script, *filter(None, sys.path)]
+    subprocess.run(arguments, cwd=tmp_path, env=environment, check=True)
