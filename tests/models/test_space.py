@@ -19,6 +19,7 @@ from ragaccel.engine.engine import Engine
 from ragaccel.engine.layout import Masks, run_rows, tree_rows
 from ragaccel.engine.measuring import warm_passes
 from ragaccel.errors import ConfigurationError
+from ragaccel.models import packing
 from ragaccel.models.huggingface import HuggingFaceModel
 
 SOME = ["llama", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gpt2", "opt"]
@@ -226,8 +227,10 @@ def test_near_the_end_of_what_a_model_reads():
         assert decode(engine, request, drafters_of(target)[kind], token_budget=None) == plain
 
 
-def test_a_packed_model_wears_one_too():
+def test_a_packed_model_wears_one_too(monkeypatch):
+    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32, hidden_size=256), pack=True)
+    assert target._packed
     prompt = random_prompt(12)
     request = Request(prompt_ids=prompt, max_new_tokens=20)
     plain = decode(Engine(target), request, token_budget=0)
