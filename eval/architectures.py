@@ -262,7 +262,7 @@ def _tried(configuration: Configuration, dtype: torch.dtype) -> Row:
 def _compared(model: Any) -> Row:
     """Answer alone and together, drafted and not, and say what came of it."""
     from ragaccel import LLM, NoDrafter, Reference
-    from ragaccel.errors import RagaccelError
+    from ragaccel.errors import ModelRefusedError
 
     chance = random.Random(5)
     prompts = [random_prompt(chance, length) for length in LENGTHS]
@@ -289,9 +289,9 @@ def _compared(model: Any) -> Row:
         batch = llm.generate(prompts, references=guesses, **_SETTINGS)
     except OverdueError:
         raise
-    except RagaccelError as error:
+    except ModelRefusedError as error:
         return {**row, "status": REFUSED, "why": first_line(error)}
-    except Exception as error:
+    except Exception as error:  # one of ours as well: what was accepted at load must be answered
         return {**row, "status": WRONG, "why": f"{type(error).__name__}: {first_line(error)}"}
     answers = [*alone, *batch]
     row["accepted"] = sum(answer.stats.accepted_tokens for answer in answers)

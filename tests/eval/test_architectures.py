@@ -9,6 +9,8 @@ import transformers
 from eval import architectures
 from eval.architectures import BEFORE, EQUAL, NAME, NOT_TRIED, REFUSED, RESULTS, WRONG
 from eval.small_models import configurations, families
+from ragaccel import LLM
+from ragaccel.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
@@ -89,6 +91,16 @@ def test_a_run_writes_its_result_and_the_page(tmp_path, capsys):
     assert "| llama | plain | leftover window |" in (tmp_path / "models.md").read_text()
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert shown["summary"] == document["summary"]
+
+
+def test_what_is_accepted_and_then_not_answered_is_wrong(monkeypatch):
+    def fail(*_, **__):
+        raise ConfigurationError("not with this model")
+
+    (plain,) = [one for one in configurations("llama") if one.variant == "plain"]
+    monkeypatch.setattr(LLM, "generate", fail)
+    row = architectures.try_configuration(plain)
+    assert (row["status"], row["why"]) == (WRONG, "ConfigurationError: not with this model")
 
 
 def test_an_unknown_family_is_named(tmp_path):
