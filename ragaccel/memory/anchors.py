@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,18 @@ def anchor_keys(text: str, seed: int) -> Keys:
     return keys
 
 
+class Pieces:
+    """A text as an index takes it in: the keys of its pieces."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+
+    @cached_property
+    def alone(self) -> dict[int, int]:
+        """Its anchors, keys and places, where no other text uses any of its pieces."""
+        return _chosen(self.keys, bytes(len(self.keys)))
+
+
 class Alignments(NamedTuple):
     """Ways in which texts may stand in the searched one, the rarest first; columns of one length.
 
@@ -97,14 +110,12 @@ class AnchorIndex:
         """How large the counters are; each anchor takes ``ANCHOR_BYTES`` beside them."""
         return len(self._counters)
 
-    def add(self, number: int, keys: Keys) -> tuple[int, ...]:
+    def add(self, number: int, pieces: Pieces) -> tuple[int, ...]:
         """Choose the anchors of a text that is new here; ``remove`` wants them back."""
-        used = self._counted[keys >> np.uint64(self._shift)].tobytes()
-        places = list(_least_used(used))
-        written = (_around(keys, np.array(places)) | places | number << 32).tolist()
-        chosen = dict(zip(reversed(keys[places].tolist()), reversed(written), strict=True))
+        used = self._counted[pieces.keys >> np.uint64(self._shift)]
+        chosen = _chosen(pieces.keys, used.tobytes()) if used.any() else pieces.alone
         for key, place in chosen.items():
-            self._put(key, place.to_bytes(_PLACE, "little"))
+            self._put(key, (place | number << 32).to_bytes(_PLACE, "little"))
         return tuple(chosen)
 
     def is_hidden(self, number: int, anchors: tuple[int, ...]) -> bool:
@@ -153,6 +164,13 @@ class AnchorIndex:
         counter = key >> self._shift
         if self._counters[counter] < 255:  # there it stays: how many more there are is not known
             self._counters[counter] += change
+
+
+def _chosen(keys: Keys, used: bytes) -> dict[int, int]:
+    """A text's anchors, by how much each of its pieces is used: their keys and places."""
+    places = list(_least_used(used))
+    written = (_around(keys, np.array(places)) | places).tolist()
+    return dict(zip(reversed(keys[places].tolist()), reversed(written), strict=True))
 
 
 def _least_used(used: bytes) -> Iterator[int]:

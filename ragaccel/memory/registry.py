@@ -16,15 +16,13 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.memory.anchors import ANCHOR, ANCHOR_BYTES, AnchorIndex, anchor_keys
+from ragaccel.memory.anchors import ANCHOR, ANCHOR_BYTES, AnchorIndex, Pieces, anchor_keys
 from ragaccel.memory.neighbours import DocumentOrder
 from ragaccel.memory.occurrences import Occurrence, SearchedText, find_occurrences, squeeze
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from ragaccel.memory.anchors import Keys
 
 DEFAULT_BYTES = 128 << 20
 NEIGHBOUR_CHARACTERS = 8_000
@@ -205,9 +203,9 @@ class ReferenceRegistry:
         key = _key(squeezed)
         if self._refresh(passage, namespace, key):
             return
-        keys = anchor_keys(squeezed, _seed(namespace))
+        pieces = _pieces(squeezed, key, _seed(namespace))
         with self._lock:
-            self._put(_Entry(passage, namespace, key, squeezed, (), 0), keys)
+            self._put(_Entry(passage, namespace, key, squeezed, (), 0), pieces)
 
     def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
         """Whether a text is known and can be found: it is this passage's now."""
@@ -241,12 +239,12 @@ class ReferenceRegistry:
                 if number in self._kept:
                     self._kept.move_to_end(number)
 
-    def _put(self, entry: _Entry, keys: Keys) -> None:
+    def _put(self, entry: _Entry, pieces: Pieces) -> None:
         """Take an entry in, the lock being held."""
         if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
             self._take_out(known)
         number = self._new_number()
-        anchors = self._index.add(number, keys)
+        anchors = self._index.add(number, pieces)
         entry = replace(entry, anchors=anchors, registered=self._now())
         if self._index.num_bytes + entry.num_bytes > self.max_bytes:
             self._index.remove(number, anchors)
@@ -311,6 +309,22 @@ def _require_name(namespace: str) -> None:
 
 def _key(squeezed: str) -> bytes:
     return blake2b(squeezed.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_PIECES: dict[tuple[bytes, int], Pieces] = {}  # by text and seed: numbers alone, no text is kept
+_MOST_PIECES, _LARGEST_KEPT = 512, 4_000  # at most 20 MB
+
+
+def _pieces(squeezed: str, key: bytes, seed: int) -> Pieces:
+    """A text's pieces: each run has a registry of its own, and runs often retrieve the same."""
+    pieces = _PIECES.get((key, seed))
+    if pieces is None:
+        pieces = Pieces(anchor_keys(squeezed, seed))
+        if len(squeezed) <= _LARGEST_KEPT:
+            if len(_PIECES) >= _MOST_PIECES:
+                _PIECES.clear()
+            _PIECES[key, seed] = pieces
+    return pieces
 
 
 def _seed(namespace: str) -> int:

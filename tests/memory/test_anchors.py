@@ -2,13 +2,13 @@ import random
 
 import pytest
 
-from ragaccel.memory.anchors import ANCHOR, AnchorIndex, anchor_keys
+from ragaccel.memory.anchors import ANCHOR, AnchorIndex, Pieces, anchor_keys
 
 
 def index_of(*texts):
     index = AnchorIndex(1 << 16)
     for number, text in enumerate(texts):
-        index.add(number, anchor_keys(text, 0))
+        index.add(number, Pieces(anchor_keys(text, 0)))
     return index
 
 
@@ -72,7 +72,7 @@ def test_what_tells_a_text_apart_at_its_very_end_becomes_its_anchor():
 def test_what_is_taken_out_is_not_found_and_leaves_nothing():
     texts = [letters(7, 300), letters(7, 300), letters(8, 300)]
     index = AnchorIndex(1 << 16)
-    anchors = [index.add(number, anchor_keys(text, 0)) for number, text in enumerate(texts)]
+    anchors = [index.add(number, Pieces(anchor_keys(text, 0))) for number, text in enumerate(texts)]
     index.remove(0, anchors[0])
     assert found(index, texts[0]) == {(1, 0)}
     index.remove(1, anchors[1])
@@ -95,10 +95,10 @@ def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_known():
 def test_a_text_is_hidden_when_others_have_all_its_anchors():
     common, own = letters(9, 67), letters(8, 67)
     index = AnchorIndex(1 << 16)
-    anchors = [index.add(n, anchor_keys(text, 0)) for n, text in enumerate([common, own])]
+    anchors = [index.add(n, Pieces(anchor_keys(text, 0))) for n, text in enumerate([common, own])]
     assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [False, False]
     for number in range(2, 400):
-        index.add(number, anchor_keys(common, 0))
+        index.add(number, Pieces(anchor_keys(common, 0)))
     assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [True, False]
 
 
