@@ -178,6 +178,25 @@ def test_pipes_and_links_beside_an_index_are_mended_too(
     assert (tmp_path / "precious").read_text() == "keep"
 
 
+def test_a_half_made_index_that_came_along_is_not_gone_on_with(shipped, folder, embedder):
+    def interrupt(progress):
+        if progress.stage == "reading" and progress.files_done == 2:
+            raise KeyboardInterrupt
+
+    with Store(shipped) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ragaccel.retrieve.folder_run._BATCH_PASSAGES", 1)
+        with pytest.raises(KeyboardInterrupt):
+            index_folder(store, embedder, folder, rebuild=True, progress=interrupt)
+    half = shipped.with_name(shipped.name + ".rebuilt")
+    alter(half, "UPDATE passage SET text = 'INJECTED'; UPDATE words SET text = 'INJECTED'")
+    packed = half.read_bytes()
+    half.rename(half.with_name("elsewhere"))  # so that its number is not given to the next
+    half.write_bytes(packed)
+    with Store(shipped) as store:
+        assert index_folder(store, embedder, folder, rebuild=True).added == 3
+        assert not store.rows("SELECT * FROM passage WHERE text = 'INJECTED'")
+
+
 def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder, tmp_path):
     """One may name a file of the user's, which SQLite would delete after it."""
     shipped.with_name("index.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
