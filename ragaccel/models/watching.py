@@ -136,7 +136,8 @@ class StructureWatch:
             for state in self._states
             for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
         ]
-        self._kinds = list(dict.fromkeys(map(type, self.modules)))
+        kinds = dict.fromkeys(map(type, self.modules))
+        self._kinds = list(dict.fromkeys(chain.from_iterable(kind.__mro__ for kind in kinds)))
         self._made_of, self._has_copies = self._parts(), bool(copies)
         trees = [dict(tree.named_modules()) for tree in copies]
         named = [
@@ -178,7 +179,7 @@ class StructureWatch:
             list(chain.from_iterable(map(dict.values, self._children))),
             list(chain.from_iterable(self._hooks)),
             [state.get("forward") for state in self._states],
-            [getattr(kind, "forward", None) for kind in self._kinds],
+            [vars(kind).get("forward") for kind in self._kinds],
         )
 
     def _follow_parts(self) -> bool:

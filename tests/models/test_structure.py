@@ -1,6 +1,7 @@
 """What of a model may change besides its weights: followed or refused at the next request."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
 from ragaccel.models import packing
+from ragaccel.models.watching import StructureWatch
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -213,6 +215,17 @@ def test_classes_whose_forward_method_was_replaced_are_followed(way, monkeypatch
     monkeypatch.setattr(kind, "forward", lambda self, hidden: -forward(self, hidden))
     found, expected = answers(model, llm)
     assert found == expected != before
+
+
+def test_a_method_that_classes_make_anew_whenever_it_is_asked_for_is_no_change():
+    class Part(nn.Module):
+        def scaled(self, hidden, factor):
+            return factor * hidden
+
+        forward = functools.partialmethod(scaled, factor=2.0)
+
+    assert Part.forward != Part.forward
+    assert not StructureWatch(Part()).look()
 
 
 def test_undoing_it_helps():
