@@ -105,6 +105,7 @@ class LLM(AbstractContextManager["LLM"]):
             {
                 "drafter": drafter,
                 "memory": memory,
+                "remember": remember,
                 "capacity": capacity,
                 "token_budget": token_budget,
                 "keep_costs": keep_costs,
@@ -183,6 +184,7 @@ class LLM(AbstractContextManager["LLM"]):
             {
                 "drafter": drafter,
                 "memory": memory,
+                "remember": remember,
                 "capacity": capacity,
                 "token_budget": token_budget,
                 "keep_costs": keep_costs,

@@ -67,6 +67,7 @@ class Settings(TypedDict, total=False):
 OPTION_CHECKS: dict[str, checks.Check] = {
     "drafter": checks.drafter,
     "memory": checks.path_or("namespaces"),
+    "remember": checks.flag,
     "capacity": checks.positive,
     "token_budget": checks.not_negative,
     "keep_costs": checks.flag,

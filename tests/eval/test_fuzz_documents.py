@@ -13,7 +13,7 @@ from ragaccel.retrieve.documents import READERS, DocumentReader, document_from_b
 def run(trial, tmp_path, *arguments):
     with pytest.raises(SystemExit) as ended:
         trial.main([*arguments, "--out", str(tmp_path)])
-    kept = tmp_path / f"{trial.__name__.replace('eval.', '').replace('.', '_')}.json"
+    kept = tmp_path / f"{trial.__name__.replace('eval.', '').replace('.', '-')}.json"
     return ended.value.code, json.loads(kept.read_text())
 
 
