@@ -379,6 +379,23 @@ def test_end_tokens_that_change_are_followed(llms):
     assert given.generate(PROMPT, max_new_tokens=NEW).token_ids == expected
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"eos_token_id": -1, "min_new_tokens": 4},
+        {"eos_token_id": [END, -1], "min_new_tokens": 4},
+        {"suppress_tokens": [-1, *SUPPRESSED], "begin_suppress_tokens": [-1]},
+    ],
+)
+def test_minus_one_names_no_token(fields):
+    model = make_model(**fields)
+    # A choice of the last token shows an index of -1.
+    model.lm_head.weight.data[-1] = 3.0 * model.lm_head.weight.data[generate(model, PROMPT)[1]]
+    expected = generate(model, PROMPT)
+    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    assert answer(llm, PROMPT, expected) == expected
+
+
 # Sampling
 
 

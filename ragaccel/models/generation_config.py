@@ -285,7 +285,7 @@ class GenerationDefaults:
         if value is None:
             return ()
         found = self._sequences(name, [[value] if isinstance(value, int) else value], vocab_size)
-        return found[0] if found else ()
+        return tuple(token for one in found for token in one if token >= 0)
 
     def _sequences(
         self, name: str, value: Any, vocab_size: int | None
@@ -298,7 +298,8 @@ class GenerationDefaults:
         except TypeError:
             raise self._wrong(name, "made of token ids") from None
         for token in (token for one in found for token in one):
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            least = -1 if name in _MAY_BE_NONE else 0
+            if isinstance(token, bool) or not isinstance(token, int) or token < least:
                 raise self._wrong(name, "made of token ids")
             if vocab_size is not None and token >= vocab_size:
                 raise self._wrong(name, f"of token ids below {vocab_size:,}, the vocabulary's size")
@@ -358,6 +359,8 @@ _PENALTIES = (
     ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_whole"),
 )
 _POSITIVE = frozenset({"repetition_penalty", "encoder_repetition_penalty"})
+# Some files name no token by -1, which generate then never meets.
+_MAY_BE_NONE = frozenset({"begin_suppress_tokens", "eos_token_id", "suppress_tokens"})
 _SAMPLING_SETTINGS = {
     "temperature": "_number", "top_k": "_whole", "top_p": "_number", "min_p": "_number"
 }  # fmt: skip

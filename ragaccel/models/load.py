@@ -205,7 +205,8 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     for holder in (generation_config, model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
-            return frozenset([found] if isinstance(found, int) else [int(eos) for eos in found])
+            ids = [found] if isinstance(found, int) else [int(eos) for eos in found]
+            return frozenset(eos for eos in ids if eos >= 0)  # -1 is no token: nothing ends then
     return frozenset()
 
 
