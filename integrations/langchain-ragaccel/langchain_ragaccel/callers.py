@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,14 +14,7 @@ from langchain_core.callbacks.base import BaseCallbackManager
 from langchain_ragaccel.collecting import callbacks_here, run_collectors
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Generator,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import Generator, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from langchain_core.runnables import RunnableConfig
@@ -135,13 +129,26 @@ def pieces_for(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None
             yield piece
 
 
-async def apieces_for(caller: Caller, pieces: AsyncIterator[Piece]) -> AsyncGenerator[Piece, None]:
-    """Iterate pieces as :func:`pieces_for` does, for asyncio."""
-    async with aclosing(pieces):  # type: ignore[type-var]
-        while True:
-            with called_by(caller):
-                try:
-                    piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-            yield piece
+class PiecesFor(AsyncGenerator[Piece, Any]):
+    """Pieces for asyncio, each made for a caller as :func:`pieces_for` does.
+
+    It is no generator function's, since an event loop that shuts down closes all of those at once,
+    and complains of one that the one around it is closing already.
+    """
+
+    def __init__(self, caller: Caller, pieces: AsyncGenerator[Piece, Any]) -> None:
+        self._caller, self._pieces = caller, pieces
+
+    async def asend(self, value: Any) -> Piece:
+        """Go on to the next piece."""
+        with called_by(self._caller):
+            return await self._pieces.asend(value)
+
+    async def athrow(self, *error: Any) -> Piece:
+        """Raise an error where the pieces are made."""
+        with called_by(self._caller):
+            return await self._pieces.athrow(*error)
+
+    async def aclose(self) -> None:
+        """End it."""
+        await self._pieces.aclose()

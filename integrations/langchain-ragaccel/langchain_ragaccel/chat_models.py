@@ -13,7 +13,7 @@ from ragaccel import ConfigurationError, choose_tool, tool_calling
 
 from langchain_ragaccel.caching import cache_key, is_cached, what_is_read
 from langchain_ragaccel.callers import (
-    apieces_for,
+    PiecesFor,
     callbacks_in,
     called_by,
     caller_by,
@@ -190,17 +190,15 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         """Answer piece by piece; arguments are those of the base class."""
         yield from pieces_for(caller_by(config), super().stream(input, config, **kwargs))
 
-    async def astream(
+    def astream(
         self,
         input: LanguageModelInput,  # noqa: A002
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Answer piece by piece, for asyncio; arguments are those of the base class."""
-        made = apieces_for(caller_by(config), super().astream(input, config, **kwargs))
-        async with aclosing(made) as pieces:
-            async for piece in pieces:
-                yield piece
+        pieces: Any = super().astream(input, config, **kwargs)  # a generator, though it says less
+        return PiecesFor(caller_by(config), pieces)
 
     def _generate(
         self,

@@ -194,6 +194,17 @@ def test_rules_of_the_callers_own_are_never_cached(bare):
     assert said_first.content != said_then.content
 
 
+def test_a_loop_that_ends_before_a_stream_does_complains_of_nothing(chat, caplog):
+    left = []
+
+    async def begin():
+        left.append(chat.astream(QUESTIONS[0], max_tokens=300))
+        return await anext(left[0])
+
+    assert asyncio.run(begin()).id
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_leaving_a_stream_or_cancelling_a_task_frees_the_request(bare, chat):
     async with aclosing(chat.astream(QUESTIONS[0], max_tokens=3000)) as chunks:
         async for _ in chunks:
