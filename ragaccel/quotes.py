@@ -92,17 +92,24 @@ def judge(
         quotes: Whether the model is the bundled reader, which is to quote.
         refusal: Why it was not to answer (``refuse``).
     """
+    readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
     if is_refusal(answer.text):
         refusal = refusal or NOT_TOLD
-    elif quotes and not refusal:
-        readable = [passage for passage in answer.passages if not is_foreign(passage.text)]
-        if not (is_quote(answer.text, readable) and tells_more(answer.text, question)):
-            refusal = NO_QUOTE
+    elif (
+        quotes
+        and not refusal
+        and not (is_quote(answer.text, readable) and tells_more(answer.text, question))
+    ):
+        refusal = NO_QUOTE
     if not refusal:
         return answer
-    nearest = _nearest(answer, asked_before(question, history) or question, source, quotes=quotes)
+    query = asked_before(question, history) or question
+    nearest = _nearest(answer, query, source, quotes=quotes)
     if quotes and refusal != FOREIGN_SCRIPT:
         nearest = [one for one in nearest if not is_foreign(one.passage.text)]
+        nearest = nearest or _nearest(
+            replace(answer, passages=readable), query, None, quotes=quotes
+        )
     if refusal != NOT_TOLD:
         answer = replace(answer, text=REFUSAL, copied_spans=())
     return replace(answer, refusal=refusal, nearest=tuple(nearest[:_NUM_NEAREST]))

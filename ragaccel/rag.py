@@ -210,7 +210,15 @@ class RAG:
         if self._quotes and any(is_foreign(passage.text) for passage in found):
             more = self._searched(query, _MORE * self.k)
             found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
+            if is_foreign(found[0].text) and not is_foreign(query):
+                found = self._readable(query) or found
         return found
+
+    def _readable(self, query: str) -> list[Passage]:
+        """What can be read of what is nearest, where the retriever leaves it out beside nearer."""
+        nearest = getattr(self.retriever, "nearest", None)
+        found = [] if nearest is None else nearest(query, _MORE * self.k)
+        return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
 
     def _searched(self, query: str, k: int) -> list[Passage]:
         """What the retriever finds, which must be passages."""

