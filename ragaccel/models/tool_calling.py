@@ -34,10 +34,11 @@ def choose_tool(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
         return "none"
     if choice in _FORCED:
         return names[0] if len(names) == 1 else ""
-    named = choice.get("function", choice).get("name") if isinstance(choice, dict) else choice
+    named = choice.get("function", choice) if isinstance(choice, dict) else choice
+    named = named.get("name") if isinstance(named, dict) else named
     if named not in names:
         raise ConfigurationError(
-            f"tool_choice={named!r} names no tool: there are {', '.join(names)}, auto, any, none"
+            f"tool_choice={choice!r} names no tool: there are {', '.join(names)}, auto, any, none"
         )
     return str(named)
 

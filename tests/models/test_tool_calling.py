@@ -1,0 +1,28 @@
+"""Tool calling: which tool a choice means."""
+
+import pytest
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.tool_calling import choose_tool
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("tide", "wind")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"),
+    [
+        (None, None), (False, None), ("auto", None), ("none", "none"), ("any", ""), (True, ""),
+        ("wind", "wind"), ({"name": "wind"}, "wind"),
+        ({"type": "function", "function": {"name": "wind"}}, "wind"),
+        ({"type": "function", "function": "wind"}, "wind"),
+    ],
+)  # fmt: skip
+def test_a_choice_is_read_however_it_is_written(choice, chosen):
+    assert choose_tool(TOOLS, choice) == chosen
+
+
+@pytest.mark.parametrize("choice", ["rain", 7, {"function": "rain"}, {"type": "any"}, ["wind"]])
+def test_a_choice_of_no_tool_is_refused_as_it_was_given(choice):
+    with pytest.raises(ConfigurationError, match="names no tool: there are tide, wind") as refused:
+        choose_tool(TOOLS, choice)
+    assert repr(choice) in str(refused.value)
