@@ -180,20 +180,19 @@ class LLM(AbstractContextManager["LLM"]):
                 ``tensor_parallel``.
             SystemExit: in every process but the first, when that ends.
         """
-        check_options(
-            {
-                "drafter": drafter,
-                "memory": memory,
-                "remember": remember,
-                "capacity": capacity,
-                "token_budget": token_budget,
-                "keep_costs": keep_costs,
-                "exact": exact,
-                "near_ties": near_ties,
-                "max_batch": max_batch,
-                "space": space,
-            }
-        )
+        options: dict[str, Any] = {
+            "drafter": drafter,
+            "memory": memory,
+            "remember": remember,
+            "capacity": capacity,
+            "token_budget": token_budget,
+            "keep_costs": keep_costs,
+            "exact": exact,
+            "near_ties": near_ties,
+            "max_batch": max_batch,
+            "space": space,
+        }
+        check_options(options)
         check_modes(exact=exact, near_ties=near_ties)
         model, tokenizer = open_model(
             name_or_path,
@@ -206,21 +205,7 @@ class LLM(AbstractContextManager["LLM"]):
             check_folder=check_folder(keep=keep_costs),
             **model_kwargs,
         )
-        return cls(
-            model,
-            tokenizer,
-            drafter=drafter,
-            memory=memory,
-            remember=remember,
-            capacity=capacity,
-            token_budget=token_budget,
-            keep_costs=keep_costs,
-            exact=exact,
-            near_ties=near_ties,
-            max_batch=max_batch,
-            space=space,
-            generation_config=generation_config,
-        )
+        return cls(model, tokenizer, generation_config=generation_config, **options)
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
         """Do now what the first answers would wait for: on a GPU, capture passes of all widths.
