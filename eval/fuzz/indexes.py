@@ -305,9 +305,8 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder)
     return result(
-        "fuzz_indexes",
+        "fuzz.indexes",
         {"count": options.count, "seed": options.seed, "sqlite": sqlite3.sqlite_version},
-        module="fuzz.indexes",
         counts={kind: dict(sorted(found.items())) for kind, found in counts.items()},
         raw_errors=sum(item["outcome"].startswith("raw") for item in broken),
         hangs=sum(item["outcome"] == "hang" for item in broken),

@@ -478,9 +478,8 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
         note(f"{number} of {len(chosen)}: {name}: {found[name]['kind']} {found[name]['seconds']}")
     kinds = [one["kind"] for one in found.values()]
     return result(
-        "fuzz_patterns",
+        "fuzz.patterns",
         {"sizes": SIZES, "only": options.only, "count": len(chosen)},
-        module="fuzz.patterns",
         formats=[ending for ending in endings() if any(name.startswith(ending) for name in found)],
         counts={kind: kinds.count(kind) for kind in sorted(set(kinds))},
         largest_power=max((one["power"] for one in found.values()), default=0.0),

@@ -43,7 +43,7 @@ def test_a_broken_promise_of_a_reader_is_seen(tmp_path, monkeypatch, capsys, fau
     monkeypatch.setattr(DocumentReader, "read", read)
     monkeypatch.setattr(documents, "LIMIT_SECONDS", 0.5)
     if fault == "lies":
-        monkeypatch.setattr(documents, "LIMIT_MEGABYTES", 1)
+        monkeypatch.setattr(documents, "LIMIT_MEGABYTES", 0)
     code, document = run(documents, tmp_path, "--count", "1")
     assert code == 1
     assert document["raw_errors"] == (fault in ("raises", "dies"))
