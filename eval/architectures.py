@@ -116,7 +116,11 @@ def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
 
 def measure(options: Namespace) -> dict[str, Any]:
     """Try the configurations one after another; sum up, and compare with an earlier result."""
-    _be_quiet()
+    with _quiet():
+        return _measured(options)
+
+
+def _measured(options: Namespace) -> dict[str, Any]:
     chosen = list(_chosen(options))
     settings = {"tree": _commit_of_tree(), "prompts": list(LENGTHS), "new_tokens": NEW_TOKENS}
     ledger = kept_beside(options.out, {**settings, "transformers": transformers.__version__})
@@ -363,10 +367,22 @@ def _commit_of_tree() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _be_quiet() -> None:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of what is found odd in random models, and ask no hub; as before afterwards."""
+    ours, theirs = logging.getLogger("ragaccel"), transformers.logging.get_verbosity()
+    level, offline = ours.level, os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     transformers.logging.set_verbosity(logging.CRITICAL)
-    logging.getLogger("ragaccel").setLevel(logging.CRITICAL)
+    ours.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        transformers.logging.set_verbosity(theirs)
+        os.environ.pop("HF_HUB_OFFLINE")
+        if offline is not None:
+            os.environ["HF_HUB_OFFLINE"] = offline
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The table of architectures: what it says is committed, holds here, and is what the page shows."""
 
 import json
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -82,8 +84,11 @@ def test_the_page_is_what_the_table_says():
 
 
 def test_a_run_writes_its_result_and_the_page(tmp_path, capsys):
+    level, offline = logging.getLogger("ragaccel").level, os.environ.get("HF_HUB_OFFLINE")
     arguments = ["--families=llama,bart", "--count=2", f"--out={tmp_path}"]
     architectures.main([*arguments, f"--page={tmp_path / 'models.md'}"])
+    assert logging.getLogger("ragaccel").level == level
+    assert os.environ.get("HF_HUB_OFFLINE") == offline
     document = json.loads((tmp_path / NAME).read_text())
     assert [row["status"] for row in document["rows"]] == [EQUAL, REFUSED]
     assert "sliding_window" in document["rows"][1]["why"]
