@@ -116,11 +116,17 @@ class RunCollector(_Collector):
     LangChain hands the handlers of a root run down to all runs below it, through threads, tasks
     and graphs, and to no other: whoever has this one among its handlers is of the same root. With
     the last of those runs it is gone, and what was retrieved with it.
+
+    The exception is a callback manager that a program configures itself: LangChain hands its
+    handlers to every root run that is called with it. A collector of such a manager is found among
+    a run's handlers before any event was sent to it; it is *shared* from then on and keeps nothing,
+    and every root run gets one of its own.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._scope: ReferenceScope | None = None  # most runs retrieve nothing
+        self._has_begun = self._is_shared = False
 
     @property
     def scope(self) -> ReferenceScope | None:
@@ -129,8 +135,30 @@ class RunCollector(_Collector):
 
     @property
     def is_in_charge(self) -> bool:
-        """Whether no collector of a context is."""
-        return _COLLECTOR.get() is None
+        """Whether this is a run's own collector, and no collector of a context is in its place."""
+        return not self._is_shared and _COLLECTOR.get() is None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it came with a manager that several root runs may be called with."""
+        return self._is_shared
+
+    def belongs_to_run(self) -> bool:
+        """Return whether a run has begun with this collector; else note that it is shared."""
+        self._is_shared |= not self._has_begun
+        return not self._is_shared
+
+    def _ignore(self) -> bool:
+        # LangChain asks before it sends any event: the first time, the root run begins. To take the
+        # events themselves would cost asyncio a thread for each.
+        self._has_begun = True
+        return True
+
+    def _listen(self) -> bool:
+        return not self._ignore()
+
+    ignore_chain = ignore_llm = ignore_chat_model = ignore_agent = property(_ignore)
+    ignore_retriever = property(_listen)
 
     def _register(self, document: Document, *, is_alone: bool) -> None:
         if not _is_apart(document):
@@ -155,11 +183,20 @@ class RunCollector(_Collector):
 class _OfEachRoot:
     """Stands where LangChain has the context variable of a handler: a new one for each root run.
 
-    LangChain adds what it gets from here where none of its class has been handed down.
+    LangChain adds what it gets from here where no handler is a :class:`_RunsOwn`.
     """
 
     def get(self) -> RunCollector:
         return RunCollector()
+
+
+class _IsRunsOwn(type):
+    def __instancecheck__(cls, handler: object) -> bool:
+        return isinstance(handler, RunCollector) and handler.belongs_to_run()
+
+
+class _RunsOwn(BaseCallbackHandler, metaclass=_IsRunsOwn):
+    """The class of the collectors that belong to a run that has begun."""
 
 
 _apart: WeakValueDictionary[int, Document] = WeakValueDictionary()
@@ -233,7 +270,7 @@ def callbacks_here() -> Any:
 def run_collectors(callbacks: Any) -> Iterator[RunCollector]:
     """The collectors of the root run that handed callbacks down: a manager, or its handlers."""
     for handler in getattr(callbacks, "handlers", callbacks) or ():
-        if isinstance(handler, RunCollector):
+        if isinstance(handler, RunCollector) and not handler.is_shared:
             yield handler
 
 
@@ -244,4 +281,4 @@ def install() -> None:
     """
     register_configure_hook(_COLLECTOR, inheritable=True)
     each: Any = _OfEachRoot()
-    register_configure_hook(each, inheritable=True, handle_class=RunCollector)
+    register_configure_hook(each, inheritable=True, handle_class=_RunsOwn)

@@ -1,7 +1,11 @@
 """What answers may be copied from: given, found by what stands in the prompt, or neither."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -140,6 +144,61 @@ def test_tenants_do_not_see_each_others_documents(quoting):
     chat = ChatRagaccel(llm=quoting, registry=shared, namespace="tenant-b")
     assert copied(chat.invoke(WICK)) == []
     assert copied(chat.invoke(WICK, namespace="tenant-a")) == ["a"]
+
+
+def asked_in_turn(chains, config):
+    """Each chain's answers, asked one after the other and again."""
+    return [chain.invoke("wick", config) for chain in chains * 2]
+
+
+def asked_at_once(chains, config):
+    """The same in threads, all begun before one is finished."""
+    with ThreadPoolExecutor(2 * len(chains)) as pool:
+        asked = [pool.submit(one.invoke, "wick", config) for one in chains * 2]
+        return [each.result() for each in asked]
+
+
+def asked_asynchronously(chains, config):
+    """The same in tasks of one event loop."""
+
+    async def ask():
+        return await asyncio.gather(*(one.ainvoke("wick", config) for one in chains * 2))
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("asked", [asked_in_turn, asked_at_once, asked_asynchronously])
+@pytest.mark.parametrize("manager", [CallbackManager, AsyncCallbackManager])
+def test_a_manager_that_serves_several_requests_joins_none_of_them(quoting, asked, manager):
+    """Each tenant's document has the same words, so a foreign citation would be seen."""
+    names = [f"tenant-{number}" for number in range(4)]
+    chains = [
+        chain(
+            Finds(table={"wick": Document(page_content=WICK, id=name)}), ChatRagaccel(llm=quoting)
+        )
+        for name in names
+    ]
+    shared = manager.configure([BaseCallbackHandler()])
+    for config in ({"callbacks": shared}, {"callbacks": shared.copy()}):
+        assert [copied(one) for one in asked(chains, config)] == [[name] for name in names * 2]
+    assert len(default_registry()) == 0
+
+
+def test_a_models_own_manager_joins_no_requests(quoting):
+    model = ChatRagaccel(llm=quoting, callbacks=CallbackManager.configure())
+    for name in ("tenant-a", "tenant-b"):
+        finds = Finds(table={"wick": Document(page_content=WICK, id=name)})
+        assert copied(chain(finds, model).invoke("wick")) == [name]
+
+
+def test_a_run_begun_by_hand_is_one_run_for_all_below_it(quoting):
+    run = CallbackManager.configure().on_chain_start({}, {})
+    config = {"callbacks": run.get_child()}
+    (document,) = found_by().invoke("wick", config)
+    message = ChatRagaccel(llm=quoting).invoke(document.page_content, config)
+    run.on_chain_end({})
+    assert copied(message) == ["wick"]
+    assert len(default_registry()) == 0
 
 
 def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
