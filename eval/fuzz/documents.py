@@ -12,20 +12,16 @@ tries one document again.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import resource
-import signal
-import sys
 import time
-import traceback
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.fuzz.runner import Hang, describe, run_fuzzer, time_limit
 from eval.fuzz.seeds import endings, has_seed, members_of, seed_documents, zipped
-from eval.script import in_folder, measured, new_parser, note, result
+from eval.script import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieve.chunking import split_document
 from ragaccel.retrieve.documents import BinaryFileError, DocumentReader
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
 LIMIT_SECONDS = 10.0
 LIMIT_MEGABYTES = 1000
 _EACH = 1000
-_SHOWN = 5
 _OVER = {"takes more than": "over", "crashes on it": "raw", "does not start": "raw"}
 _BYTES = (
     *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n" * 5, b"\x1b", b"\x0c"),
@@ -132,35 +127,24 @@ def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[st
     return f"a{ending}", data
 
 
-class _Hang(BaseException):
-    pass
-
-
-def _ring(*_: object) -> None:
-    raise _Hang
-
-
 def outcome(reader: DocumentReader, name: str, data: bytes) -> str:
     """What becomes of a document: ok, binary, refused, or which promise it breaks and how."""
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     try:
-        document = reader.read(data, name)
-        for passage in split_document(document, _count):
-            if document.text[passage.start : passage.end] != passage.text:
-                return "raw: a passage is not what stands in the text"
-            (passage.title + passage.text).encode()
+        with time_limit(LIMIT_SECONDS):
+            document = reader.read(data, name)
+            for passage in split_document(document, _count):
+                if document.text[passage.start : passage.end] != passage.text:
+                    return "raw: a passage is not what stands in the text"
+                (passage.title + passage.text).encode()
     except BinaryFileError:
         return "binary"
     except RagaccelError as error:
         kind = next((kind for text, kind in _OVER.items() if text in str(error)), "refused")
         return kind if kind == "refused" else f"{kind}: {error}"
-    except _Hang:
+    except Hang:
         return "hang"
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"raw: {type(error).__name__}: {error} ({Path(where.filename).name})"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        return f"raw: {describe(error)}"
     return "ok"
 
 
@@ -179,23 +163,21 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
     broken: list[dict[str, Any]] = []
     started, slowest = time.perf_counter(), 0.0
     peak_before = _peak_megabytes()
-    before = signal.signal(signal.SIGALRM, _ring)
-    try:
-        with DocumentReader() as reader:
-            for number in range(options.first, options.first + options.count):
-                name, data = broken_document(number, options.seed, seeds)
-                began = time.perf_counter()
-                found = outcome(reader, name, data)
-                slowest = max(slowest, time.perf_counter() - began)
-                kind, _, _ = found.partition(":")
-                counts[name[1:]][kind] += 1
-                if kind in ("raw", "hang", "over"):
-                    broken.append({"number": number, "name": name, "outcome": found[:300]})
-                if (number + 1) % _EACH == 0:
-                    note(f"{number + 1} documents, {len(broken)} promises broken")
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with DocumentReader() as reader:
+        for number in range(options.first, options.first + options.count):
+            name, data = broken_document(number, options.seed, seeds)
+            began = time.perf_counter()
+            found = outcome(reader, name, data)
+            slowest = max(slowest, time.perf_counter() - began)
+            kind, _, _ = found.partition(":")
+            counts[name[1:]][kind] += 1
+            if kind in ("raw", "hang", "over"):
+                broken.append({"number": number, "name": name, "outcome": found[:300]})
+            if (number + 1) % _EACH == 0:
+                note(f"{number + 1} documents, {len(broken)} promises broken")
     grown = _peak_megabytes() - peak_before
+    if grown >= LIMIT_MEGABYTES:
+        broken.append({"outcome": f"over: this process grew by {grown} MB"})
     return result(
         "fuzz.documents",
         {"count": options.count, "seed": options.seed, "first": options.first},
@@ -214,19 +196,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("fuzz.documents", __doc__ or "")
-    parser.add_argument("--count", type=int, default=30_000, help="how many [30000]")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one [0]")
-    parser.add_argument("--seed", type=int, default=1, help="of the changes [1]")
-    parser.add_argument("--out", type=Path, help="folder or file of the result")
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz-documents.json")
-    document = measured("fuzz.documents", fuzz, options)
-    shown = ("raw_errors", "hangs", "over_limits", "grown_mb", "slowest_seconds", "seconds")
-    print(json.dumps({key: document[key] for key in ("counts", *shown)}, indent=1))
-    for item in document["broken"][:_SHOWN]:
-        print(json.dumps(item), file=sys.stderr)
-    sys.exit(bool(document["broken"]) or not document["is_small"])
+    run_fuzzer("documents", __doc__, fuzz, arguments, count=30_000, first=0, seed=1)
 
 
 if __name__ == "__main__":

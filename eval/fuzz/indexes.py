@@ -17,17 +17,16 @@ import select
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.fuzz.runner import describe, run_fuzzer
 from eval.hash_embedder import HashEmbedder
-from eval.script import in_folder, measured, new_parser, note, result
+from eval.script import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.retriever import Retriever
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     Damage = Callable[[Files, random.Random], None]
 
 LIMIT_SECONDS = 30.0
-_SHOWN = 5
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".rebuilt", ".rebuilt-wal", ".new", ".rebuilt.lock")
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _WILD = ("NULL", "-1", "0", "1e308", "9223372036854775807", "x'ff00c3'", "'\ufffd'", "'[[[['", "''")
@@ -221,9 +219,7 @@ class Trial:
         except RagaccelError as error:
             return f"unmendable: {error}" if must_work else "refused"
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            kind = f"{type(error).__name__}: {error} ({Path(where.filename).name})"
-            return f"unmendable: {kind}" if must_work else f"raw {kind}"
+            return f"{'unmendable:' if must_work else 'raw'} {describe(error)}"
         return "ok"
 
 
@@ -323,19 +319,7 @@ def _damaged(trial: Trial, kind: str, rng: random.Random) -> Files:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("fuzz.indexes", __doc__ or "")
-    parser.add_argument("--count", type=int, default=300, help="how many are damaged [300]")
-    parser.add_argument("--seed", type=int, default=1, help="of the damage [1]")
-    parser.add_argument("--batch", type=int, default=25, help="how many a process tries [25]")
-    parser.add_argument("--out", type=Path, help="folder or file of the result")
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz-indexes.json")
-    document = measured("fuzz.indexes", fuzz, options)
-    totals = {key: document[key] for key in ("raw_errors", "hangs", "unmendable", "seconds")}
-    print(json.dumps({"counts": document["counts"], **totals}, indent=1))
-    for item in document["broken"][:_SHOWN]:
-        print(json.dumps(item), file=sys.stderr)
-    sys.exit(bool(document["broken"]))
+    run_fuzzer("indexes", __doc__, fuzz, arguments, count=300, seed=1, batch=25)
 
 
 if __name__ == "__main__":

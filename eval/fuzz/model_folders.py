@@ -9,15 +9,12 @@ process do the loading, each bounded in memory and time.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import resource
 import shutil
 import signal
 import struct
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -26,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval.fuzz.runner import run_fuzzer
 from eval.fuzz.tiny_model import save_tiny_model
-from eval.script import in_folder, measured, new_parser, note, result
+from eval.script import note, result
 from ragaccel import LLM
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 _BATCH = 25  # folders that one process loads
@@ -54,20 +53,12 @@ _TEMPLATES = (
 Damage = tuple[str, bytes | None]  # a file's name and what it holds then; None: it is gone
 
 
-def main() -> None:
-    parser = new_parser("fuzz.model_folders", __doc__ or "")
-    parser.add_argument("--count", type=int, default=250)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--patience", type=int, default=60, help="seconds of CPU of a folder")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.out = in_folder(options.out, "fuzz-model-folders.json")
-    document = measured("fuzz.model_folders", _measure, options)
-    print(json.dumps(document["counts"]))
-    sys.exit(1 if document["broken"] else 0)
+def main(arguments: list[str] | None = None) -> None:
+    run_fuzzer("model_folders", __doc__, fuzz, arguments, count=250, seed=0, patience=60)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
+def fuzz(options: argparse.Namespace) -> dict[str, Any]:
+    """Load so many damaged folders, and count what becomes of them."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []

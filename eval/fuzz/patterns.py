@@ -18,14 +18,13 @@ import math
 import os
 import resource
 import signal
-import sys
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.fuzz.runner import run_fuzzer
 from eval.fuzz.seeds import endings, members_of, pdf, seed_documents, zipped
-from eval.script import in_folder, measured, new_parser, note, result
+from eval.script import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieve.chunking import split_document
 from ragaccel.retrieve.documents import document_from_bytes
@@ -490,18 +489,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("fuzz.patterns", __doc__ or "")
-    parser.add_argument("--only", default="", help="patterns whose names hold this text")
-    parser.add_argument("--count", type=int, help="so many of them [all]")
-    parser.add_argument("--out", type=Path, help="folder or file of the result")
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "fuzz-patterns.json")
-    document = measured("fuzz.patterns", fuzz, options)
-    shown = ("counts", "largest_power", "seconds")
-    print(json.dumps({key: document[key] for key in shown}, indent=1))
-    for name, one in document["broken"].items():
-        print(json.dumps({name: one}, ensure_ascii=False), file=sys.stderr)
-    sys.exit(bool(document["broken"]))
+    run_fuzzer("patterns", __doc__, fuzz, arguments, only="", count=1000)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,10 @@ the promise and ends the run with exit code 1. A probe must be answered as befor
 
 from __future__ import annotations
 
-import argparse
 import decimal
 import fractions
-import json
 import random
-import signal
-import sys
 import tempfile
-import traceback
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from eval.fuzz.runner import Hang, describe, run_fuzzer, time_limit
 from eval.fuzz.tiny_model import save_tiny_model
-from eval.script import in_folder, measured, new_parser, note, result
+from eval.script import note, result
 from ragaccel import LLM, RAG, Passage, Reference, build_prompt
 from ragaccel.errors import RagaccelError
 from ragaccel.settings import CHECKS, OPTION_CHECKS
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
     Case = tuple[str, Callable[[], object]]
@@ -37,10 +34,6 @@ if TYPE_CHECKING:
 _QUESTION = "Who trims the wick?"
 _PASSAGE = Passage("lamp", "The keeper trims the wick at dusk.", score=0.5)
 _BETWEEN_PROBES = 50
-
-
-class _Hang(BaseException):
-    """A case took too long."""
 
 
 class _Found:
@@ -60,22 +53,13 @@ class _Odd:
         raise RuntimeError("this object has no repr")
 
 
-def main() -> None:
-    parser = new_parser("fuzz.settings", __doc__ or "")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--patience", type=int, default=20, help="seconds of a case")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.out = in_folder(options.out, "fuzz-settings.json")
-    document = measured("fuzz.settings", _measure, options)
-    print(json.dumps(document["counts"]))
-    sys.exit(1 if document["broken"] else 0)
+def main(arguments: list[str] | None = None) -> None:
+    run_fuzzer("settings", __doc__, fuzz, arguments, count=1000, seed=0, patience=20)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
+def fuzz(options: argparse.Namespace) -> dict[str, Any]:
+    """Try so many wild cases, and count what becomes of them."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _give_up)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -96,28 +80,20 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return result("fuzz.settings", settings, counts=dict(counts), broken=broken)
 
 
-def _give_up(*_: object) -> None:
-    raise _Hang
-
-
 def _probe(llm: LLM) -> tuple[int, ...]:
     return llm.generate(_QUESTION, max_new_tokens=8, remember=False).token_ids
 
 
 def _outcome(call: Callable[[], object], patience: int) -> tuple[str, str]:
-    signal.alarm(patience)
     try:
-        call()
+        with time_limit(patience):
+            call()
     except RagaccelError as error:
         return "refused", str(error)
-    except _Hang:
+    except Hang:
         return "hang", ""
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        return f"raw {type(error).__name__}", f"{str(error)[:120]} at {place}"
-    finally:
-        signal.alarm(0)
+        return f"raw {type(error).__name__}", describe(error)
     return "answered", ""
 
 

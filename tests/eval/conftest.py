@@ -1,8 +1,18 @@
-"""The harness is run from the repository root; so are its tests, wherever pytest was started."""
+"""What tests of trials share."""
 
-from __future__ import annotations
+import json
 
-import sys
-from pathlib import Path
+import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+
+@pytest.fixture
+def run_trial(tmp_path):
+    """Run a trial's ``main``; return its exit code and the result that it kept."""
+
+    def run(trial, *arguments):
+        with pytest.raises(SystemExit) as ended:
+            trial.main([*arguments, "--out", str(tmp_path)])
+        (kept,) = tmp_path.glob("*.json")
+        return ended.value.code, json.loads(kept.read_text())
+
+    return run

@@ -1,41 +1,30 @@
 """The fuzzers run, draw the same cases each time, and tell what breaks a promise."""
 
-import json
 import random
-
-import pytest
 
 from eval.fuzz import model_folders, settings
 from eval.fuzz.tiny_model import save_tiny_model
 
 
-def run(module, monkeypatch, tmp_path, *arguments):
-    monkeypatch.setattr("sys.argv", ["fuzz", *arguments, "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    (file,) = tmp_path.glob("*.json")
-    return ended.value.code, json.loads(file.read_text())
-
-
-def test_settings_are_fuzzed(monkeypatch, tmp_path):
-    code, document = run(settings, monkeypatch, tmp_path, "--count", "40", "--seed", "3")
+def test_settings_are_fuzzed(run_trial):
+    code, document = run_trial(settings, "--count", "40", "--seed", "3")
     assert (code, document["broken"]) == (0, [])
     assert sum(document["counts"].values()) == 40
 
 
-def test_a_broken_promise_is_told(monkeypatch, tmp_path):
+def test_a_broken_promise_is_told(monkeypatch, run_trial):
     def cases(llm, rng, folder):
         yield "fine", lambda: None
         yield "raw", lambda: [][1]
 
     monkeypatch.setattr(settings, "wild_cases", cases)
-    code, document = run(settings, monkeypatch, tmp_path, "--count", "2")
+    code, document = run_trial(settings, "--count", "2")
     assert code == 1
     assert document["counts"] == {"answered": 1, "raw IndexError": 1}
 
 
-def test_model_folders_are_fuzzed(monkeypatch, tmp_path):
-    code, document = run(model_folders, monkeypatch, tmp_path, "--count", "4", "--seed", "1")
+def test_model_folders_are_fuzzed(run_trial):
+    code, document = run_trial(model_folders, "--count", "4", "--seed", "1")
     assert (code, document["broken"]) == (0, [])
     assert sum(document["counts"].values()) == 4
 

@@ -1,6 +1,5 @@
 """The trials of broken documents and hostile patterns: that they run, and see a broken promise."""
 
-import json
 import time
 
 import pytest
@@ -10,27 +9,20 @@ from eval.fuzz.seeds import endings, seed_documents
 from ragaccel.retrieve.documents import READERS, DocumentReader, document_from_bytes
 
 
-def run(trial, tmp_path, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        trial.main([*arguments, "--out", str(tmp_path)])
-    kept = tmp_path / f"{trial.__name__.replace('eval.', '').replace('.', '-')}.json"
-    return ended.value.code, json.loads(kept.read_text())
-
-
 @pytest.mark.parametrize("ending", endings())
 def test_a_seed_of_every_format_is_read(ending):
     assert document_from_bytes(seed_documents()[ending], f"a{ending}").text.strip()
 
 
-def test_a_few_broken_documents_of_every_format(tmp_path, capsys):
-    code, document = run(documents, tmp_path, "--count", "250")
+def test_a_few_broken_documents_of_every_format(run_trial, capsys):
+    code, document = run_trial(documents, "--count", "250")
     assert (code, document["broken"]) == (0, [])
     assert set(document["counts"]) >= set(READERS)
     assert sum(sum(found.values()) for found in document["counts"].values()) == 250
 
 
 @pytest.mark.parametrize("fault", ["raises", "dies", "hangs", "lies"])
-def test_a_broken_promise_of_a_reader_is_seen(tmp_path, monkeypatch, capsys, fault):
+def test_a_broken_promise_of_a_reader_is_seen(run_trial, monkeypatch, capsys, fault):
     def read(self, data, name):
         if fault == "raises":
             raise KeyError("simulated")
@@ -44,7 +36,7 @@ def test_a_broken_promise_of_a_reader_is_seen(tmp_path, monkeypatch, capsys, fau
     monkeypatch.setattr(documents, "LIMIT_SECONDS", 0.5)
     if fault == "lies":
         monkeypatch.setattr(documents, "LIMIT_MEGABYTES", 0)
-    code, document = run(documents, tmp_path, "--count", "1")
+    code, document = run_trial(documents, "--count", "1")
     assert code == 1
     assert document["raw_errors"] == (fault in ("raises", "dies"))
     assert document["hangs"] == (fault == "hangs")
@@ -71,19 +63,19 @@ def test_patterns_do_what_they_say(size):
         assert outcome.startswith(("ok", "refused")), (name, outcome)
 
 
-def test_a_pattern_that_takes_a_square_is_seen(tmp_path, monkeypatch, capsys):
+def test_a_pattern_that_takes_a_square_is_seen(run_trial, monkeypatch, capsys):
     def square(size):
         return sum(1 for _ in range(size * size // 4000))
 
     monkeypatch.setattr(patterns, "SIZES", (20_000, 200_000))
     monkeypatch.setattr(patterns, "patterns", lambda: {"a": square, "b": lambda size: " " * size})
-    code, document = run(patterns, tmp_path)
+    code, document = run_trial(patterns)
     assert code == 1
     assert set(document["broken"]) == {"a"}
     assert document["counts"] == {"not linear": 1, "ok": 1}
 
 
-def test_a_pattern_that_raises_or_takes_too_long_is_seen(tmp_path, monkeypatch, capsys):
+def test_a_pattern_that_raises_or_takes_too_long_is_seen(run_trial, monkeypatch, capsys):
     def forever(size):
         while True:
             pass
@@ -91,6 +83,6 @@ def test_a_pattern_that_raises_or_takes_too_long_is_seen(tmp_path, monkeypatch, 
     monkeypatch.setattr(patterns, "_LIMIT_SECONDS", 1)
     monkeypatch.setattr(patterns, "SIZES", (10, 100))
     monkeypatch.setattr(patterns, "patterns", lambda: {"a": forever, "b": lambda size: [][size]})
-    code, document = run(patterns, tmp_path)
+    code, document = run_trial(patterns)
     assert code == 1
     assert document["counts"] == {"killed": 1, "raw": 1}

@@ -1,21 +1,13 @@
 """The trial of damaged indexes: that it runs, and that it sees a broken promise."""
 
-import json
-
 import pytest
 
 from eval.fuzz import indexes
 from ragaccel.retrieve.store import Store
 
 
-def run(tmp_path, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        indexes.main([*arguments, "--out", str(tmp_path)])
-    return ended.value.code, json.loads((tmp_path / "fuzz-indexes.json").read_text())
-
-
-def test_a_few_damaged_indexes(tmp_path, capsys):
-    code, document = run(tmp_path, "--count", "20", "--batch", "10")
+def test_a_few_damaged_indexes(run_trial, capsys):
+    code, document = run_trial(indexes, "--count", "20", "--batch", "10")
     assert (code, document["broken"]) == (0, [])
     steps = sum(sum(found.values()) for found in document["counts"].values())
     assert steps == 20 * 5
@@ -27,7 +19,7 @@ def test_a_few_damaged_indexes(tmp_path, capsys):
     ("fault", "figure", "least"),
     [("raises", "raw_errors", 3), ("dies", "raw_errors", 3), ("hangs", "hangs", 1)],
 )
-def test_a_broken_promise_is_seen(tmp_path, monkeypatch, capsys, fault, figure, least):
+def test_a_broken_promise_is_seen(run_trial, monkeypatch, capsys, fault, figure, least):
     def files(self):
         if fault == "raises":
             raise KeyError("simulated")
@@ -37,12 +29,12 @@ def test_a_broken_promise_is_seen(tmp_path, monkeypatch, capsys, fault, figure, 
 
     monkeypatch.setattr(indexes, "LIMIT_SECONDS", 3.0)
     monkeypatch.setattr(indexes, "_list", lambda store: files(store))
-    code, document = run(tmp_path, "--count", "1" if fault == "hangs" else "3", "--batch", "2")
+    code, document = run_trial(indexes, "--count", "1" if fault == "hangs" else "3", "--batch", "2")
     assert code == 1
     assert document[figure] == least
 
 
-def test_a_rebuild_that_mends_nothing_is_seen(tmp_path, monkeypatch, capsys):
+def test_a_rebuild_that_mends_nothing_is_seen(run_trial, monkeypatch, capsys):
     monkeypatch.setattr(Store, "check", lambda self: ["simulated"])
-    code, document = run(tmp_path, "--count", "2")
+    code, document = run_trial(indexes, "--count", "2")
     assert (code, document["unmendable"]) == (1, 2)
