@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
-from tiny_folder import save_tiny_model
 from tiny_llm import DOCUMENTS_TEMPLATE, tiny_llm, tiny_tokenizer
 from tiny_models import make_tiny_model
 
+from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ModelNotFoundError
 from ragaccel.llm import LLM
 from ragaccel.shared import SharedModel, shared_model

@@ -1,4 +1,4 @@
-"""A language model small enough to be damaged a few hundred times, saved as a folder like any."""
+"""A language model small enough to be made in a moment, saved as a folder like any other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEMPLATE = (
 )
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, *, context: int = 4096, seed: int = 0) -> Path:
     """Save a random Llama of two layers that reads and writes bytes, with a chat template."""
     symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|end|>"]
     by_bytes = Tokenizer(models.BPE(vocab={s: n for n, s in enumerate(symbols)}, merges=[]))
@@ -26,7 +26,7 @@ def save_tiny_model(folder: Path) -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=by_bytes, eos_token="<|end|>")
     tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -34,7 +34,7 @@ def save_tiny_model(folder: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=context,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
-from tiny_folder import save_tiny_model
 
+from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.cli import knowledge, room
 
 KEY = "The key hangs behind the water tank on the north side."

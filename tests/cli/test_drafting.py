@@ -5,8 +5,8 @@ import json
 import pytest
 from fakes import HashEmbedder
 from space_models import random_adapter
-from tiny_folder import save_tiny_model
 
+from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel import LLM
 from ragaccel.cli import knowledge
 from ragaccel.cli.drafting import drafter_of, space_of

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from recorded import write_inputs
-from tiny_folder import save_tiny_model
 
 from eval import generation, report, speed
 from eval.answer_tables import READER, generation_table
 from eval.contenders import Ours
 from eval.examples import Example, load_task
+from eval.fuzz.tiny_model import save_tiny_model
 from eval.targets import load_target
 from ragaccel.models.tokenizer import Tokenizer
 

@@ -9,11 +9,11 @@ import pytest
 from fakes import HashEmbedder
 from recorded import make_job, make_target
 from space_models import random_adapter
-from tiny_folder import save_tiny_model
 
 from eval import report, speed
 from eval.adapters import masks_of, useful_masks, wearing
 from eval.contenders import PLAIN, SPACE, make_contender
+from eval.fuzz.tiny_model import save_tiny_model
 from eval.generation import DECODERS, default_decoders
 from eval.ledger import Ledger
 from eval.papers import space_reader

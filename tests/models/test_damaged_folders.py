@@ -5,8 +5,8 @@ import shutil
 import threading
 
 import pytest
-from tiny_folder import save_tiny_model
 
+from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
 from ragaccel.models import chat_template
 from ragaccel.models.load import load_model, outline_model
