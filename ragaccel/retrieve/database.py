@@ -140,14 +140,18 @@ class Database:
             ) from error
 
     def _acquire(self, wait_seconds: float) -> sqlite3.Connection:
-        """An exclusive lock that the system lets go of when the process dies, on any platform."""
+        """A lock that one holds, and that the system lets go of when the process dies, anywhere.
+
+        It is SQLite's lock of who will write. An exclusive transaction would ask for that of all
+        readers besides, and those are the others who ask: at one moment all would be refused.
+        """
         with self._placing(), reported(self.path):
             place = self._beside(".lock")
             _make_lock(place, shared=self.shared)
             lock = sqlite3.connect(place, timeout=wait_seconds)
         try:
             with reported(self.path):
-                lock.execute("BEGIN EXCLUSIVE")
+                lock.execute("BEGIN IMMEDIATE")
         except IndexBusyError:
             lock.close()
             raise IndexBusyError(

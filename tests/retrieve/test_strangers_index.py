@@ -3,10 +3,14 @@
 import os
 import sqlite3
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Barrier
 
 import pytest
 
-from ragaccel.errors import IndexCorruptError, IndexWriteError, RagaccelError
+from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError, RagaccelError
 from ragaccel.retrieve.collection import Collection
 from ragaccel.retrieve.indexing import index_folder
 from ragaccel.retrieve.retriever import Retriever
@@ -293,29 +297,63 @@ def test_an_index_is_shared_where_that_is_asked_for(folder, embedder):
         os.umask(before)
 
 
-def test_two_threads_that_make_a_lock_at_once_do_not_both_hold_it(folder, embedder, monkeypatch):
-    from concurrent.futures import ThreadPoolExecutor
-    from threading import Barrier
+# Who may write to it
 
-    from ragaccel.errors import IndexBusyError
 
+def all_at_once(threads, hold):
+    """What each of some threads gets that call a function at the same moment."""
+    start = Barrier(threads)
+
+    def begin(_):
+        start.wait(60)
+        return hold()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(begin, range(threads)))
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_of_threads_that_make_a_lock_at_once_exactly_one_holds_it(folder, embedder, threads):
     place = default_index_path(folder)
     for _ in range(10):
         for path in place.parent.glob("*"):
             path.unlink()
-        start, end = Barrier(2), Barrier(2)
+        end = Barrier(threads)
 
-        def hold(start=start, end=end):
+        def hold(end=end):
             with Store(place) as store:
-                start.wait()
                 try:
                     with store.writing():
-                        end.wait(10)
+                        end.wait(60)
                         return True
                 except IndexBusyError:
-                    end.wait(10)
+                    end.wait(60)
                     return False
 
-        with ThreadPoolExecutor(2) as threads:
-            held = list(threads.map(lambda _: hold(), range(2)))
-        assert held != [True, True]  # SQLite may refuse both, if they ask at the very same moment
+        assert sorted(all_at_once(threads, hold)) == [False] * (threads - 1) + [True]
+        with Store(place) as store, store.writing():
+            pass
+
+
+def test_threads_that_wait_for_a_lock_hold_it_one_after_another(folder, embedder):
+    place = default_index_path(folder)
+    holding = []
+
+    def hold():
+        with Store(place) as store, store.writing(wait_seconds=60):
+            holding.append(None)
+            alone = len(holding) == 1
+            time.sleep(0.01)
+            holding.pop()
+            return alone
+
+    assert all_at_once(8, hold) == [True] * 8
+
+
+def test_one_who_only_asks_for_a_lock_keeps_nobody_from_it(shipped):
+    """Two that ask at the same moment stand in each other's way like this for an instant."""
+    with closing(sqlite3.connect(shipped.with_name("index.db.lock"))) as asking:
+        asking.execute("BEGIN")
+        asking.execute("SELECT * FROM sqlite_master").fetchall()
+        with Store(shipped) as store, store.writing():
+            pass
