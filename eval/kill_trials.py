@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,10 @@ class Trial:
     """
 
     longest = 0.1  # seconds until a kill, at most
+    name, what = "file", "what is written"
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
+        self.folder, self.place = folder, folder / self.name
         self.rng = random.Random(seed)
         self.log = folder / "acknowledged"
         self.counts: Counter[str] = Counter()
@@ -71,7 +73,21 @@ class Trial:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Look at what a kill left: :meth:`lose` says what is wrong."""
+        """Look at what a kill left: it is there, it can be read, and :meth:`compare` is content."""
+        records = self.acknowledged()
+        if not self.place.exists():
+            if records or self.must_exist():
+                self.lose(f"nothing is left of {self.what}")
+            return
+        with self.finding():
+            self.compare(records)
+
+    def must_exist(self) -> bool:
+        """Whether something was there before the work."""
+        return False
+
+    def compare(self, records: list[Any]) -> None:
+        """Compare what is there with what was noted: :meth:`lose` says what is wrong."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -117,16 +133,26 @@ class Trial:
         self.problems.append(f"after kill {self.counts['kills']}: {what}")
 
     @contextmanager
-    def finding(self, what: str) -> Iterator[None]:
+    def finding(self) -> Iterator[None]:
         """Count as lost what cannot be read any more."""
         try:
             yield
         except (RagaccelError, sqlite3.Error, OSError) as error:
-            self.lose(f"{what} cannot be read: {error}")
+            self.lose(f"{self.what} cannot be read: {error}")
 
-    def count_left_behind(self, folder: Path) -> None:
-        """Count the unfinished files that even another writing leaves."""
-        self.counts["left behind"] = len(list(folder.glob(".ragaccel-*.part")))
+    def require_sound(self) -> None:
+        """Ask SQLite whether the file is whole."""
+        with closing(sqlite3.connect(self.place)) as connection:
+            whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            if not whole or connection.execute("PRAGMA foreign_key_check").fetchall():
+                self.lose(f"SQLite finds {self.what} damaged")
+
+    def require_sound_store(self) -> None:
+        """Ask SQLite, and the store itself, whether the file is whole."""
+        self.require_sound()
+        with Store(self.place) as store:
+            for problem in store.check():
+                self.lose(problem)
 
 
 def run_apart(work: Callable[[], None], seconds: float | None = None) -> int:
@@ -145,25 +171,19 @@ def run_apart(work: Callable[[], None], seconds: float | None = None) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def is_sound(path: Path) -> bool:
-    """Whether SQLite finds nothing wrong with a file."""
-    with closing(sqlite3.connect(path)) as connection:
-        whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return whole and not connection.execute("PRAGMA foreign_key_check").fetchall()
-
-
 # Indexing
 
 
 class Build(Trial):
     """An index made from nothing."""
 
+    name, what = "index.db", "the index"
     changes = rebuilds = False
 
     @override
     def prepare(self) -> None:
         folder_run._BATCH_PASSAGES = 16  # many small transactions: more moments to be killed in
-        self.docs, self.place = self.folder / "docs", self.folder / "index.db"
+        self.docs = self.folder / "docs"
         self.embedder = HashEmbedder(seconds_a_text=0.0008)
         self._write_documents()
         self.before: Any = ({}, {})
@@ -215,23 +235,21 @@ class Build(Trial):
             index_folder(store, self.embedder, self.docs, rebuild=self.rebuilds)
 
     @override
-    def check(self) -> None:
-        states = self.acknowledged()
-        if not self.place.exists():
-            if states or self.before[0]:
-                self.lose("the index is gone")
+    def must_exist(self) -> bool:
+        return bool(self.before[0])
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound_store()
+        files, passages = self._contents()
+        if self.rebuilds:
+            if (files, passages) not in (self.before, self.wanted):
+                self.lose("neither the old index nor the new one is there")
             return
-        with self.finding("the index"):
-            self._require_sound()
-            files, passages = self._contents()
-            if self.rebuilds:
-                if (files, passages) not in (self.before, self.wanted):
-                    self.lose("neither the old index nor the new one is there")
-                return
-            for path, sha256 in (states[-1] if states else self.before[0]).items():
-                self._check_file(path, sha256, files, passages)
-            for path in files.keys() - self.before[0].keys() - self.wanted[0].keys():
-                self.lose(f"{path} is there and should never have been")
+        for path, sha256 in (records[-1] if records else self.before[0]).items():
+            self._check_file(path, sha256, files, passages)
+        for path in files.keys() - self.before[0].keys() - self.wanted[0].keys():
+            self.lose(f"{path} is there and should never have been")
 
     def _check_file(self, path: str, sha256: str, files: Any, passages: Any) -> None:
         """A file is as it was acknowledged, or as it is to be in the end; never half."""
@@ -244,13 +262,6 @@ class Build(Trial):
         ):
             self.lose(f"{path} is not whole, or older than was acknowledged")
 
-    def _require_sound(self) -> None:
-        if not is_sound(self.place):
-            self.lose("SQLite finds the index damaged")
-        with Store(self.place) as store:
-            for problem in store.check():
-                self.lose(problem)
-
     def _let_end(self) -> None:
         """Let a run end; the index must be what one made from nothing is."""
         self.counts["in a row"] = 0
@@ -258,8 +269,8 @@ class Build(Trial):
         if run_apart(self.work):
             self.lose("the next run fails")
             return
-        with self.finding("the index"):
-            self._require_sound()
+        with self.finding():
+            self.require_sound_store()
             if self._contents() != self.wanted:
                 self.lose("the next run ends in another index than one made from nothing")
         kept = {"index.db", "index.db-wal", "index.db-shm", "index.db.lock"}
@@ -346,10 +357,10 @@ class Collected(Trial):
     """Passages put into a collection, dropped, and all cleared, one operation after the other."""
 
     longest = 0.5
+    name, what = "collection.db", "the collection"
 
     @override
     def reset(self) -> None:
-        self.place = self.folder / "collection.db"
         for path in self.folder.glob("collection.db*"):
             path.unlink()
         self.seed = self.rng.random()
@@ -392,25 +403,18 @@ class Collected(Trial):
                 self.acknowledge(number)
 
     @override
-    def check(self) -> None:
-        numbers = self.acknowledged()
-        if not self.place.exists():
-            if numbers:
-                self.lose("the collection is gone")
-            return
-        with self.finding("the collection"):
-            if not is_sound(self.place):
-                self.lose("SQLite finds the collection damaged")
-            found = self._found()
-            done = numbers[-1] if numbers else 0
-            states = [{}] if done == 0 else []
-            for number, (_, _, state) in enumerate(self._operations(), 1):
-                if number in (done, done + 1):
-                    states.append(state)
-                if number > done:
-                    break
-            if found not in states:
-                self.lose(f"what it holds is neither operation {done}'s nor the next one's")
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound_store()
+        found = self._found()
+        done = records[-1] if records else 0
+        states = [{}] if done == 0 else []
+        for number, (_, _, state) in enumerate(self._operations(), 1):
+            if number in (done, done + 1):
+                states.append(state)
+            if number > done:
+                break
+        if found not in states:
+            self.lose(f"what it holds is neither operation {done}'s nor the next one's")
 
     def _found(self) -> dict[str, str]:
         """What is in the collection, searched for once."""
@@ -420,112 +424,14 @@ class Collected(Trial):
                 vector = HashEmbedder().embed_query(next(iter(found.values())))
                 if collection.search(vector, 1)[0].passage.score < 0.98:
                     self.lose("a passage is not found by its own text")
-        with Store(self.place) as store:
-            for problem in store.check():
-                self.lose(problem)
         return found
-
-
-class Remembered(Trial):
-    """A memory saved after every request."""
-
-    longest = 0.25
-
-    @override
-    def prepare(self) -> None:
-        self.place = self.folder / "memory.bin"
-        self._remember(self._opened(None), 0)  # compiles what it needs, before any fork
-
-    def _opened(self, place: Path | None) -> Any:
-        from ragaccel.memory.namespaces import Memory
-
-        return Memory(path=place, fingerprint="model", vocab_size=60)
-
-    def _remember(self, memory: Any, number: int) -> None:
-        rng = random.Random(number)
-        prompt, answer = ([rng.randrange(60) for _ in range(size)] for size in (50, 30))
-        memory.of("mine").remember(prompt, answer)
-
-    @override
-    def work(self) -> None:
-        memory = self._opened(self.place)
-        number = memory.of("mine").history.num_requests
-        while True:
-            number += 1
-            self._remember(memory, number)
-            memory.save()
-            self.acknowledge(number)
-
-    @override
-    def check(self) -> None:
-        numbers = self.acknowledged()
-        if not self.place.exists():
-            if numbers:
-                self.lose("the memory is gone")
-            return
-        memory = self._opened(self.place)
-        if memory.refused:
-            self.lose(f"the memory is refused: {memory.refused}")
-            return
-        found = memory.of("mine").history.num_requests
-        if numbers and found not in (numbers[-1], numbers[-1] + 1):
-            self.lose(f"{found} requests are remembered, {numbers[-1]} were acknowledged")
-        if found > 400:
-            self.place.unlink()
-
-    @override
-    def end(self) -> None:
-        memory = self._opened(self.place)
-        self._remember(memory, 0)
-        memory.save()
-        self.count_left_behind(self.folder)
-
-
-class SettingsFile(Trial):
-    """A setting written again and again into a file with a comment and another table."""
-
-    longest = 0.06
-
-    @override
-    def prepare(self) -> None:
-        self.place = self.folder / "ragaccel.toml"
-        self.place.write_text('# a comment\nmodel = "x"\n\n[later]\nkeep = 1\n')
-
-    @override
-    def work(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            write_value(self.place, "seed", number)
-            self.acknowledge(number)
-
-    @override
-    def check(self) -> None:
-        numbers = self.acknowledged()
-        with self.finding("the settings"):
-            found = read_file(self.place)
-            seed = found.pop("seed", None)
-            if found != {"model": "x", "later": {"keep": 1}} or (
-                "# a comment" not in self.place.read_text()
-            ):
-                self.lose(f"other lines changed: {found}")
-            if numbers and seed not in (numbers[-1], numbers[-1] + 1):
-                self.lose(f"seed is {seed}, {numbers[-1]} was acknowledged")
-
-    @override
-    def end(self) -> None:
-        write_value(self.place, "seed", 0)
-        self.count_left_behind(self.folder)
 
 
 class Asked(Trial):
     """Questions and answers written into the history."""
 
     longest = 0.08
-
-    @override
-    def prepare(self) -> None:
-        self.place = self.folder / "history.db"
+    name, what = "history.db", "the history"
 
     @override
     def work(self) -> None:
@@ -538,31 +444,125 @@ class Asked(Trial):
             self.acknowledge([turn, f"answer {turn}", ANSWERED])
 
     @override
-    def check(self) -> None:
-        records = self.acknowledged()
-        if not self.place.exists():
-            if records:
-                self.lose("the history is gone")
-            return
-        with self.finding("the history"):
-            if not is_sound(self.place):
-                self.lose("SQLite finds the history damaged")
-            with closing(sqlite3.connect(self.place)) as connection:
-                has_turns = connection.execute(
-                    "SELECT 1 FROM sqlite_master WHERE name = 'turn'"
-                ).fetchone()
-                rows = "SELECT id, answer, state FROM turn" if has_turns else "SELECT 1 WHERE 0"
-                found = {row[0]: list(row[1:]) for row in connection.execute(rows)}
-            for turn, *written in records:
-                is_last = written[-1] == "unfinished" and turn in found
-                if found.get(turn) != written and not is_last:
-                    self.lose(f"turn {turn} was {written} and is {found.get(turn)}")
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound()
+        with closing(sqlite3.connect(self.place)) as connection:
+            has_turns = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'turn'"
+            ).fetchone()
+            rows = "SELECT id, answer, state FROM turn" if has_turns else "SELECT 1 WHERE 0"
+            found = {row[0]: list(row[1:]) for row in connection.execute(rows)}
+        for turn, *written in records:
+            is_last = written[-1] == "unfinished" and turn in found
+            if found.get(turn) != written and not is_last:
+                self.lose(f"turn {turn} was {written} and is {found.get(turn)}")
 
 
-class Checkpoints(Trial):
+class Numbered(Trial):
+    """Numbers written one after the other, each in place of the one before."""
+
+    def writer(self) -> Callable[[int], object]:
+        """Open what is written to; return what writes a number."""
+        raise NotImplementedError
+
+    def read(self) -> int | None:
+        """Read the number that is there, and look at what stands around it."""
+        raise NotImplementedError
+
+    @override
+    def work(self) -> None:
+        number, write = self.read() or 0, self.writer()
+        while True:
+            number += 1
+            write(number)
+            self.acknowledge(number)
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        found = self.read()
+        if records and found not in (records[-1], records[-1] + 1):
+            self.lose(f"{self.what}: {found} is there, {records[-1]} was acknowledged")
+
+    @override
+    def end(self) -> None:
+        """Count the unfinished files that even another writing leaves."""
+        self.writer()(0)
+        self.counts["left behind"] = len(list(self.folder.rglob(".ragaccel-*.part")))
+
+
+class Remembered(Numbered):
+    """A memory saved after every request, whose number is that of the requests in it."""
+
+    longest = 0.25
+    name, what = "memory.bin", "the memory"
+
+    @override
+    def prepare(self) -> None:
+        self._remember(self._opened(None), 0)  # compiles what it needs, before any fork
+
+    @override
+    def reset(self) -> None:
+        if self.counts["kills"] % 20 == 0:  # lest it grow
+            self.place.unlink(missing_ok=True)
+
+    def _opened(self, place: Path | None) -> Any:
+        from ragaccel.memory.namespaces import Memory
+
+        return Memory(path=place, fingerprint="model", vocab_size=60)
+
+    def _remember(self, memory: Any, number: int) -> None:
+        rng = random.Random(number)
+        prompt, answer = ([rng.randrange(60) for _ in range(size)] for size in (50, 30))
+        memory.of("mine").remember(prompt, answer)
+
+    @override
+    def writer(self) -> Callable[[int], object]:
+        memory = self._opened(self.place)
+
+        def write(number: int) -> None:
+            self._remember(memory, number)
+            memory.save()
+
+        return write
+
+    @override
+    def read(self) -> int | None:
+        memory = self._opened(self.place)
+        if memory.refused:
+            self.lose(f"the memory is refused: {memory.refused}")
+        return int(memory.of("mine").history.num_requests)
+
+
+class SettingsFile(Numbered):
+    """A setting written again and again into a file with a comment and another table."""
+
+    longest = 0.06
+    name, what = "ragaccel.toml", "the settings"
+
+    @override
+    def prepare(self) -> None:
+        self.place.write_text('# a comment\nmodel = "x"\n\n[later]\nkeep = 1\n')
+
+    @override
+    def writer(self) -> Callable[[int], object]:
+        return partial(write_value, self.place, "seed")
+
+    @override
+    def read(self) -> int | None:
+        found = read_file(self.place)
+        seed = found.pop("seed", None)
+        if found != {"model": "x", "later": {"keep": 1}} or (
+            "# a comment" not in self.place.read_text()
+        ):
+            self.lose(f"other lines changed: {found}")
+        return seed
+
+
+class Checkpoints(Numbered):
     """Checkpoints of a training run, with their log."""
 
     longest = 0.15
+    name, what = "run", "the checkpoint"
 
     @override
     def prepare(self) -> None:
@@ -571,41 +571,35 @@ class Checkpoints(Trial):
         from ragaccel.train.space.run_folder import RunFolder
 
         torch.set_num_threads(1)
-        self.place = self.folder / "run"
         self.run_folder = RunFolder(self.place)
 
     @override
-    def work(self) -> None:
+    def writer(self) -> Callable[[int], object]:
         import torch
 
-        run = self.run_folder
-        run.claim({"a": 1, "b": {"c": 2}})
-        found = run.load()
-        step = found[0]["step"] if found else 0
-        while True:
-            step += 1
+        self.run_folder.claim({"a": 1, "b": {"c": 2}})
+
+        def write(step: int) -> None:
             log = [{"step": number} for number in range(min(step, 300))]
-            run.save({"step": step, "weight": torch.full((200, 200), float(step))}, log)
-            self.acknowledge(step)
+            weight = torch.full((200, 200), float(step))
+            self.run_folder.save({"step": step, "weight": weight}, log)
+
+        return write
 
     @override
-    def check(self) -> None:
-        steps = self.acknowledged()
-        with self.finding("the checkpoint"):
-            found = self.run_folder.load()
-            if steps and (found is None or found[0]["step"] not in (steps[-1], steps[-1] + 1)):
-                self.lose(f"the checkpoint is not of step {steps[-1]} or the next one")
-            if found and not (found[0]["weight"] == float(found[0]["step"])).all():
-                self.lose("the checkpoint is of two steps")
-            if steps:
-                json.loads((self.place / "log.json").read_text())
+    def compare(self, records: list[Any]) -> None:
+        super().compare(records)
+        if records:
+            json.loads((self.place / "log.json").read_text())
 
     @override
-    def end(self) -> None:
-        import torch
-
-        self.run_folder.save({"step": 0, "weight": torch.zeros(1)}, [])
-        self.count_left_behind(self.place)
+    def read(self) -> int | None:
+        found = self.run_folder.load()
+        if found is None:
+            return None
+        if not (found[0]["weight"] == float(found[0]["step"])).all():
+            self.lose("the checkpoint is of two steps")
+        return int(found[0]["step"])
 
 
 KINDS: dict[str, type[Trial]] = {

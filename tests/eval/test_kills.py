@@ -1,7 +1,5 @@
 """The trial of kills: that it runs, and that it sees what is lost."""
 
-import json
-
 import pytest
 
 from eval import kills
@@ -11,12 +9,10 @@ from ragaccel.cli.settings import write_value
 from ragaccel.retrieve.collection import Collection
 
 
-def test_a_few_kills_of_each_kind_that_starts_quickly(tmp_path, capsys):
+def test_a_few_kills_of_each_kind_that_starts_quickly(run_trial, capsys):
     chosen = ["settings", "history", "collection", "build", "rebuild"]
-    with pytest.raises(SystemExit) as ended:
-        kills.main(["--kinds", *chosen, "--count", "3", "--out", str(tmp_path)])
-    document = json.loads((tmp_path / "kills.json").read_text())
-    assert (ended.value.code, document["lost"], document["failed"]) == (0, 0, 0)
+    code, document = run_trial(kills, "--kinds", *chosen, "--count", "3")
+    assert (code, document["lost"], document["failed"]) == (0, 0, 0)
     assert document["kills"] == 15
     assert sum(found["acknowledged"] for found in document["kinds"].values()) > 0
     assert all(found.get("left behind", 0) == 0 for found in document["kinds"].values())
