@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
+from chat_model import TEMPLATE, Say, make_tokenizer
 from tiny_models import make_tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.llm import LLM
 
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<turn>{{ message['role'] }}: "
-    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
-)
 DOCUMENTS_TEMPLATE = (
     "{{ bos_token }}{% set count = namespace(value=0) %}{% for document in documents %}"
     "{% set citation = '[' ~ loop.index ~ ']' %}{% for sentence in document['sentences'] %}"
@@ -29,26 +24,8 @@ Answer the question from the numbered passages. Quote their words wherever they 
 
 @cache
 def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """Make a byte-level BPE of 400 tokens that can spell anything."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=380,
-        special_tokens=["<bos>", "<eos>", "<turn>", *(f"<s{i}>" for i in range(1, 9))],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        additional_special_tokens=["<turn>"],
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = template
-    return wrapped
+    """Make a byte-level BPE of 380 tokens, with marks of sentences."""
+    return make_tokenizer(TEXT, template, 380, [f"<s{i}>" for i in range(1, 9)])
 
 
 @cache
@@ -57,19 +34,6 @@ def tiny_llm(template: str | None = TEMPLATE, max_positions: int = 2048, **optio
     model = make_tiny_model("llama", vocab_size=380, max_position_embeddings=max_positions)
     model.generation_config.eos_token_id = 1
     return LLM(model, tiny_tokenizer(template), **options)
-
-
-class Say:
-    """A logits processor, pure in (ids, scores), that makes a model say given tokens."""
-
-    def __init__(self, num_prompt_tokens: int, token_ids: list[int]) -> None:
-        self.num_prompt_tokens, self.token_ids = num_prompt_tokens, token_ids
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        said = ids.shape[1] - self.num_prompt_tokens
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.token_ids[min(said, len(self.token_ids) - 1)]] = 0.0
-        return forced
 
 
 def say(llm: LLM, prompt, text: str) -> Say:

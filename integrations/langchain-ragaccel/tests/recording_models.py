@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from chat_model import TOOLS_TEMPLATE
 from ragaccel import LLM, Answer, AsyncStream, Passage, Reference, Stats, Stream, Usage
-from scripted_llm import TOOLS_TEMPLATE, call_a_tool
+from scripted_llm import call_a_tool
 from tiny_llm import make_tiny_model, tiny_tokenizer
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM

@@ -1,8 +1,4 @@
-"""A tiny LLM that says what a script says, token by token, through the real decoder.
-
-A logits processor leaves the model no choice, so everything else is what happens with a model that
-was trained to call tools: its chat template, the engine, stopping, streaming, and reading calls.
-"""
+"""A tiny LLM that follows a script, and what it calls."""
 
 from __future__ import annotations
 
@@ -10,57 +6,34 @@ import json
 import re
 from functools import cache
 
-import torch
-from ragaccel import LLM
+from chat_model import TOOLS_TEMPLATE, ScriptedLLM
+from langchain_core.tools import tool
+from pydantic import BaseModel
 from tiny_llm import make_tiny_model, tiny_tokenizer
 
-TOOLS_TEMPLATE = (
-    "{{ bos_token }}{% if tools %}{{ '<turn>system: <tools>' }}{% for tool in tools %}"
-    "{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>' }}{% endif %}"
-    "{% for message in messages %}{{ '<turn>' + message.role + ': ' + message.content }}"
-    "{% for call in message.tool_calls or [] %}{% set call = call.function %}"
-    "{{ '\n<tool_call>\n' }}"
-    '{{ \'{"name": "\' + call.name + \'", "arguments": \' + call.arguments | tojson + "}" }}'
-    "{{ '\n</tool_call>' }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<turn>assistant: ' }}{% endif %}"
-)
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _OPENED = re.compile(r'<tool_call>\s*\{"name": "(?:(\w+)"(?:, "arguments":)?)?\s*\Z')
 _QUOTED = re.compile(r"'([^']+)'")
 
 
-class Say:
-    """A logits processor, pure in (ids, scores), that makes a model say given tokens."""
+class Swell(BaseModel):
+    """How high the swell is."""
 
-    def __init__(self, num_prompt_tokens, token_ids):
-        self.num_prompt_tokens, self.token_ids = num_prompt_tokens, token_ids
-
-    def __call__(self, ids, scores):
-        said = ids.shape[1] - self.num_prompt_tokens
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.token_ids[min(said, len(self.token_ids) - 1)]] = 0.0
-        return forced
+    metres: int
+    place: str
 
 
-class ScriptedLLM(LLM):
-    """Answers every prompt with what ``script`` makes of its text."""
-
-    script = None
-
-    def _plan(self, prompt, references, settings):
-        ids = super()._plan(prompt, references, settings).request.prompt_ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        said = [*self.tokenizer.encode(self.script(text)), *self.tokenizer.eos_ids]
-        forced = {**settings, "logits_processors": [Say(len(ids), said)]}
-        return super()._plan(prompt, references, forced)
+@tool
+def tide(place: str) -> str:
+    """Tell the tide at a place."""
+    return f"high at {place}"
 
 
 @cache
 def scripted_llm(script=None, template=TOOLS_TEMPLATE):
     """Make an LLM that follows a script; by default one that calls the first tool it may."""
-    llm = ScriptedLLM(make_tiny_model("scripted"), tiny_tokenizer(template), keep_costs=False)
-    llm.script = script or call_a_tool
-    return llm
+    model = make_tiny_model("scripted")
+    return ScriptedLLM(script or call_a_tool, model, tiny_tokenizer(template))
 
 
 def call_a_tool(prompt):
@@ -69,7 +42,7 @@ def call_a_tool(prompt):
     *_, asked = re.findall(r"<turn>user: (.*?)(?=<turn>|\Z)", prompt, re.DOTALL)
     tools = [json.loads(line)["function"] for line in _tools(prompt)]
     opened = _OPENED.search(last)
-    after_result = prompt.rstrip().split("<turn>")[-2].startswith("tool:")
+    after_result = prompt.rstrip().split("<turn>")[-2].startswith("tool")
     if not tools or (after_result and not opened):
         return json.dumps(_values(["setup", "punchline"], asked)) if "JSON" in asked else "Hello."
     named = opened and opened.group(1)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from chat_model import TEMPLATE, make_model, make_tokenizer
 from ragaccel import LLM
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<turn>{{ message['role'] }}: "
-    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
-)
 ALTERNATING = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') %}"
@@ -27,45 +23,12 @@ Answer the question from the passages. Quote their words wherever they answer it
 @cache
 def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     """Make a byte-level BPE of 400 tokens that can spell anything."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<bos>", "<eos>", "<turn>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        additional_special_tokens=["<turn>"],
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = template
-    return wrapped
+    return make_tokenizer(TEXT, template)
 
 
 def make_tiny_model(name: str = "") -> LlamaForCausalLM:
-    """Build a model with random weights, wide enough that choices have clear gaps."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval().to(torch.float64)
+    """Build a model that goes by a name."""
+    model = make_model(max_position_embeddings=4096)
     model.config._name_or_path = name
     return model
 

@@ -6,14 +6,10 @@ import threading
 from functools import cache
 
 import torch
+from chat_model import TEMPLATE, make_model, make_tokenizer
 from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, Usage, copied_spans
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<turn>{{ message['role'] }}: "
-    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
-)
 ALTERNATING = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}"
     "{{ raise_exception('no system') }}{% endif %}"
@@ -34,37 +30,13 @@ EOS, TURN = 1, 2
 @cache
 def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     """A byte-level BPE of 400 tokens that can spell anything and begins texts with <bos>."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<bos>", "<eos>", "<turn>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        additional_special_tokens=["<turn>"],
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = template
-    return wrapped
+    return make_tokenizer(TEXT, template)
 
 
 @cache
 def tiny_model() -> LlamaForCausalLM:
     """A llama with random weights, in float64, so that no answer hangs on rounding."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8192,
-        initializer_range=0.2, bos_token_id=0, eos_token_id=EOS, pad_token_id=EOS,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().to(torch.float64)
+    return make_model(max_position_embeddings=8192, pad_token_id=EOS)
 
 
 @cache

@@ -6,27 +6,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.exceptions import OutputParserException
-from langchain_core.tools import tool
-from pydantic import BaseModel
 from ragaccel import ConfigurationError
-from scripted_llm import scripted_llm
+from scripted_llm import Swell, scripted_llm, tide
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel
-
-
-class Swell(BaseModel):
-    """How high the swell is."""
-
-    metres: int
-    place: str
-
-
-@tool
-def tide(place: str) -> str:
-    """Tell the tide at a place."""
-    return f"high at {place}"
-
 
 SCHEMA = {
     "type": "json_schema",
@@ -60,7 +44,7 @@ def look_up_then_answer(prompt):
     """Call the tool once, then the schema; go on from where the answer was begun."""
     if '"name": "tide"' not in prompt:
         return f" {json.dumps(FOUND)}}}\n</tool_call>"
-    done = "<turn>tool: " in prompt
+    done = "<turn>tool(tide): " in prompt
     name, values = ("swell", FOUND) if done else ("tide", {"place": "Gannet Ledge"})
     return f'{name}", "arguments": {json.dumps(values)}}}\n</tool_call>'
 

@@ -7,27 +7,13 @@ from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel
 from ragaccel import ConfigurationError, tool_calling
-from scripted_llm import call_a_tool, scripted_llm
+from scripted_llm import Swell, call_a_tool, scripted_llm, tide
 from tiny_llm import tiny_llm
 from typing_extensions import TypedDict
 
 from langchain_ragaccel import ChatRagaccel
 from langchain_ragaccel.tools import as_tools
-
-
-class Swell(BaseModel):
-    """How high the swell is."""
-
-    metres: int
-    place: str
-
-
-@tool
-def tide(place: str) -> str:
-    """Tell the tide at a place."""
-    return f"high at {place}"
 
 
 @tool
