@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
 from ragaccel.train.reader.corpus import load_questions
@@ -70,6 +70,21 @@ def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
 
 
 def main() -> None:
+    options = read_options()
+    if options.held_out and not (Path(options.data) / "rag").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    rows = measure(options)
+    figures = figures_of(rows)
+    command = "python -m eval.questions " + " ".join(sys.argv[1:])
+    command = command.replace(str(options.data) or "DATA", "DATA")
+    if options.out:
+        document = {"figures": figures, "command": command.strip(), "answers": rows}
+        options.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps(figures))
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
@@ -89,9 +104,11 @@ def main() -> None:
         "--unchecked", action="store_true", help="what the bundled reader says, quote or not"
     )
     parser.add_argument("--out", type=Path, help="write the figures and answers there too")
-    options = parser.parse_args()
-    if options.held_out and not (Path(options.data) / "rag").is_dir():
-        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ask the questions that the options choose, on their documents."""
     with tempfile.TemporaryDirectory() as folder:
         documents = options.folder
         if options.held_out:
@@ -99,7 +116,7 @@ def main() -> None:
             questions = write_held_out(Path(options.data), documents)
         else:
             questions = read_questions(options.questions)
-        rows = ask_all(
+        return ask_all(
             questions,
             documents,
             model=options.model,
@@ -108,9 +125,13 @@ def main() -> None:
             margin=options.margin,
             check_quotes=not options.unchecked,
         )
+
+
+def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Count what became of the questions that have an answer, and of those that have none."""
     answerable = [row for row in rows if row["expected"] is not None]
     refusable = [row for row in rows if row["expected"] is None]
-    figures = {
+    return {
         "right": sum(row["right"] for row in answerable),
         "wrong": sum(not row["right"] and row["answered"] for row in answerable),
         "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
@@ -123,12 +144,6 @@ def main() -> None:
             sum(row["tokens"] for row in rows) / sum(row["passes"] for row in rows), 2
         ),
     }
-    command = "python -m eval.questions " + " ".join(sys.argv[1:])
-    command = command.replace(str(options.data) or "DATA", "DATA")
-    if options.out:
-        document = {"figures": figures, "command": command.strip(), "answers": rows}
-        options.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(figures))
 
 
 def ask_all(
@@ -140,7 +155,7 @@ def ask_all(
     sentences: int = 1,
     margin: float = 0.05,
     check_quotes: bool = True,
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Index a folder and answer questions on it by the chain of ``ragaccel ask``; see :func:`ask`.
 
     Args:
@@ -162,7 +177,7 @@ def ask_all(
         return [ask(rag, question) for question in questions]
 
 
-def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, object]:
+def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
     """One question's answer and what is to be said about it; ``words``: the short answer."""
     answer = rag.ask(str(question["question"]))
     right = is_right(answer.text, question["answer"])

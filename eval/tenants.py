@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -251,55 +252,7 @@ def langchain_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any
 
 def llama_index_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any], ...]:
     """Ask through a query engine of LlamaIndex: a function for threads, and one for asyncio."""
-    from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
     from llama_index.core.instrumentation.dispatcher import instrument_tags
-    from llama_index.core.postprocessor.types import BaseNodePostprocessor
-    from llama_index.core.query_engine import RetrieverQueryEngine
-    from llama_index.core.retrievers import BaseRetriever
-    from llama_index.core.schema import (
-        NodeRelationship,
-        NodeWithScore,
-        RelatedNodeInfo,
-        TextNode,
-    )
-    from llama_index.llms.ragaccel import Ragaccel
-
-    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=FILE)}
-
-    class Finds(BaseRetriever):
-        def _retrieve(self, query_bundle: Any) -> list[NodeWithScore]:
-            tenant = query_bundle.query_str
-            return [
-                NodeWithScore(
-                    node=TextNode(
-                        text=text, id_=f"{tenant}-{n}", start_char_idx=999 * n, relationships=source
-                    ),
-                    score=0.5,
-                )
-                for n, text in enumerate(chunks_of(tenant))
-            ]
-
-    class Shows(BaseNodePostprocessor):
-        def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
-            del query_bundle
-            texts = shown([node.node.get_content() for node in nodes])
-            return [NodeWithScore(node=TextNode(text=text), score=0.5) for text in texts]
-
-    def engine(tenant: str) -> Any:
-        own: dict[str, Any] = {"logits_processors": [world.say]}
-        if mode == "no memory":
-            own["remember"] = False
-        model = Ragaccel(
-            llm=llm,
-            max_new_tokens=200,
-            generate_kwargs=own,
-            namespace=tenant if mode == "namespaces" else "",
-        )
-        Settings.tokenizer = model.tokenize
-        synthesizer = get_response_synthesizer(
-            llm=model, text_qa_template=PromptTemplate("{context_str}\n\nquestion of {query_str}")
-        )
-        return RetrieverQueryEngine(Finds(), synthesizer, node_postprocessors=[Shows()])
 
     def inside(tenant: str) -> Any:
         if mode != "namespaces":
@@ -308,13 +261,64 @@ def llama_index_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], A
 
     def ask(tenant: str) -> None:
         with inside(tenant):
-            engine(tenant).query(tenant)
+            query_engine(world, llm, mode, tenant).query(tenant)
 
     async def aask(tenant: str) -> None:
         with inside(tenant):
-            await engine(tenant).aquery(tenant)
+            await query_engine(world, llm, mode, tenant).aquery(tenant)
 
     return ask, aask
+
+
+def query_engine(world: World, llm: LLM, mode: str, tenant: str) -> Any:
+    """Make the query engine of one request of a tenant's."""
+    from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.llms.ragaccel import Ragaccel
+
+    own: dict[str, Any] = {"logits_processors": [world.say]}
+    if mode == "no memory":
+        own["remember"] = False
+    model = Ragaccel(
+        llm=llm,
+        max_new_tokens=200,
+        generate_kwargs=own,
+        namespace=tenant if mode == "namespaces" else "",
+    )
+    Settings.tokenizer = model.tokenize
+    synthesizer = get_response_synthesizer(
+        llm=model, text_qa_template=PromptTemplate("{context_str}\n\nquestion of {query_str}")
+    )
+    finds, shows = node_classes()
+    return RetrieverQueryEngine(finds(), synthesizer, node_postprocessors=[shows()])
+
+
+@cache
+def node_classes() -> tuple[type[Any], type[Any]]:
+    """A retriever that finds a tenant's chunks, and what cuts them to what its prompt shows."""
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+
+    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=FILE)}
+
+    def node_of(tenant: str, number: int, text: str) -> NodeWithScore:
+        name, at = f"{tenant}-{number}", 999 * number
+        node = TextNode(text=text, id_=name, start_char_idx=at, relationships=source)
+        return NodeWithScore(node=node, score=0.5)
+
+    class Finds(BaseRetriever):
+        def _retrieve(self, query_bundle: Any) -> list[NodeWithScore]:
+            tenant = query_bundle.query_str
+            return [node_of(tenant, *chunk) for chunk in enumerate(chunks_of(tenant))]
+
+    class Shows(BaseNodePostprocessor):
+        def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+            del query_bundle
+            texts = shown([node.node.get_content() for node in nodes])
+            return [NodeWithScore(node=TextNode(text=text), score=0.5) for text in texts]
+
+    return Finds, Shows
 
 
 def shown(texts: list[str]) -> list[str]:
