@@ -7,12 +7,16 @@ import time
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 from ragaccel.regular_files import TooLargeError, read_regular_file
 from ragaccel.retrieve.plain_text import decode_text, encoding_doubt, looks_binary
 from ragaccel.retrieve.reader_process import ReaderProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_FILE_BYTES = 50_000_000
 
@@ -45,11 +49,13 @@ class Reader:
     """What reads a format: a function of (bytes, name), by its module in this package.
 
     ``bounded`` says that it takes time and memory in proportion to the file alone, so that it may
-    run in this process; any other runs in a :class:`ReaderProcess`.
+    run in this process; any other runs in a :class:`ReaderProcess`. ``library`` is what it imports
+    to read a file.
     """
 
     module: str
     function: str
+    library: str = ""
     bounded: bool = False
 
     def read(self, data: bytes, name: str) -> Document:
@@ -62,7 +68,7 @@ class Reader:
 _HTML = Reader("html_text", "read_html")
 _CSV = Reader("data_text", "read_csv")
 _JSON_LINES = Reader("data_text", "read_json_lines")
-_XLSX = Reader("sheet_text", "read_xlsx")
+_XLSX = Reader("sheet_text", "read_xlsx", "openpyxl")
 READERS = {
     ".html": _HTML,
     ".htm": _HTML,
@@ -73,16 +79,16 @@ READERS = {
     ".jsonl": _JSON_LINES,
     ".ndjson": _JSON_LINES,
     ".ipynb": Reader("notebook_text", "read_notebook"),
-    ".pdf": Reader("pdf_text", "read_pdf"),
-    ".docx": Reader("office_text", "read_docx"),
-    ".pptx": Reader("office_text", "read_pptx"),
+    ".pdf": Reader("pdf_text", "read_pdf", "pypdf"),
+    ".docx": Reader("office_text", "read_docx", "docx"),
+    ".pptx": Reader("office_text", "read_pptx", "pptx"),
     ".xlsx": _XLSX,
     ".xlsm": _XLSX,
-    ".odt": Reader("opendocument_text", "read_odt"),
-    ".odp": Reader("opendocument_text", "read_odp"),
-    ".ods": Reader("opendocument_text", "read_ods"),
-    ".epub": Reader("epub_text", "read_epub"),
-    ".rtf": Reader("rtf_text", "read_rtf"),
+    ".odt": Reader("opendocument_text", "read_odt", "lxml.etree"),
+    ".odp": Reader("opendocument_text", "read_odp", "lxml.etree"),
+    ".ods": Reader("opendocument_text", "read_ods", "lxml.etree"),
+    ".epub": Reader("epub_text", "read_epub", "lxml.etree"),
+    ".rtf": Reader("rtf_text", "read_rtf", "striprtf.striprtf"),
 }
 
 
@@ -114,8 +120,8 @@ class DocumentReader:
     """Reads the bytes of files, one after another; close it at the end.
 
     Text and Markdown are read at once; formats whose readers nothing bounds, in one process beside
-    this one, which starts with the first of them. Threads may share it. ``seconds`` is the CPU time
-    that the last document took.
+    this one, which starts with the first of them or by :meth:`prepare`. Threads may share it.
+    ``seconds`` is the CPU time that the last document took.
     """
 
     def __init__(self) -> None:
@@ -132,6 +138,14 @@ class DocumentReader:
         """End the process beside this one, if there is one."""
         self._process.close()
 
+    def prepare(self, names: Iterable[str]) -> None:
+        """Start the process beside this one if one of the files is for it, and do not wait."""
+        found = (_reader_apart(name) for name in names)
+        readers = dict.fromkeys(reader for reader in found if reader)
+        libraries = [reader.library for reader in readers if reader.library]
+        if readers:
+            self._process.prepare(libraries)
+
     def read(self, data: bytes, name: str) -> Document:
         """Make a document of a file's bytes; the ending of its name tells the format.
 
@@ -140,8 +154,7 @@ class DocumentReader:
             BinaryFileError: It is no text, and of no format that is read otherwise.
             MissingExtraError: The format needs an optional dependency.
         """
-        reader = READERS.get(_suffix(name))
-        if reader is None or reader.bounded:
+        if _reader_apart(name) is None:
             began = time.thread_time()
             document = document_from_bytes(data, name)
             self.seconds = time.thread_time() - began
@@ -202,6 +215,16 @@ def doubt_about(data: bytes, name: str) -> str:
         return ""
     declares = READERS.get(suffix) is _HTML and b"charset" in data[:_DECLARED_WITHIN]
     return "" if declares else encoding_doubt(data)
+
+
+def reads_apart(name: str) -> bool:
+    """Whether a file is read in a process of its own, which takes a moment to start."""
+    return _reader_apart(name) is not None
+
+
+def _reader_apart(name: str) -> Reader | None:
+    reader = READERS.get(_suffix(name))
+    return None if reader is None or reader.bounded else reader
 
 
 def _suffix(name: str) -> str:

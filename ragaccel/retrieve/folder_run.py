@@ -14,6 +14,7 @@ from ragaccel.retrieve.documents import (
     DocumentReader,
     doubt_about,
     read_bytes,
+    reads_apart,
 )
 from ragaccel.retrieve.reader_process import MAX_SECONDS, NoReaderError
 from ragaccel.retrieve.records import FileRecord, UnreadFile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.indexing_run import IndexRun
 
 _BATCH_PASSAGES = 512
+_SMALL_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,12 @@ class FolderRun:
         self._note_listed()
         self._remove_vanished()
         pending = [file for file in self.listing.files if not self._same_state(file)]
-        pending.sort(key=lambda file: file.size)
+        # the process that reads some of them starts while the others are read
+        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, reads_apart(f.name), f.size))
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
         with self.reader:
+            self.reader.prepare(file.name for file in pending)
             self._bring_in(pending)
 
     def _bring_in(self, pending: list[FoundFile]) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from array import array
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from ragaccel.passage import Document
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Read = Callable[[bytes, str], Document]
 
@@ -44,13 +45,18 @@ _KEPT_VARIABLES = (
 )
 # numpy, which openpyxl imports, would reserve memory for a thread of each core
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+# a second thread's heap would reserve 64 MB or more of what the process may take
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 _COMMAND = """
 import sys
-watched, seconds, memory, *sys.path = sys.argv[1:]
+watched, seconds, memory, modules, *sys.path = sys.argv[1:]
 from ragaccel.retrieve.documents import document_from_bytes
 from ragaccel.retrieve.reader_process import serve
-serve(document_from_bytes, int(seconds), int(memory), watched == "watched")
+serve(document_from_bytes, int(seconds), int(memory), watched == "watched", modules.split())
 """
+
+
+_NO_START = "the process that reads such files does not start"
 
 
 class NoReaderError(DocumentError):
@@ -58,11 +64,11 @@ class NoReaderError(DocumentError):
 
 
 class ReaderProcess:
-    """Reads files in a process of its own, which starts with the first and ends by :meth:`close`.
+    """Reads files in a process of its own, which ends by :meth:`close`.
 
-    Threads may share it, one file at a time; a forked process starts one of its own. The process
-    ends with the one that started it, as its pipe does. ``seconds`` is the CPU time that the last
-    document took.
+    It starts with the first file, or with :meth:`prepare`. Threads may share it, one file at a
+    time; a forked process starts one of its own. The process ends with the one that started it, as
+    its pipe does. ``seconds`` is the CPU time that the last document took.
 
     Args:
         max_seconds: The CPU time that one file may take.
@@ -82,6 +88,7 @@ class ReaderProcess:
         self.watched = watched
         self.seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
@@ -97,6 +104,17 @@ class ReaderProcess:
             with self._lock:
                 self._end()
 
+    def prepare(self, modules: Iterable[str] = ()) -> None:
+        """Start the process without waiting for it; it imports modules meanwhile.
+
+        Whatever goes wrong with that is left to the files that need it: one that finds the process
+        ended is read in another, which imports nothing before it must.
+        """
+        self._require_own()
+        with self._lock, suppress(NoReaderError):  # which the first file says
+            if self._process is None:
+                self._start(modules)
+
     def read(self, data: bytes, name: str) -> Document:
         """Read a file's bytes as a document.
 
@@ -105,8 +123,7 @@ class ReaderProcess:
             NoReaderError: The process does not start.
             MissingExtraError: Its format needs an optional dependency.
         """
-        if self._owner != os.getpid():  # forked: that process is the parent's
-            self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
+        self._require_own()
         with self._lock:
             fresh = self._process is None
             try:
@@ -119,8 +136,13 @@ class ReaderProcess:
             except _FailedError as error:
                 raise DocumentError(str(error)) from None
 
+    def _require_own(self) -> None:
+        if self._owner != os.getpid():  # forked: that process is the parent's
+            self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
+
     def _read(self, data: bytes, name: str) -> Document:
         process = self._process or self._start()
+        self._wait_until_ready(process)
         timer = threading.Timer(self.max_seconds * _WALL_FACTOR, process.kill)
         timer.daemon = True
         timer.start()
@@ -160,10 +182,11 @@ class ReaderProcess:
             line_numbers=tuple(numbers),
         )
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, modules: Iterable[str] = ()) -> subprocess.Popen[bytes]:
         from subprocess import DEVNULL, PIPE, Popen
 
         settings = ["watched" if self.watched else "", str(self.max_seconds), str(self.max_memory)]
+        settings.append(" ".join(modules))
         flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
         try:
             self._process = Popen(
@@ -173,18 +196,27 @@ class ReaderProcess:
                 stderr=DEVNULL,
                 cwd=Path(__file__).parent,
                 env=_ONE_THREAD
+                | _ONE_HEAP
                 | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
             )
-            assert self._process.stdout is not None
-            _read_frame(self._process.stdout)  # it is ready
+        except OSError as error:
+            raise NoReaderError(f"{_NO_START}: {error}") from None
+        self._is_ready = False
+        return self._process
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        if self._is_ready:
+            return
+        try:
+            assert process.stdout is not None
+            _read_frame(process.stdout)
         except (OSError, EOFError) as error:
             self._end()
-            reason = f"the process that reads such files does not start: {str(error) or 'it ended'}"
-            raise NoReaderError(reason) from None
+            raise NoReaderError(f"{_NO_START}: {str(error) or 'it ended'}") from None
         except BaseException:
             self._end()
             raise
-        return self._process
+        self._is_ready = True
 
     def _cause_of_end(self, timed_out: bool) -> _FailedError:
         """Say why the process ended while it read a file."""
@@ -263,8 +295,10 @@ def _read_frame(pipe: IO[bytes]) -> bytes:
 # Inside the process
 
 
-def serve(read: Read, max_seconds: int, max_memory: int, watched: bool) -> None:
-    """Read the files that come in through standard input until it ends."""
+def serve(
+    read: Read, max_seconds: int, max_memory: int, watched: bool, modules: Iterable[str] = ()
+) -> None:
+    """Read the files that come in through standard input until it ends; import modules early."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asked ends this one
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -273,6 +307,8 @@ def serve(read: Read, max_seconds: int, max_memory: int, watched: bool) -> None:
     bounds = _Bounds(max_seconds, max_memory, watched)
     with suppress(EOFError, BrokenPipeError):
         _write(replies, b"{}")
+        if modules:
+            threading.Thread(target=_import, args=(modules,), daemon=True).start()
         while True:
             name = json.loads(_read_frame(requests))["name"]
             data = _read_frame(requests)
@@ -280,6 +316,12 @@ def serve(read: Read, max_seconds: int, max_memory: int, watched: bool) -> None:
             answer = _answer(read, data, name)
             bounds.end()  # once it is answered, the end of this process would be the next file's
             _write(replies, *answer)
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        with suppress(Exception):  # the file that needs it says so
+            import_module(module)
 
 
 def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:

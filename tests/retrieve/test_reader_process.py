@@ -107,6 +107,45 @@ def test_it_starts_once_and_only_for_formats_that_nothing_bounds(monkeypatch):
         assert len(started) == 1
 
 
+def test_it_starts_early_only_for_files_that_need_it():
+    with DocumentReader() as reader:
+        reader.prepare(["a.md", "b.txt"])
+        assert reader._process._process is None
+        reader.prepare(["a.md", "b.pdf", "c.csv"])
+        early = reader._process._process
+        assert early is not None
+        reader.read(b"[1]", "a.json")
+        assert reader._process._process is early
+
+
+def test_what_it_imports_early_is_there_for_the_files(process, tmp_path, monkeypatch):
+    (tmp_path / "library.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process.prepare(["no_such_module", "library"])
+    process.read(b"[1]", "a.json")
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ran").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("trouble", ["import os; os._exit(1)", "x = bytearray(1 << 40)"])
+def test_trouble_with_what_it_imports_early_costs_no_file(process, tmp_path, monkeypatch, trouble):
+    (tmp_path / "library.py").write_text(trouble)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process.prepare(["library"])
+    assert [process.read(b"[%d]" % i, "a.json").text for i in range(3)] == ["0.", "1.", "2."]
+
+
+def test_one_that_does_not_start_early_is_said_with_the_first_file(process):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ragaccel.retrieve.reader_process._COMMAND", "raise SystemExit")
+        process.prepare()
+        with pytest.raises(DocumentError, match=r"does not start: it ended$"):
+            process.read(b"[1]", "a.json")
+    assert process.read(b"[1]", "a.json").text == "1."
+
+
 def test_a_missing_extra_is_named(process):
     reads = "import sys\nsys.modules['docx'] = None\n"
     with pytest.MonkeyPatch.context() as patch:
