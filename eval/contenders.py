@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eval.adapters import chosen_adapter, useful_masks, wearing
 from eval.forced import following
 from eval.passes import synchronize, watching
+from eval.recycling import RecyclingDrafter
 from eval.runs import Run, model_stage
 from eval.stock import Generate, GenerateStatic
 from ragaccel.decode.interfaces import NoDrafter
@@ -18,7 +19,6 @@ from ragaccel.decode.request import Request
 from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.guessing import Guessing

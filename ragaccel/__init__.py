@@ -48,7 +48,6 @@ _MODULE_OF = {
     "Stats": "decode.result",
     "CopyDrafter": "draft.copying",
     "TrieDrafter": "draft.trie",
-    "RecyclingDrafter": "draft.recycling",
     "SpaceDrafter": "draft.space",
     "PaperSpaceDrafter": "draft.space",
     "SpaceAdapter": "models.space_adapter",
@@ -116,7 +115,6 @@ if TYPE_CHECKING:
     from ragaccel.decode.tree import DraftTree, Origin
     from ragaccel.draft.copying import CopyDrafter
     from ragaccel.draft.mixture import Mixture
-    from ragaccel.draft.recycling import RecyclingDrafter
     from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
     from ragaccel.draft.trie import TrieDrafter
     from ragaccel.errors import (
@@ -213,7 +211,6 @@ __all__ = [
     "Passage",
     "Prompt",
     "RagaccelError",
-    "RecyclingDrafter",
     "Reference",
     "ReferenceRegistry",
     "ReferenceScope",

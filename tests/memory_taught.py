@@ -3,7 +3,6 @@
 import numpy as np
 
 from ragaccel.decode.context import Context
-from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.namespaces import Memory
 
@@ -23,25 +22,18 @@ def teach(recollection, seed, num=12):
             drafter.draft(context, 16)
             context.token_ids.append(token)
         drafter.draft(context, 1)
-        ranked = rng.integers(0, VOCABULARY, (len(answer), 8), dtype=np.int32)
-        recollection.adjacency.learn(np.array(answer, np.int32), ranked)
         recollection.remember(prompt, answer)
-    # what the recycling drafter learns of its chances: any corrections will do
-    state = recollection.calibration.state()
-    recollection.recycling_calibration.restore({name: a / 2 for name, a in state.items()})
 
 
 def drafts(recollection, seed=99):
-    """The trees that both drafters grow on some prompts, with the chances of their nodes."""
+    """The trees that are grown on some prompts, with the chances of their nodes."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(8):
         prompt = rng.integers(0, VOCABULARY, 30).tolist()
         trie = TrieDrafter(past=recollection.history, calibration=recollection.calibration)
-        recycling = RecyclingDrafter(recollection.adjacency, recollection.recycling_calibration)
-        for drafter in (trie, recycling):
-            tree = drafter.draft(Context(prompt), 64)
-            found.append((tree.token_ids, tree.parents, tree.path_probs))
+        tree = trie.draft(Context(prompt), 64)
+        found.append((tree.token_ids, tree.parents, tree.path_probs))
     return found
 
 

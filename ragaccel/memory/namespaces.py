@@ -8,7 +8,6 @@ from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 from ragaccel.draft.calibration import Calibration
-from ragaccel.draft.recycling import Adjacency
 from ragaccel.draft.space_calibration import SpaceCalibration
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.figures import Figures, MemoryFigures
@@ -33,21 +32,19 @@ class Recollection:
     """
 
     history: History
-    adjacency: Adjacency
     calibration: Calibration = field(default_factory=Calibration)
-    recycling_calibration: Calibration = field(default_factory=Calibration)
     space_calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
     changes: Changes = field(default_factory=Changes, repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:
         """How large it is, the few hundred numbers of its calibrations aside."""
-        return self.history.num_bytes + self.adjacency.num_bytes
+        return self.history.num_bytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request and no ranking is remembered."""
-        return not self.history.num_requests and not self.adjacency.num_rows
+        """Whether no request is remembered."""
+        return not self.history.num_requests
 
     def remember(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Remember a request that has ended, and that there is something to save.
@@ -61,17 +58,13 @@ class Recollection:
     def clear(self) -> None:
         """Forget everything."""
         self.history.clear()
-        self.adjacency.clear()
         self.calibration.clear()
-        self.recycling_calibration.clear()
         self.space_calibration.clear()
         self.changes.mark()
 
     def figures(self) -> Figures:
         """Count what is remembered and was let go; waits for no request that is being added."""
-        found = self.history.figures()
-        num_bytes = found.num_bytes + self.adjacency.num_bytes
-        return Figures(found.requests, found.tokens, num_bytes, found.evicted_requests)
+        return self.history.figures()
 
     def state(self) -> State:
         """All that is kept of it in a file; ``restore`` takes it in again."""
@@ -89,19 +82,11 @@ class Recollection:
             ValueError: arrays that cannot be what was remembered.
         """
         self.history.restore(part(state, "history/"))
-        self.adjacency.restore(part(state, "adjacency/"), self.history.vocab_size)
         self.calibration.restore(part(state, "calibration/"))
-        self.recycling_calibration.restore(part(state, "recycling_calibration/"))
         self.space_calibration.restore(part(state, "space_calibration/"))
 
 
-_LEARNERS = (
-    "history",
-    "adjacency",
-    "calibration",
-    "recycling_calibration",
-    "space_calibration",
-)
+_LEARNERS = ("history", "calibration", "space_calibration")
 
 
 def part(state: State, prefix: str) -> State:
@@ -228,7 +213,7 @@ class Memory(Filed):
 
     def _made(self) -> Recollection:
         history = History(3 * self._share // 4, self.vocab_size)
-        return Recollection(history, Adjacency(self._share // 4), changes=self.changes)
+        return Recollection(history, changes=self.changes)
 
     def _state(self) -> tuple[Header, State]:
         with self._lock:

@@ -8,10 +8,9 @@ from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 from ragaccel.decode.interfaces import Choices, NoDrafter
 from ragaccel.decode.request import Reference, Request
 from ragaccel.decode.session import Session
-from ragaccel.decode.tree import merge
+from ragaccel.decode.tree import DraftTree, merge
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
 
@@ -53,6 +52,18 @@ class Together:
 
 class ProbingDrafter(RandomDrafter):
     probe_ids = (0, 1)
+
+
+class RankingDrafter(RandomDrafter):
+    """Guesses what the model ranked behind its last choices, and asks for more of it."""
+
+    num_runner_ups = 3
+
+    def draft(self, context, budget):
+        if context.last is None or not context.last.choices.runner_ups:
+            return super().draft(context, budget)
+        ranked = [token for row in context.last.choices.runner_ups for token in row]
+        return DraftTree.chain([context.token_ids[-1], *ranked[: self.random.randint(0, budget)]])
 
 
 def random_target(rng, vocab):
@@ -108,9 +119,11 @@ DRAFTERS = {
         mode=rng.choice(["hierarchical", "parallel", "one"]),
         past=past(rng, vocab),
     ),
-    "recycling": lambda rng, vocab: RecyclingDrafter(decoding_length=rng.randrange(1, 70)),
+    "ranking": lambda rng, vocab: RankingDrafter(rng.random(), vocab),
     "mixture": lambda rng, vocab: Mixture(
-        TrieDrafter(past=past(rng, vocab)), RecyclingDrafter(), ProbingDrafter(rng.random(), vocab)
+        TrieDrafter(past=past(rng, vocab)),
+        RankingDrafter(rng.random(), vocab),
+        ProbingDrafter(rng.random(), vocab),
     ),
     "both": lambda rng, vocab: Together(CopyDrafter(), ProbingDrafter(rng.random(), vocab)),
 }

@@ -39,10 +39,7 @@ def test_drafts_are_the_same_after_a_round_trip(path, tmp_path):
 
 
 def test_what_was_learned_of_chances_is_kept(path):
-    mine = opened(path).of("mine")
-    assert np.any(mine.calibration.odds != 1)
-    assert np.any(mine.recycling_calibration.odds != mine.calibration.odds)
-    assert mine.adjacency.num_rows > 0
+    assert np.any(opened(path).of("mine").calibration.odds != 1)
 
 
 def test_equal_memories_make_equal_files(path, tmp_path):

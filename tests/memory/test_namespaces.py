@@ -4,24 +4,19 @@ import numpy as np
 import pytest
 
 from ragaccel.decode.context import Context
-from ragaccel.draft.recycling import RecyclingDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.namespaces import Memory
 
 
 def drafts(recollection, prompt):
-    """All tokens that either drafter guesses with what is remembered."""
-    drafters = (
-        TrieDrafter(past=recollection.history, calibration=recollection.calibration),
-        RecyclingDrafter(recollection.adjacency, recollection.recycling_calibration),
-    )
-    return {token for drafter in drafters for token in drafter.draft(Context(prompt), 60).token_ids}
+    """All tokens that are guessed with what is remembered."""
+    drafter = TrieDrafter(past=recollection.history, calibration=recollection.calibration)
+    return set(drafter.draft(Context(prompt), 60).token_ids)
 
 
 def teach(recollection, token):
     recollection.history.add([1, 2, 3], [token])
-    recollection.adjacency.learn(np.array([3], np.int32), np.array([[token]], np.int32))
 
 
 def test_nothing_of_one_namespace_is_drafted_in_another():
@@ -78,8 +73,6 @@ def test_all_of_it_is_bounded():
     for number in range(200):
         kept = memory.of(str(number % 6))
         kept.history.add(rng.integers(0, 900, 60), rng.integers(0, 900, 40))
-        ranked = rng.integers(0, 900, (20, 8), dtype=np.int32)
-        kept.adjacency.learn(rng.integers(0, 900, 20, dtype=np.int32), ranked)
         assert memory.num_bytes <= 1 << 16
     assert len(memory.namespaces) == 4
 
@@ -127,18 +120,11 @@ def test_figures_count_hits_misses_and_what_was_let_go():
     assert (later.hits, later.misses) == (60, 4)
 
 
-def test_what_the_adjacency_knows_counts_as_remembered():
-    memory = Memory()
-    memory.of("a").adjacency.learn(np.array([3], np.int32), np.array([[4]], np.int32))
-    memory.of("a")
-    assert memory.figures().hits == 1
-
-
 def test_figures_wait_for_no_request_that_is_being_added():
     memory = Memory()
     kept = memory.of("a")
     kept.remember([1], [2])
-    with kept.history._lock, kept.adjacency._lock, kept.calibration._lock:
+    with kept.history._lock, kept.calibration._lock:
         assert memory.figures().requests == 1
         assert kept.figures().tokens == 2
 

@@ -164,20 +164,9 @@ def other(array, at, value):
         ("history/token_ids", 5, -1),
         ("history/prompt_lengths", 0, -1),
         ("history/answer_lengths", 0, 1 << 30),
-        ("adjacency/token_ids", 3, 60),
-        ("adjacency/token_ids", 3, -1),
-        ("adjacency/tokens", 1, 60),
-        ("adjacency/tokens", 1, -1),
-        ("adjacency/counts", 0, np.nan),
-        ("adjacency/counts", 0, np.inf),
-        ("adjacency/counts", 0, -1.0),
-        ("adjacency/counts", 15, 4000.0),
-        ("adjacency/totals", 0, np.nan),
-        ("adjacency/totals", 0, 0.0),
-        ("adjacency/distinct", 0, -1.0),
         ("calibration/by_source", 0, np.nan),
         ("calibration/by_length", 0, 3.1),
-        ("recycling_calibration/by_depth", 0, -3.1),
+        ("calibration/by_depth", 0, -3.1),
     ],
 )
 def test_numbers_out_of_range_are_refused(path, caplog, name, at, value):
@@ -210,22 +199,12 @@ def changes_of_form():
     "name",
     [
         *(f"history/{n}" for n in ("token_ids", "prompt_lengths", "answer_lengths")),
-        *(f"adjacency/{n}" for n in ("tokens", "token_ids", "counts", "totals", "distinct")),
         *(f"calibration/{n}" for n in ("by_source", "by_length", "by_depth")),
     ],
 )
 def test_arrays_of_another_form_are_refused(path, caplog, name, change):
     rewritten(path, lambda _, arrays: change(arrays, f"0/{name}"))
     assert_refused(path, "damaged", caplog)
-
-
-def test_a_row_that_two_tokens_share_is_refused(path, caplog):
-    def change(_, arrays):
-        tokens = arrays["0/adjacency/tokens"]
-        arrays["0/adjacency/tokens"] = other(tokens, 0, tokens[1])
-
-    rewritten(path, change)
-    assert_refused(path, "twice", caplog)
 
 
 def test_ids_of_a_larger_vocabulary_are_refused(path, caplog):

@@ -1,9 +1,8 @@
-"""The recycling drafter: the target model's own runner-up tokens, guessed again."""
+"""The recycling drafter: Token Recycling (arXiv 2408.08696), for comparison only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,16 +11,8 @@ from ragaccel.decode.tree import Origin
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
 from ragaccel.draft.evidence import Evidence, Table, default_evidence
-from ragaccel.draft.growth import (
-    LEAST_PROB,
-    Limits,
-    grow,
-    new_pool,
-    require_lengths,
-    tree_of,
-)
+from ragaccel.draft.growth import LEAST_PROB, Limits, grow, new_pool, tree_of
 from ragaccel.draft.jit import compiled
-from ragaccel.draft.restoring import MAX_IDS, State, checked
 from ragaccel.draft.successors import (
     ROW_BYTES,
     WIDTH,
@@ -32,96 +23,35 @@ from ragaccel.draft.successors import (
 )
 from ragaccel.draft.texts import BOUNDARY
 from ragaccel.draft.votes import new_votes
-from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ragaccel.decode.context import Context
     from ragaccel.decode.tree import DraftTree
 
 _FADE = 0.5  # of what was seen of a token, when it is seen again
-_MOST = float(1 << 24)  # far beyond any count of a row that fades
 
 
 class Adjacency:
     """What the target model ranked highest after each token, in a table of bounded size.
 
     A row is the last few rankings after one token, the latest counting most. When all rows are
-    taken, tokens without one are not learned. Shared by threads, one for each namespace.
-
-    Raises:
-        ConfigurationError: a limit that holds no row.
+    taken, tokens without one are not learned.
     """
 
     def __init__(self, max_bytes: int = 16 << 20) -> None:
-        self.max_rows = max_bytes // ROW_BYTES
-        if self.max_rows < 1:
-            raise ConfigurationError(f"max_bytes is {max_bytes}: one row takes {ROW_BYTES}")
-        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self.table: Successors = no_successors()
-
-    @property
-    def num_bytes(self) -> int:
-        """How large its rows are; beside them stand four bytes for each token of the vocabulary."""
-        return self.num_rows * ROW_BYTES
-
-    @property
-    def num_rows(self) -> int:
-        """How many tokens it knows."""
-        return len(self.table.totals)
+        self._max_rows = max_bytes // ROW_BYTES
+        self.table: Successors = no_successors()
 
     def learn(self, token_ids: Ids, ranked: Ids) -> None:
         """See what was ranked highest [N, K] after each of some tokens [N], the best first.
 
         Places below 0 are empty.
         """
-        with self._lock:
-            tokens = np.unique(token_ids[token_ids >= 0])
-            table = with_rows(self.table, tokens, self.max_rows)
-            weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
-            recycle(table, token_ids, ranked, weights)
-            self.table = table  # a new one: who drafts from the old one is not disturbed
-
-    def state(self) -> State:
-        """What it learned, as arrays that do not change later; ``restore`` takes them in again.
-
-        Beside the columns of :class:`Successors` stands which token each row is of: ``tokens``.
-        """
-        table = self.table
-        tokens = np.flatnonzero(table.row_of >= 0)
-        by_row = tokens[np.argsort(table.row_of[tokens])].astype(np.int32)
-        return {"tokens": by_row, **{name: getattr(table, name) for name in _COLUMNS}}
-
-    def restore(self, state: State, vocab_size: int = MAX_IDS) -> None:
-        """Know what a state knows, and nothing else; of too many rows the first.
-
-        Raises:
-            ValueError: arrays of another kind, token ids of ``vocab_size`` or more, a token with
-                two rows, counts that no row can have.
-        """
-        tokens = checked(state, "tokens", np.int32, (None,), low=0, high=vocab_size - 1)
-        num = len(tokens)
-        ids = checked(state, "token_ids", np.int32, (num, WIDTH), low=0, high=vocab_size - 1)
-        counts = checked(state, "counts", np.float64, (num, WIDTH), low=0, high=_MOST)
-        totals = checked(state, "totals", np.float64, (num,), low=0, high=_MOST)
-        distinct = checked(state, "distinct", np.float64, (num,), low=0, high=_MOST)
-        if len(np.unique(tokens)) < num:
-            raise ValueError("tokens holds one twice")
-        if np.any(np.diff(counts, axis=1) > 0) or np.any(counts.sum(axis=1) > totals + 1e-6):
-            raise ValueError("counts are not in order, or more than their totals")
-        most = min(num, self.max_rows)
-        row_of = np.full(int(tokens[:most].max(initial=-1)) + 1, -1, np.int32)
-        row_of[tokens[:most]] = np.arange(most)
-        columns = (column[:most] for column in (ids, counts, totals, distinct))
-        with self._lock:
-            self.table = Successors(row_of, *columns)
-
-
-_COLUMNS = ("token_ids", "counts", "totals", "distinct")
+        tokens = np.unique(token_ids[token_ids >= 0])
+        table = with_rows(self.table, tokens, self._max_rows)
+        weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
+        recycle(table, token_ids, ranked, weights)
+        self.table = table
 
 
 @compiled
@@ -143,20 +73,9 @@ def recycle(table: Successors, token_ids: Ids, ranked: Ids, weights: Table) -> N
 class RecyclingDrafter:
     """Drafts from what the target model ranked highest after each token before.
 
-    Follows Token Recycling (Luo et al., 2024, arXiv 2408.08696): every verified row yields the
-    runner-ups of the model's choice, and these are guessed the next time. It needs no text that
-    matches, so it helps where nothing is copied. The tree is not of a fixed shape: it grows by the
-    chance of acceptance, a token's share of its row, which ``calibration`` corrects by depth.
-
-    Args:
-        adjacency: what was ranked highest; one for each namespace.
-        calibration: this drafter's own; one for each namespace.
-        decoding_length: guesses of a tree.
-        branch_length: tokens of its longest branch.
-        evidence: how much is left for what never followed a token.
-
-    Raises:
-        ConfigurationError: a length below 1.
+    Every verified row yields the runner-ups of the model's choice, and these are guessed the next
+    time. The tree is not of a fixed shape: it grows by the chance of acceptance, a token's share of
+    its row, which ``calibration`` corrects by depth.
     """
 
     adjacency: Adjacency = field(default_factory=Adjacency)
@@ -167,9 +86,6 @@ class RecyclingDrafter:
 
     probe_ids: ClassVar[tuple[int, ...]] = ()
     num_runner_ups: ClassVar[int] = 7
-
-    def __post_init__(self) -> None:
-        require_lengths(self.decoding_length, self.branch_length)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from the last verify pass, then guess at most ``budget`` tokens."""
