@@ -1,21 +1,18 @@
-"""Archives: a header and named arrays in one file, written whole or not at all, never unpickled.
+"""Archives: a header and named arrays in one safetensors file, written whole or not at all.
 
-The file is an uncompressed ``.npz``: a zip of ``.npy`` members, each with its checksum.
+The header is JSON in the file's metadata, beside a checksum of it and of the arrays.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import os
 import stat
-import zipfile
-from typing import IO, TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib import format as npy
+from safetensors.numpy import load, save
 
 from ragaccel.replacing import replacing
 
@@ -26,8 +23,7 @@ if TYPE_CHECKING:
 
 Header = dict[str, Any]
 """What JSON can say of an archive."""
-_HEADER = "header"
-_NPY_VERSION = (1, 0)
+_KEY = "ragaccel"  # the one key of the metadata: safetensors keeps several in no order
 
 
 class UnusableError(ValueError):
@@ -42,11 +38,13 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
 
     Raises:
         OSError: no permission, a full disk, a folder at ``path``.
+        Exception: whatever safetensors raises for arrays that it cannot hold.
     """
-    text = json.dumps(header).encode("ascii")
-    members = {_HEADER: np.frombuffer(text, np.uint8), **arrays}
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    told = {"crc32": _checksum(header, arrays), "header": header}
+    contents = save(arrays, {_KEY: json.dumps(told)})
     with replacing(path, private=True) as file:
-        _write_members(file, members)
+        file.write(contents)
 
 
 def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:
@@ -55,7 +53,7 @@ def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:
     Raises:
         UnusableError: no archive, or too large a one.
         OSError: no permission.
-        Exception: whatever a damaged zip makes the standard library raise.
+        Exception: whatever a damaged file makes safetensors or numpy raise.
     """
     try:
         found = os.stat(path)
@@ -65,46 +63,30 @@ def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:
         raise UnusableError("it is no file" + " but a folder" * stat.S_ISDIR(found.st_mode))
     if found.st_size > most_bytes:
         raise UnusableError(f"it is larger than the {most_bytes} bytes that may be taken in")
-    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        arrays = _read_members(archive, most_bytes)
-    if _HEADER not in arrays:
-        raise UnusableError("it has no header")
-    header = json.loads(arrays.pop(_HEADER).tobytes())
+    with open(path, "rb") as file:  # not mapped: another process may cut the file off
+        contents = file.read(found.st_size)
+    arrays: State = load(contents)
+    told = _told(contents)
+    header = told.get("header")
     if not isinstance(header, dict):
         raise UnusableError("its header is not an object")
+    if told.get("crc32") != _checksum(header, arrays):
+        raise UnusableError("it is damaged: its checksum is that of other contents")
     return header, arrays
 
 
-def _write_members(file: IO[bytes], arrays: State) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            # a ZipInfo has a fixed date: equal contents make equal files
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                npy.write_array(
-                    member, np.ascontiguousarray(array), version=_NPY_VERSION, allow_pickle=False
-                )
+def _told(contents: bytes) -> dict[str, Any]:
+    """Read the JSON in the metadata of a safetensors file that has been loaded before."""
+    size = int.from_bytes(contents[:8], "little")
+    metadata = json.loads(contents[8 : 8 + size]).get("__metadata__", {})
+    if _KEY not in metadata:
+        raise UnusableError("it has no header")
+    told = json.loads(metadata[_KEY])
+    return told if isinstance(told, dict) else {}
 
 
-def _read_members(archive: zipfile.ZipFile, most_bytes: int) -> State:
-    members = archive.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise UnusableError("it is compressed, which ragaccel's files are not")  # or might swell
-    if sum(member.file_size for member in members) > most_bytes:
-        raise UnusableError(f"it declares more than the {most_bytes} bytes that may be taken in")
-    return {
-        member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members
-    }
-
-
-def _array(data: bytes) -> npt.NDArray[Any]:
-    """Read one ``.npy`` member; what its header declares must be what is there."""
-    file = io.BytesIO(data)
-    if npy.read_magic(file) != _NPY_VERSION:
-        raise UnusableError("an array in it is of another version")
-    shape, _, dtype = npy.read_array_header_1_0(file)
-    if dtype.hasobject:
-        raise UnusableError("it holds Python objects")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise UnusableError("an array in it is not of the size that it declares")
-    # not read_array, which makes room for whatever size is declared before it reads
-    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
+def _checksum(header: Header, arrays: State) -> int:
+    checksum = zlib.crc32(json.dumps(header).encode("ascii"))
+    for name in sorted(arrays):
+        checksum = zlib.crc32(arrays[name].data, checksum)
+    return checksum

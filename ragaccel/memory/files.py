@@ -122,7 +122,7 @@ class Filed(ABC):
             if found is not None:
                 self._require_own(found[0])
                 self._restore(*found)
-        except Exception as error:  # a damaged zip raises nearly anything; answers must still come
+        except Exception as error:  # a damaged file raises nearly anything; answers must still come
             self._refuse(_reason(error))
 
     def _require_own(self, header: Header) -> None:

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from memory_taught import drafts, opened, saved, teach
+from safetensors import safe_open
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
 from ragaccel.memory import files
@@ -223,9 +224,9 @@ def test_a_refused_file_is_warned_of_once(tmp_path):
 
 
 def test_the_header_says_what_it_is(path):
-    with np.load(path, allow_pickle=False) as loaded:
-        header = json.loads(loaded["header"].tobytes())
-    assert header == {
+    with safe_open(path, framework="np") as file:
+        told = json.loads(file.metadata()["ragaccel"])
+    assert told["header"] == {
         "format": "ragaccel memory",
         "version": 1,
         "fingerprint": "model",

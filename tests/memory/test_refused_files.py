@@ -80,12 +80,12 @@ def test_a_header_that_is_no_object_is_refused(path, caplog):
     [
         b"",
         b"just some notes\n",
-        b"PK",
+        b"PK\x03\x04" + bytes(96),
         b"\x93NUMPY\x01\x00",
         pickle.dumps({"format": "ragaccel memory"}),
         bytes(1000),
     ],
-    ids=["empty", "text", "start of a zip", "npy", "pickle", "zeros"],
+    ids=["empty", "text", "a zip", "npy", "pickle", "zeros"],
 )
 def test_something_else_is_refused(path, caplog, content):
     path.write_bytes(content)
