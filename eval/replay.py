@@ -30,6 +30,7 @@ from ragaccel.decode.session import Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
+from ragaccel.memory.namespaces import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -170,9 +171,13 @@ class Contender:
             self.past.add(recorded.prompt_ids, recorded.answer_ids)
 
 
-def contenders() -> dict[str, Contender]:
-    """Make the contenders anew: none knows anything yet."""
-    history, outputs = History(), SuffixDrafter.Outputs()
+def contenders(memory_bytes: int | None = None) -> dict[str, Contender]:
+    """Make the contenders anew: none knows anything yet.
+
+    ``memory_bytes`` bounds the history as a memory of so many bytes bounds that of a namespace.
+    """
+    history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
+    outputs = SuffixDrafter.Outputs()
     return {
         "ours_64_history": Contender(lambda: TrieDrafter(past=history), 64, past=history),
         "ours_64": Contender(TrieDrafter, 64),
@@ -192,11 +197,13 @@ def replay_set(recordings: Iterable[Recorded], contender: Contender) -> dict[str
     return tally.counts()
 
 
-def replay(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, dict[str, Any]]:
+def replay(
+    paths: Sequence[Path], tokenizer: Any, limit: int | None, memory_bytes: int | None = None
+) -> dict[str, dict[str, Any]]:
     """Replay every file through every contender: {set: {contender: figures}}."""
     results: dict[str, dict[str, Any]] = {}
     for path in paths:
-        runs = contenders()
+        runs = contenders(memory_bytes)
         tallies = {name: Tally() for name in runs}
         for recorded in read_recorded(path, tokenizer, limit):
             for name, run in runs.items():
@@ -213,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         paths = files_of(options)
     except FileNotFoundError as error:
         sys.exit(f"eval.replay: {error}")
-    results = replay(paths, set_tokenizer(options.tokenizer, options.data), options.limit)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    results = replay(paths, tokenizer, options.limit, options.memory_bytes)
     if options.json:
         table = {
             name: {run: figures["tokens_per_pass"] for run, figures in runs.items()}
@@ -228,6 +236,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_set_options(parser)
     add = parser.add_argument
     add("--folder", type=Path, help="JSONL files of your own, all of them")
+    told = "of a memory whose namespace's history is used; else that is bounded by 64 MiB alone"
+    add("--memory-bytes", type=int, help=told)
     add("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
     return parser.parse_args(arguments)
 

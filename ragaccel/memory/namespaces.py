@@ -212,8 +212,7 @@ class Memory(Filed):
         return kept
 
     def _made(self) -> Recollection:
-        history = History(3 * self._share // 4, self.vocab_size)
-        return Recollection(history, changes=self.changes)
+        return Recollection(History(self._share, self.vocab_size), changes=self.changes)
 
     def _state(self) -> tuple[Header, State]:
         with self._lock:

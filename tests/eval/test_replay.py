@@ -68,6 +68,14 @@ def test_suffix_decoding_copies_as_many_tokens_as_match_and_the_commonest():
     assert drafter.draft(Context([2, 7, 2, 8, 2, 8, 6, 2]), 9).token_ids == (2, 8)
 
 
+def test_a_history_is_bounded_as_that_of_a_namespace():
+    run = replay.contenders(4 * 4096)["ours_64_history"]
+    for _ in range(20):
+        tally_of(run)
+    assert 0 < run.past.num_requests < 20
+    assert run.past.max_bytes == 4096
+
+
 def test_a_folder_is_replayed_and_reported(tmp_path, monkeypatch, capsys):
     write_inputs(tmp_path)
     line = {"question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}

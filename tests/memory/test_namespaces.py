@@ -75,6 +75,7 @@ def test_all_of_it_is_bounded():
         kept.history.add(rng.integers(0, 900, 60), rng.integers(0, 900, 40))
         assert memory.num_bytes <= 1 << 16
     assert len(memory.namespaces) == 4
+    assert memory.of("0").history.max_bytes == 1 << 14, "an equal share"
 
 
 @pytest.mark.parametrize(("size", "number"), [(64, 1), (1 << 20, 0), (4096, 100)])
