@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 
 def data_home() -> Path:
-    """The folder of this user's data: RAGACCEL_HOME, else where the platform keeps such things."""
+    """The folder of this user's data: RAGACCEL_HOME, else where the platform keeps such things.
+
+    Raises:
+        RuntimeError: A user without a home.
+    """
     if chosen := os.environ.get("RAGACCEL_HOME"):
         return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "ragaccel"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "ragaccel"
-    shared = os.environ.get("XDG_DATA_HOME")
-    return (Path(shared) if shared else Path.home() / ".local" / "share") / "ragaccel"
+    from platformdirs import user_data_dir
+
+    return Path(user_data_dir("ragaccel", appauthor=False)).expanduser()
 
 
 def make_data_home() -> Path:
