@@ -49,7 +49,7 @@ eval: $(VENV)/.dev  ## hours: every result and the report; resumes
 	$(BIN)/python -m eval.full $(DATA:%=--data %)
 
 reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
-	$(BIN)/python -m ragaccel.train.reader --out .cache/reader
+	$(BIN)/python -m recipes.reader --out .cache/reader
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest .cache build dist

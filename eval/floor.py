@@ -24,7 +24,7 @@ from eval.question_sets import Question, QuestionSet, load_set, spoken_title
 from eval.script import in_folder, measured, new_parser, note, result
 from ragaccel import Retriever, Store, load_embedder
 from ragaccel.retrieve.focusing import nearest_sentences
-from ragaccel.train.reader.corpus import load_questions
+from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

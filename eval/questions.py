@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
-from ragaccel.train.reader.corpus import load_questions
+from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

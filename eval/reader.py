@@ -26,15 +26,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragaccel.retrieve.embedder import load_embedder
 from ragaccel.sentences import split_sentences
-from ragaccel.train.reader.corpus import (
+from recipes.reader.corpus import (
     HumanQuestion,
     detokenized,
     load_articles,
     load_questions,
     rows_of,
 )
-from ragaccel.train.reader.evaluate import evaluate
-from ragaccel.train.reader.examples import ExampleMaker
+from recipes.reader.evaluate import evaluate
+from recipes.reader.examples import ExampleMaker
 
 READER = Path(__file__).parents[1] / "ragaccel" / "models" / "reader"
 

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.train.reader.corpus import load_articles
+from recipes.reader.corpus import load_articles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

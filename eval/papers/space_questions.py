@@ -11,17 +11,17 @@ from eval.reader import clapnq_questions
 from eval.steps import CACHE
 from ragaccel.decode.request import Reference
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.train.reader.corpus import load_articles, load_questions
-from ragaccel.train.reader.evaluate import SHAPES
-from ragaccel.train.reader.examples import ExampleMaker
-from ragaccel.train.reader.vocabulary import NONE, PASSAGE
+from recipes.reader.corpus import load_articles, load_questions
+from recipes.reader.evaluate import SHAPES
+from recipes.reader.examples import ExampleMaker
+from recipes.reader.vocabulary import NONE, PASSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ragaccel.models.tokenizer import Tokenizer
-    from ragaccel.train.reader.examples import Example
+    from recipes.reader.examples import Example
 
 HUMAN_SHARE = 0.5  # of the questions, people's own; the others are made of sentences
 SEED = 7

@@ -30,8 +30,8 @@ from eval.plots.gallery import pictures_of
 from eval.targets import load_target
 from ragaccel.draft.space import SpaceDrafter
 from ragaccel.models.load import bundled_reader_path, load_model
-from ragaccel.train.reader.corpus import Article
-from ragaccel.train.reader.examples import ExampleMaker
+from recipes.reader.corpus import Article
+from recipes.reader.examples import ExampleMaker
 
 MASKS = 3
 

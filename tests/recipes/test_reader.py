@@ -11,20 +11,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.sentences import split_sentences
-from ragaccel.train.reader import samples
-from ragaccel.train.reader.batches import BATCH_TOKENS, Batches, collate
-from ragaccel.train.reader.corpus import Article, HumanQuestion
-from ragaccel.train.reader.disguise import Disguise, with_twin
-from ragaccel.train.reader.evaluate import evaluate, outcome
-from ragaccel.train.reader.examples import ExampleMaker
-from ragaccel.train.reader.fit import Fit
-from ragaccel.train.reader.network import TrainingForward, new_reader
-from ragaccel.train.reader.passages import Shape
-from ragaccel.train.reader.publish import publish
-from ragaccel.train.reader.questions import make_question
-from ragaccel.train.reader.sources import Piece
-from ragaccel.train.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
 from ragaccel.train.space.samples import read_samples, write_samples
+from recipes.reader import samples
+from recipes.reader.batches import BATCH_TOKENS, Batches, collate
+from recipes.reader.corpus import Article, HumanQuestion
+from recipes.reader.disguise import Disguise, with_twin
+from recipes.reader.evaluate import evaluate, outcome
+from recipes.reader.examples import ExampleMaker
+from recipes.reader.fit import Fit
+from recipes.reader.network import TrainingForward, new_reader
+from recipes.reader.passages import Shape
+from recipes.reader.publish import publish
+from recipes.reader.questions import make_question
+from recipes.reader.sources import Piece
+from recipes.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
 
 SMALL = Shape(192, 2, 60)
 FOUND = Shape(384, 4, 150, min_passages=2, max_sentences=2)
@@ -311,8 +311,8 @@ def test_collate_points_at_the_right_tokens(maker, tokenizer):
 
 def test_training_resumes_where_it_stopped(tmp_path, reader, maker, monkeypatch):
     torch.manual_seed(1)
-    monkeypatch.setattr("ragaccel.train.reader.fit.CURRICULUM", ((0.0, ((1.0, SMALL),)),))
-    monkeypatch.setattr("ragaccel.train.reader.batches.BATCH_TOKENS", 400)
+    monkeypatch.setattr("recipes.reader.fit.CURRICULUM", ((0.0, ((1.0, SMALL),)),))
+    monkeypatch.setattr("recipes.reader.batches.BATCH_TOKENS", 400)
     first = Fit(reader, maker, tmp_path, tokens=1000, compiled=False)
     first.run()
     assert first.progress.steps == 3

@@ -1,4 +1,4 @@
-"""The reader's questions as samples for SPACE: ``python -m ragaccel.train.reader.samples``."""
+"""The reader's questions as samples for SPACE: ``python -m recipes.reader.samples``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.train.reader.corpus import load_articles, load_questions, without_most_books
-from ragaccel.train.reader.examples import Example, ExampleMaker
-from ragaccel.train.reader.fit import CURRICULUM
 from ragaccel.train.space.samples import write_samples
+from recipes.reader.corpus import load_articles, load_questions, without_most_books
+from recipes.reader.examples import Example, ExampleMaker
+from recipes.reader.fit import CURRICULUM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.train.reader.corpus import Article, HumanQuestion
-from ragaccel.train.reader.disguise import Disguise, with_twin
-from ragaccel.train.reader.passages import Asked, Shape, WordMatchedPassages
-from ragaccel.train.reader.questions import make_question
-from ragaccel.train.reader.retrieved import RetrievedPassages
-from ragaccel.train.reader.sources import Piece, Source, Sources
-from ragaccel.train.reader.vocabulary import (
+from recipes.reader.corpus import Article, HumanQuestion
+from recipes.reader.disguise import Disguise, with_twin
+from recipes.reader.passages import Asked, Shape, WordMatchedPassages
+from recipes.reader.questions import make_question
+from recipes.reader.retrieved import RetrievedPassages
+from recipes.reader.sources import Piece, Source, Sources
+from recipes.reader.vocabulary import (
     ANSWER,
     BOS,
     CITATIONS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.train.reader.sources import Piece, Source, Sources
+from recipes.reader.sources import Piece, Source, Sources
 
 
 @dataclass(frozen=True, slots=True)

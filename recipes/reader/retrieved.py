@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.train.reader.passages import Asked, Shape
-from ragaccel.train.reader.sources import Piece, Source, Sources
+from recipes.reader.passages import Asked, Shape
+from recipes.reader.sources import Piece, Source, Sources
 
 if TYPE_CHECKING:
     from ragaccel.retrieve.embedder import Embedder

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from ragaccel.train.reader.batches import Batch, Batches, Stage
-from ragaccel.train.reader.examples import ExampleMaker
-from ragaccel.train.reader.network import TrainingForward
-from ragaccel.train.reader.passages import Shape
+from recipes.reader.batches import Batch, Batches, Stage
+from recipes.reader.examples import ExampleMaker
+from recipes.reader.network import TrainingForward
+from recipes.reader.passages import Shape
 
 # (share of the tokens at which it starts, ((share of the examples, shape), …)). Copying and
 # matching are learned on little text; then comes what is met in use: passages as the retriever

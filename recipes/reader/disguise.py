@@ -12,8 +12,8 @@ from collections.abc import Container, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from ragaccel.train.reader.questions import stem
-from ragaccel.train.reader.sources import Piece, Source, Text
+from recipes.reader.questions import stem
+from recipes.reader.sources import Piece, Source, Text
 
 NAME, WORD, PIECE, NUMBER, DIGITS = range(5)
 _TELLING = (NAME, NUMBER, DIGITS)

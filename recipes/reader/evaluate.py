@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import LlamaForCausalLM
 
-from ragaccel.train.reader.examples import Example, ExampleMaker
-from ragaccel.train.reader.passages import Shape
+from recipes.reader.examples import Example, ExampleMaker
+from recipes.reader.passages import Shape
 
 SHAPES = {
     "four passages": Shape(length=1000, min_passages=4, max_passages=4, max_passage_tokens=150),

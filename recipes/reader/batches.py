@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragaccel.train.reader.examples import Example, ExampleMaker
-from ragaccel.train.reader.passages import Shape
+from recipes.reader.examples import Example, ExampleMaker
+from recipes.reader.passages import Shape
 
 Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, their shape)
 

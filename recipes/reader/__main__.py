@@ -1,4 +1,4 @@
-"""The recipe as one resumable command: ``python -m ragaccel.train.reader --data DIR --out DIR``."""
+"""The recipe as one resumable command: ``python -m recipes.reader --data DIR --out DIR``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.train.reader.corpus import (
+from recipes.reader.corpus import (
     Article,
     HumanQuestion,
     load_articles,
     load_questions,
     without_most_books,
 )
-from ragaccel.train.reader.evaluate import evaluate
-from ragaccel.train.reader.examples import ExampleMaker
-from ragaccel.train.reader.fit import Fit
-from ragaccel.train.reader.network import new_reader
-from ragaccel.train.reader.publish import publish
-from ragaccel.train.reader.vocabulary import train_tokenizer
+from recipes.reader.evaluate import evaluate
+from recipes.reader.examples import ExampleMaker
+from recipes.reader.fit import Fit
+from recipes.reader.network import new_reader
+from recipes.reader.publish import publish
+from recipes.reader.vocabulary import train_tokenizer
 
 TOKENS = 30.0  # millions
 

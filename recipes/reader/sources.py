@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from ragaccel.train.reader.corpus import Article, HumanQuestion
-from ragaccel.train.reader.questions import stem
+from recipes.reader.corpus import Article, HumanQuestion
+from recipes.reader.questions import stem
 
 MAX_PLACES = 400  # of a word; commoner ones tell nothing
 MAX_TITLE_TOKENS = 16
