@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.ledger import write_whole
+from eval.script import measured, new_parser, result
 from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
 from recipes.reader.corpus import load_questions
 
@@ -73,19 +75,12 @@ def main() -> None:
     options = read_options()
     if options.held_out and not (Path(options.data) / "rag").is_dir():
         sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
-    rows = measure(options)
-    figures = figures_of(rows)
-    command = "python -m eval.questions " + " ".join(sys.argv[1:])
-    command = command.replace(str(options.data) or "DATA", "DATA")
-    if options.out:
-        document = {"figures": figures, "command": command.strip(), "answers": rows}
-        options.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(figures))
+    print(json.dumps(measured("questions", measure, options)["figures"]))
 
 
 def read_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = new_parser("questions", __doc__ or "")
     parser.add_argument(
         "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
     )
@@ -103,11 +98,22 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--unchecked", action="store_true", help="what the bundled reader says, quote or not"
     )
-    parser.add_argument("--out", type=Path, help="write the figures and answers there too")
+    parser.add_argument("--out", type=Path, help="result file; the answers stand beside it")
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Ask the questions that the options choose, on their documents, and count."""
+    rows = answers_to_all(options)
+    if options.out:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_whole(options.out.with_suffix(".rows.jsonl"), "".join(lines))
+    given = ("held_out", "model", "k", "sentences", "margin", "unchecked")
+    settings = {name: getattr(options, name) for name in given}
+    return result("questions", settings, figures=figures_of(rows))
+
+
+def answers_to_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Ask the questions that the options choose, on their documents."""
     with tempfile.TemporaryDirectory() as folder:
         documents = options.folder
