@@ -15,7 +15,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -23,7 +22,6 @@ _LOG = logging.getLogger("ragaccel")
 
 # One colour a passage, told apart on dark and light backgrounds; the seventh starts again.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
-_CAPTURE_WIDTH = 96
 
 # A document may hold escape sequences; shown to a terminal they would be obeyed.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\N{REPLACEMENT CHARACTER}")
@@ -40,44 +38,19 @@ def printable(text: str) -> str:
 
 
 class Terminal:
-    """Where a command's output goes.
+    """Where a command's output goes."""
 
-    With ``capture`` everything that is shown is recorded as well, stdout and stderr in the order
-    they were written, and saved as an SVG picture when the terminal closes.
-    """
-
-    def __init__(
-        self,
-        *,
-        quiet: bool = False,
-        color: str = "auto",
-        capture: Path | None = None,
-        title: str = "ragaccel",
-    ) -> None:
+    def __init__(self, *, quiet: bool = False, color: str = "auto") -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self.quiet = quiet
         self._told = False
         self._warnings: logging.Handler | None = None
-        self.capture = capture
-        self.title = title
-        always = True if color == "always" or capture else None
+        always = True if color == "always" else None
         never = True if color == "never" else None
         self.out = Console(highlight=False, force_terminal=always, no_color=never)
         self.err = Console(highlight=False, stderr=True, no_color=never)
-        self._record = (
-            Console(
-                file=io.StringIO(),
-                record=True,
-                force_terminal=True,
-                color_system="truecolor",
-                width=_CAPTURE_WIDTH,
-                highlight=False,
-            )
-            if capture
-            else None
-        )
 
     @property
     def colored(self) -> bool:
@@ -92,8 +65,6 @@ class Terminal:
     @property
     def wrap_width(self) -> int | None:
         """Where to break lines of running text, in cells; None when stdout is no terminal."""
-        if self._record is not None:
-            return _CAPTURE_WIDTH
         return self.out.width if self.out.is_terminal else None
 
     @property
@@ -107,14 +78,10 @@ class Terminal:
         body = text if isinstance(text, Text) else Text(text)
         self.out.print(body, end=end, soft_wrap=True)
         self.out.file.flush()
-        if self._record is not None:
-            self._record.print(body, end=end, soft_wrap=not end)
 
     def show(self, renderable: RenderableType) -> None:
         """Write a table or the like to stdout."""
         self.out.print(renderable, soft_wrap=not self.out.is_terminal)
-        if self._record is not None:
-            self._record.print(renderable)
 
     def json(self, document: Any) -> None:
         """Write one JSON document to stdout."""
@@ -128,7 +95,7 @@ class Terminal:
 
     def set_apart(self) -> None:
         """Put an empty line between what was told so far and what comes, where a person reads."""
-        if self._told and (self.interactive or self._record is not None):
+        if self._told and self.interactive:
             self._tell(Text(), "")
             self._told = False
 
@@ -150,8 +117,6 @@ class Terminal:
         body = Text(printable(text), style=style) if isinstance(text, str) else text
         self._told = True
         self.err.print(body, soft_wrap=isinstance(body, Text))
-        if self._record is not None:
-            self._record.print(body)
 
     def working(self, what: str) -> AbstractContextManager[object]:
         """A spinner on stderr while something takes its time, where a person watches."""
@@ -159,18 +124,11 @@ class Terminal:
             return nullcontext()
         return self.err.status(f"[dim]{what}[/]", spinner="dots")
 
-    def prompt_line(self, command: str) -> None:
-        """Put the command that was typed into the capture."""
-        if self._record is not None:
-            self._record.print(Text.assemble(("$ ", "dim"), (command, "bold")))
-
     def close(self) -> None:
-        """Flush stdout and save the capture."""
+        """Flush stdout."""
         if self._warnings is not None:
             _LOG.removeHandler(self._warnings)
         self.out.file.flush()
-        if self._record is not None and self.capture is not None:
-            self._record.save_svg(str(self.capture), title=self.title)
 
 
 class _Warnings(logging.Handler):

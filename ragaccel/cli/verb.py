@@ -2,11 +2,9 @@
 
 import inspect
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +31,6 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
         False,
     ),
-    "export_svg": (Annotated[Path | None, typer.Option("--export-svg", hidden=True)], None),
 }
 
 
@@ -68,15 +65,13 @@ def _carry_out(
     quiet: bool,
     no_color: bool,
     debug: bool,
-    export_svg: Path | None,
 ) -> "ExitCode":
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.terminal import Terminal, silence_libraries
 
     silence_libraries()
     color = "never" if no_color else _wished_color()
-    terminal = Terminal(quiet=quiet, color=color, capture=export_svg)
-    terminal.prompt_line(_typed())
+    terminal = Terminal(quiet=quiet, color=color)
     try:
         for warning in _ignored_settings():
             terminal.warn(warning)
@@ -110,15 +105,6 @@ def _attempt(
         if debug or os.environ.get("RAGACCEL_DEBUG"):
             terminal.err.print_exception()
         return code
-
-
-def _typed() -> str:
-    """The command as it was typed, for a capture."""
-    words = ["ragaccel", *sys.argv[1:]]
-    if "--export-svg" in words:
-        at = words.index("--export-svg")
-        del words[at : at + 2]
-    return shlex.join(words)
 
 
 def _wished_color() -> str:

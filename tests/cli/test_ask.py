@@ -257,14 +257,6 @@ def test_a_history_that_cannot_be_written_does_not_cost_the_answer(cli, docs, ll
     assert "not written to the history" in ended.err
 
 
-def test_a_capture_shows_what_a_person_saw(cli, docs, llm):
-    assert cli("ask", docs, "Where does the key hang?", "--export-svg", "shot.svg").code == 0
-    picture = Path("shot.svg").read_text()
-    assert picture.startswith("<svg")
-    for shown in ("ragaccel", "water", "key.txt:1", "tokens/s"):
-        assert shown in picture
-
-
 def test_colours_when_asked_for(cli, docs, llm):
     cli("config", "set", "color", "always")
     coloured = cli("ask", docs, "Where does the key hang?")

@@ -63,7 +63,7 @@ def run_verb(capsys):
 
     def call(function, **switches):
         with pytest.raises(typer.Exit) as ended:
-            verb(function)(quiet=False, no_color=False, debug=False, export_svg=None, **switches)
+            verb(function)(quiet=False, no_color=False, debug=False, **switches)
         return ended.value.exit_code, capsys.readouterr()
 
     return call

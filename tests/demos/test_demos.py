@@ -125,6 +125,15 @@ def test_own_drafter_changes_the_speed_and_no_token(run, model):
     assert all("yes" in row and "NO " not in row for row in rows)
 
 
+def test_screens_show_what_a_command_leaves_on_the_terminal():
+    screens = runpy.run_path(str(DEMOS / "screens.py"))
+    assert screens["shown"]("--version").startswith("ragaccel")
+    spinner = "\x1b[?25l⠋ loading\r\x1b[2K⠙ loading\n\x1b[?25h\r\x1b[1A\x1b[2K"
+    assert screens["left_of"](f"first\n{spinner}\x1b[36mlast\x1b[0m\n") == (
+        "first\n\x1b[36mlast\x1b[0m\n"
+    )
+
+
 @pytest.mark.usefixtures("no_event_loop_is_left")
 @pytest.mark.parametrize(
     ("name", "package"),
