@@ -20,7 +20,6 @@ import time
 import traceback
 from collections import Counter
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from typing_extensions import override
 
 from eval.hash_embedder import HashEmbedder
 from ragaccel.cli.history import ANSWERED, History
-from ragaccel.cli.settings import read_file, write_value
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
 from ragaccel.retrieve import folder_run
@@ -533,31 +531,6 @@ class Remembered(Numbered):
         return int(memory.of("mine").history.num_requests)
 
 
-class SettingsFile(Numbered):
-    """A setting written again and again into a file with a comment and another table."""
-
-    longest = 0.06
-    name, what = "ragaccel.toml", "the settings"
-
-    @override
-    def prepare(self) -> None:
-        self.place.write_text('# a comment\nmodel = "x"\n\n[later]\nkeep = 1\n')
-
-    @override
-    def writer(self) -> Callable[[int], object]:
-        return partial(write_value, self.place, "seed")
-
-    @override
-    def read(self) -> int | None:
-        found = read_file(self.place)
-        seed = found.pop("seed", None)
-        if found != {"model": "x", "later": {"keep": 1}} or (
-            "# a comment" not in self.place.read_text()
-        ):
-            self.lose(f"other lines changed: {found}")
-        return seed
-
-
 class Checkpoints(Numbered):
     """Checkpoints of a training run, with their log."""
 
@@ -608,7 +581,6 @@ KINDS: dict[str, type[Trial]] = {
     "rebuild": Rebuild,
     "collection": Collected,
     "memory": Remembered,
-    "settings": SettingsFile,
     "history": Asked,
     "checkpoints": Checkpoints,
 }

@@ -8,6 +8,7 @@ from ragaccel.cli import options
 
 if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
 
 
@@ -19,17 +20,8 @@ def ask(
         typer.Argument(metavar="QUESTION", help="The question; or pipe it in.", show_default=False),
     ] = None,
     index: options.Index = None,
-    k: options.K = None,
-    model: options.Model = None,
-    embedder: options.Embedder = None,
-    follow_links: options.FollowLinks = False,
-    shared: options.Shared = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    seed: options.Seed = None,
-    memory: options.Memory = None,
-    drafter: options.Drafter = None,
-    space: options.Space = None,
+    *,
+    settings: "Settings",
     compare: options.Compare = False,
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
@@ -49,25 +41,10 @@ def ask(
     from ragaccel.cli.exits import ExitCode, UsageError
     from ragaccel.cli.question import read_question
     from ragaccel.cli.room import open_room
-    from ragaccel.cli.settings import resolve
 
     if compare and no_accel:
         raise UsageError("--compare measures against --no-accel: give one of them")
     asked = read_question(terminal, target, question, index)
-    settings = resolve(
-        {
-            "k": k,
-            "model": model,
-            "embedder": embedder,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "memory": memory,
-            "drafter": drafter,
-            "space": space,
-            **options.switched(follow_links=follow_links, shared=shared),
-        }
-    )
     manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
     with open_room(terminal, asked.source, settings, manner=manner, resume=resume) as room:
         answer = room.ask(asked.text, asked.context)

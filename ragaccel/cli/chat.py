@@ -9,6 +9,7 @@ from ragaccel.cli import options
 if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.room import Room
+    from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
 
 _HELP = """\
@@ -21,17 +22,8 @@ def chat(
     terminal: "Terminal",
     target: options.Target = None,
     index: options.Index = None,
-    k: options.K = None,
-    model: options.Model = None,
-    embedder: options.Embedder = None,
-    follow_links: options.FollowLinks = False,
-    shared: options.Shared = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    seed: options.Seed = None,
-    memory: options.Memory = None,
-    drafter: options.Drafter = None,
-    space: options.Space = None,
+    *,
+    settings: "Settings",
     show_sources: options.ShowSources = False,
     stats: options.ShowStats = False,
     no_accel: options.NoAccel = False,
@@ -47,24 +39,9 @@ def chat(
     from ragaccel.cli.answering import Manner
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.room import open_room
-    from ragaccel.cli.settings import resolve
     from ragaccel.cli.source import locate
 
     source = locate(target, index)
-    settings = resolve(
-        {
-            "k": k,
-            "model": model,
-            "embedder": embedder,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "memory": memory,
-            "drafter": drafter,
-            "space": space,
-            **options.switched(follow_links=follow_links, shared=shared),
-        }
-    )
     manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
     codes = [ExitCode.OK]
     with open_room(terminal, source, settings, manner=manner, resume=resume) as room:

@@ -125,7 +125,7 @@ def _writable_home() -> str:
 def _language_model(settings: Settings) -> str:
     from ragaccel.models.load import bundled_reader_path
 
-    name = settings.text("model")
+    name = settings.model
     if name is not None:
         return f"{name} (from {settings.origins['model']}; --load tries it)"
     path = bundled_reader_path()
@@ -139,5 +139,5 @@ def _embedding_model(settings: Settings) -> str:
     from ragaccel.cli.knowledge import load_embedder
 
     embedder = load_embedder(settings)
-    name = settings.text("embedder") or "all-MiniLM-L6-v2"
+    name = settings.embedder or "all-MiniLM-L6-v2"
     return f"{name}, {embedder.dimension} dimensions, {embedder.max_tokens} tokens"

@@ -27,8 +27,6 @@ def doctor(
     terminal: "Terminal",
     target: options.Target = None,
     index: options.Index = None,
-    model: options.Model = None,
-    embedder: options.Embedder = None,
     load: Annotated[
         bool, typer.Option("--load", help="Load the language model and check that it is exact.")
     ] = False,
@@ -37,6 +35,8 @@ def doctor(
         typer.Option("--measure", help="Measure what verifying so many tokens at once costs here."),
     ] = False,
     json: options.Json = False,
+    *,
+    settings: "Settings",
 ) -> "ExitCode":
     """Check that everything needed is there.
 
@@ -45,14 +45,12 @@ def doctor(
     if measure:
         from ragaccel.cli.measuring import show_costs
 
-        return show_costs(terminal, model, json=json)
+        return show_costs(terminal, settings, json=json)
     from dataclasses import asdict
 
     from ragaccel.cli.exits import ExitCode
-    from ragaccel.cli.settings import resolve
     from ragaccel.cli.source import locate
 
-    settings = resolve({"model": model, "embedder": embedder})
     source = locate(target, index) if target or index else None
     checks = []
     for check in _all_checks(terminal, settings, source, load=load):

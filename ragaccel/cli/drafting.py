@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def space_of(settings: Settings) -> str | bool | None:
     """Which SPACE adapter the model is to wear: one that is named, its own, or none."""
-    drafter, space = settings.text("drafter"), settings.text("space")
+    drafter, space = settings.drafter, settings.space
     if drafter in ("trees", "copy"):
         return None
     return space or (drafter is not None or None)
@@ -20,7 +20,7 @@ def space_of(settings: Settings) -> str | bool | None:
 
 def drafter_of(settings: Settings, llm: LLM) -> Drafter | None:
     """Make the drafter that is named; None for the model's own: trees, and SPACE if it is worn."""
-    kind = settings.text("drafter")
+    kind = settings.drafter
     if kind == "copy":
         from ragaccel.draft.copying import CopyDrafter
 

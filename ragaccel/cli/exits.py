@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sqlite3
 from enum import IntEnum
 
 from ragaccel.errors import (
@@ -47,6 +46,8 @@ def explain(error: BaseException) -> str:
     An error of this package says so itself; the few that the machine raises are put into words
     here; anything else is a defect and is named with its type.
     """
+    import sqlite3  # here, for no command that goes well needs it
+
     message = " ".join(str(error).split())
     if isinstance(error, RagaccelError):
         return message or type(error).__name__
@@ -70,6 +71,8 @@ def explain(error: BaseException) -> str:
 
 
 def _is_full_disk(error: BaseException) -> bool:
+    import sqlite3
+
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)

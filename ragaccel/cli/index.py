@@ -9,6 +9,7 @@ from ragaccel.cli import options
 
 if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
 
 
@@ -30,10 +31,9 @@ def index(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail when a file cannot be read.")
     ] = False,
-    embedder: options.Embedder = None,
-    follow_links: options.FollowLinks = False,
-    shared: options.Shared = False,
     json: options.Json = False,
+    *,
+    settings: "Settings",
 ) -> "ExitCode":
     """Take the documents of a folder into its index.
 
@@ -43,17 +43,15 @@ def index(
     """
     from ragaccel.cli.exits import ExitCode, UsageError
     from ragaccel.cli.knowledge import index_source, report_document, tell_report
-    from ragaccel.cli.settings import resolve
     from ragaccel.cli.source import locate, locate_passages
 
     if passages is not None and target is not None:
         raise UsageError("give DIR or --passages FILE, not both")
     source = locate_passages(passages, index) if passages else locate(target, index)
-    switches = options.switched(follow_links=follow_links, shared=shared)
     report = index_source(
         terminal,
         source,
-        resolve({"embedder": embedder, **switches}),
+        settings,
         include=include or (),
         exclude=exclude or (),
         rebuild=rebuild,

@@ -41,7 +41,7 @@ def load_embedder(settings: Settings) -> Embedder:
     """The embedding model that the settings name."""
     from ragaccel.retrieve.embedder import load_embedder as load
 
-    return load(settings.text("embedder"))
+    return load(settings.embedder)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def index_source(
     from ragaccel.retrieve.store import Store
 
     embedder = load_embedder(settings)
-    opened = Store(source.index, shared=settings.is_on("shared"))
+    opened = Store(source.index, shared=settings.shared)
     with opened as store, IndexingProgress(terminal) as progress:
         if source.collection is not None:
             return index_passages(
@@ -97,7 +97,7 @@ def index_source(
             progress=progress,
             rebuild=rebuild,
             retry_failed=retry_failed,
-            follow_links=settings.is_on("follow_links"),
+            follow_links=settings.follow_links,
         )
 
 
@@ -121,7 +121,7 @@ def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> It
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
             raise hindrance or NothingIndexedError(_nothing(source))
-        yield Knowledge(Retriever(store, embedder), embedder, settings.whole("k"))
+        yield Knowledge(Retriever(store, embedder), embedder, settings.k)
 
 
 def _bring_up_to_date(

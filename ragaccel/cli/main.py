@@ -24,6 +24,12 @@ _EPILOG = (
     "4 indexed but for some files, 5 not answered, 130 interrupted."
 )
 
+# Settings that are options of a command.
+_INDEX = ("embedder", "follow_links", "shared")
+_FINDING = ("k", *_INDEX)
+_MODEL = ("model", "device", "dtype", "memory", "drafter", "space")
+_ANSWER = ("max_tokens", "temperature", "seed")
+
 # Plain help: it needs no rich, which keeps `ragaccel --help` quick.
 app = typer.Typer(
     help="Answers from your own documents, by a local model that copies what it found.",
@@ -33,8 +39,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (ask, chat, index, search, ls, rm, stats, logs, doctor):
-    app.command(function.__name__)(verb(function))
+for function, settings in (
+    (ask, (*_FINDING, *_MODEL, *_ANSWER)),
+    (chat, (*_FINDING, *_MODEL, *_ANSWER)),
+    (index, _INDEX),
+    (search, _FINDING),
+    (ls, ()),
+    (rm, ()),
+    (stats, ()),
+    (logs, ()),
+    (doctor, ("embedder", *_MODEL)),
+):
+    app.command(function.__name__)(verb(function, *settings))
 app.add_typer(config, name="config")
 app.add_typer(train, name="train")
 

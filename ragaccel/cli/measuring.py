@@ -10,10 +10,10 @@ from rich.table import Table
 
 from ragaccel.cli.exits import ExitCode
 from ragaccel.cli.room import load_llm
-from ragaccel.cli.settings import resolve
 from ragaccel.decode.interfaces import NoDrafter
 
 if TYPE_CHECKING:
+    from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
     from ragaccel.llm import LLM
 
@@ -32,7 +32,7 @@ class Measured:
     limit_seconds: float  # reading weights and states alone
 
 
-def show_costs(terminal: Terminal, model: str | None, *, json: bool) -> ExitCode:
+def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
     """Measure, show and keep what passes of the model cost on this device.
 
     Raises:
@@ -41,7 +41,7 @@ def show_costs(terminal: Terminal, model: str | None, *, json: bool) -> ExitCode
     from ragaccel.models.packing_choices import forget_packing
 
     forget_packing()  # measured again, too: what was kept may come from a moment under load
-    llm = load_llm(terminal, resolve({"model": model}), drafter=NoDrafter())  # compiles nothing
+    llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
     threads = _choose_threads(llm)
     costs = _measured(terminal, llm)
     for cost in costs:

@@ -1,7 +1,7 @@
 """Options: the arguments and flags that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,50 +23,7 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="No files that match; may be repeated."),
 ]
-FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Read what links lead to outside of DIR, too.")
-]
-Shared = Annotated[
-    bool, typer.Option("--shared", help="Let other users of this machine read the index.")
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-K = Annotated[
-    int | None,
-    typer.Option("-k", metavar="N", help="Passages to retrieve. [6]"),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Language model: a folder or a hub name. [bundled reader]"),
-]
-Embedder = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Embedding model: a folder or a hub name. [MiniLM]"),
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens. [256]")
-]
-Temperature = Annotated[
-    float | None, typer.Option(metavar="T", help="0: the likeliest token; above: sample. [0]")
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of sampling. [0]")]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="FILE", help="Remember answers there, to guess from; off: nowhere."
-    ),
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option(
-        "--drafter",
-        metavar="HOW",
-        help="How tokens are guessed: trees, copy, space or mixed (trees and space). [trees]",
-    ),
-]
-Space = Annotated[
-    str | None,
-    typer.Option("--space", metavar="DIR", help="SPACE adapter of the model. [its own]"),
-]
 NoAccel = Annotated[
     bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
 ]
@@ -81,7 +38,71 @@ Continue = Annotated[
     bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
 ]
 
-
-def switched(**switches: bool) -> dict[str, str | None]:
-    """The switches that were given, as flags of the settings that they switch on."""
-    return {name: "yes" if given else None for name, given in switches.items()}
+# Settings: what a RAGACCEL_* variable or ragaccel.toml may say as well (settings.py).
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Language model: a folder or a hub name.",
+        show_default="the bundled reader",
+    ),
+]
+Embedder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Embedding model: a folder or a hub name.",
+        show_default="all-MiniLM-L6-v2",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Where the model runs, e.g. cpu or cuda.",
+        show_default="the best there is",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(metavar="TYPE", help="Number format of the model's weights, e.g. bfloat16.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Remember answers there, to guess from; off: nowhere, within a run either.",
+        show_default="within a run",
+    ),
+]
+Drafter = Annotated[
+    Literal["trees", "copy", "space", "mixed"] | None,
+    typer.Option(
+        metavar="HOW",
+        help="How tokens are guessed: trees, copy, space or mixed (trees and space).",
+        show_default="trees, or mixed with an adapter",
+    ),
+]
+Space = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="SPACE adapter: a folder or a hub name.",
+        show_default="the model's own",
+    ),
+]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Read what links lead to outside of DIR, too.")
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Let other users of this machine read the index.")
+]
+K = Annotated[int, typer.Option("-k", metavar="N", min=1, max=1000, help="Passages to retrieve.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[
+    float, typer.Option(metavar="T", min=0, help="0: the likeliest token; above: sample.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
+Color = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(metavar="WHEN", help="Colours: auto, always or never."),
+]

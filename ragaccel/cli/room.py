@@ -63,20 +63,20 @@ def open_room(
     with open_knowledge(terminal, source, settings) as knowledge:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
-        if settings.text("memory") not in (None, "off"):  # what is asked now is to be remembered
+        if settings.memory not in (None, "off"):  # what is asked now is to be remembered
             wait_for_rehearsal(terminal)
         search = Search(_passage_source(knowledge, settings), source.name, knowledge.retriever)
-        rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.whole("max_tokens"))
+        rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.max_tokens)
         talk = Conversation(terminal, source.name, resume=resume)
         generation: dict[str, Any] = {
-            "temperature": settings.number("temperature"),
-            "seed": settings.whole("seed"),
+            "temperature": settings.temperature,
+            "seed": settings.seed,
         }
         drafter = drafter_of(settings, llm)
         if drafter is not None:
             generation["drafter"] = drafter
         answering = Answering(terminal, rag, search, talk, manner=manner, generation=generation)
-        answering.model = settings.text("model") or "bundled reader"
+        answering.model = settings.model or "bundled reader"
         answering.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
         try:
             yield Room(knowledge, search, answering, talk)
@@ -86,7 +86,7 @@ def open_room(
 
 def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
     """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
-    if settings.text("model") is not None:
+    if settings.model is not None:
         return knowledge.retriever
     from ragaccel.retrieve.focusing import FocusedRetriever
 
@@ -101,7 +101,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
     terminal.pass_on_warnings()
-    name, memory = settings.text("model"), settings.text("memory")
+    name, memory = settings.model, settings.memory
     if name is None:
         from ragaccel.loading import BUNDLED_READER, SUGGESTED_MODEL
 
@@ -114,8 +114,8 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
         return LLM.load(
             name,
             space=space_of(settings),
-            dtype=settings.text("dtype") or "auto",
-            device=settings.text("device"),
+            dtype=settings.dtype,
+            device=settings.device,
             memory=None if memory == "off" else memory,
             remember=memory != "off",
             **options,

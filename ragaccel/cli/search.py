@@ -1,6 +1,6 @@
 """``ragaccel search``: the passages nearest to a query, without a language model."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -8,6 +8,7 @@ from ragaccel.cli import options
 
 if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
+    from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
 
 
@@ -18,20 +19,14 @@ def search(
         str | None, typer.Argument(metavar="QUERY", help="What to look for; or pipe it in.")
     ] = None,
     index: options.Index = None,
-    k: options.K = None,
     mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            metavar="fused|dense|text",
-            help="By meaning and words together, by meaning, or by words.",
-        ),
+        Literal["fused", "dense", "text"],
+        typer.Option(help="By meaning and words together, by meaning, or by words."),
     ] = "fused",
-    embedder: options.Embedder = None,
-    follow_links: options.FollowLinks = False,
-    shared: options.Shared = False,
     full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
     json: options.Json = False,
+    *,
+    settings: "Settings",
 ) -> "ExitCode":
     """Find passages, without a model, and show their scores.
 
@@ -41,14 +36,11 @@ def search(
     from ragaccel.cli.knowledge import open_knowledge
     from ragaccel.cli.question import read_question
     from ragaccel.cli.report import passage_document
-    from ragaccel.cli.settings import resolve
     from ragaccel.errors import NothingIndexedError
 
     asked = read_question(terminal, target, query, index, verb="search")
-    switches = options.switched(follow_links=follow_links, shared=shared)
-    settings = resolve({"k": k, "embedder": embedder, **switches})
     with open_knowledge(terminal, asked.source, settings) as knowledge:
-        passages = knowledge.retriever.search(asked.text, settings.whole("k"), mode=mode)
+        passages = knowledge.retriever.search(asked.text, settings.k, mode=mode)
     if json:
         terminal.json(
             {

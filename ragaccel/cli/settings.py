@@ -1,265 +1,134 @@
-"""Settings: ragaccel.toml, then RAGACCEL_* variables, then flags; the later wins.
+"""Settings: an option, else its RAGACCEL_* variable, else ragaccel.toml, else the default.
 
 A ``ragaccel.toml`` in the folder that a command runs in may be a stranger's, who handed on a folder
-of documents. So it sets only what loads nothing and writes nowhere
-(``Setting.may_come_with_documents``).
+of documents. So it sets only what loads nothing and writes nowhere (``HARMLESS``).
 """
 
-from __future__ import annotations
-
-import math
-import os
+import inspect
+import json
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, get_args
 
+import typer
+
+from ragaccel.cli import options
 from ragaccel.cli.exits import UsageError
-from ragaccel.errors import RagaccelError
 from ragaccel.homes import project_settings_file, user_settings_file
 from ragaccel.regular_files import read_regular_file
-from ragaccel.replacing import replacing
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-Value = str | int | float | None
 _MAX_FILE_BYTES = 16_384  # reading TOML can take the square of it
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-DRAFTERS = ("trees", "copy", "space", "mixed")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One thing that can be set, and what may be written for it."""
-
-    key: str
-    kind: type[str] | type[int] | type[float]
-    default: Value
-    help: str
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    most: float | None = None
-    may_come_with_documents: bool = False
-
-    @property
-    def env(self) -> str:
-        """The environment variable that sets it."""
-        return f"RAGACCEL_{self.key.upper()}"
-
-    def parse(self, raw: object, where: str) -> Value:
-        """Turn what was written into a value, or say what may be written there.
-
-        Raises:
-            UsageError: it is of another type, too small, or not one of the choices.
-        """
-        shown = f" = {raw!r}" if isinstance(raw, (str, int, float)) else ""
-        wrong = f"{where}: {self.key}{shown} is not {self._wanted()}"
-        if not shown or isinstance(raw, bool) or (self.kind is int and isinstance(raw, float)):
-            raise UsageError(wrong)
-        try:
-            value = self.kind(str(raw))
-        except (TypeError, ValueError):
-            raise UsageError(wrong) from None
-        if self.choices and value not in self.choices:
-            raise UsageError(wrong)
-        if not isinstance(value, str) and not self._is_within(value):
-            raise UsageError(wrong)
-        return value
-
-    def _is_within(self, value: float) -> bool:
-        least, most = self.least, self.most
-        if isinstance(value, float) and not math.isfinite(value):
-            return False
-        return (least is None or value >= least) and (most is None or value <= most)
-
-    def _wanted(self) -> str:
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        noun = {str: "a text", int: "a whole number", float: "a number"}[self.kind]
-        if self.most is not None:
-            return f"{noun} from {self.least:g} to {self.most:g}"
-        return noun if self.least is None else f"{noun} of at least {self.least:g}"
-
-
-_harmless = partial(Setting, may_come_with_documents=True)
-SETTINGS = (
-    Setting(
-        "model", str, None, "language model: a folder or a hub name; unset: the bundled reader"
-    ),
-    Setting(
-        "embedder", str, None, "embedding model: a folder or a hub name; unset: all-MiniLM-L6-v2"
-    ),
-    Setting(
-        "device", str, None, "where the model runs, e.g. cpu or cuda; unset: the best there is"
-    ),
-    Setting("dtype", str, "auto", "number format of the model's weights, e.g. bfloat16"),
-    Setting(
-        "memory",
-        str,
-        None,
-        "file that remembers answers between runs, to guess from; off: none within a run either",
-    ),
-    Setting(
-        "drafter",
-        str,
-        None,
-        "how tokens are guessed; unset: trees, or mixed where a SPACE adapter is named",
-        choices=DRAFTERS,
-    ),
-    Setting("space", str, None, "SPACE adapter: a folder or a hub name; unset: the model's own"),
-    Setting(
-        "follow_links",
-        str,
-        "no",
-        "read what links in a folder of documents lead to outside of it",
-        choices=("no", "yes"),
-    ),
-    Setting(
-        "shared",
-        str,
-        "no",
-        "let other users of this machine read the indexes made from now on",
-        choices=("no", "yes"),
-    ),
-    _harmless("k", int, 6, "passages retrieved for a question", least=1, most=1000),
-    _harmless("max_tokens", int, 256, "longest answer, in tokens", least=1),
-    _harmless("temperature", float, 0.0, "0 takes the likeliest token; above it, sample", least=0),
-    _harmless("seed", int, 0, "seed of sampling", least=0, most=2**63 - 1),
-    _harmless("color", str, "auto", "colours on the terminal", choices=("auto", "always", "never")),
-)
-BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting's value and, beside it, where the value came from."""
+    """What a command is to do, and beside it where each setting comes from."""
 
-    values: Mapping[str, Value]
-    origins: Mapping[str, str]
-
-    def text(self, key: str) -> str | None:
-        """A setting that is a text, or None where it is unset."""
-        value = self.values[key]
-        return None if value is None else str(value)
-
-    def whole(self, key: str) -> int:
-        """A setting that is a whole number."""
-        return int(self.values[key] or 0)
-
-    def number(self, key: str) -> float:
-        """A setting that is a number."""
-        return float(self.values[key] or 0.0)
-
-    def is_on(self, key: str) -> bool:
-        """A setting that is yes or no."""
-        return self.values[key] == "yes"
+    model: options.Model = None
+    embedder: options.Embedder = None
+    device: options.Device = None
+    dtype: options.Dtype = "auto"
+    memory: options.Memory = None
+    drafter: options.Drafter = None
+    space: options.Space = None
+    follow_links: options.FollowLinks = False
+    shared: options.Shared = False
+    k: options.K = 6
+    max_tokens: options.MaxTokens = 256
+    temperature: options.Temperature = 0.0
+    seed: options.Seed = 0
+    color: options.Color = "auto"
+    origins: dict[str, str] = field(default_factory=dict)
 
 
-def resolve(flags: Mapping[str, Value] | None = None) -> Settings:
-    """Collect the settings; a flag that was not given is None and decides nothing.
-
-    Raises:
-        UsageError: a file or variable holds an unknown key or a value of another type.
-    """
-    values: dict[str, Value] = {setting.key: setting.default for setting in SETTINGS}
-    origins = dict.fromkeys(values, "default")
-    users, folders = user_settings_file(), project_settings_file()
-    for path in (users, folders):
-        for key, raw in read_file(path).items():
-            setting = known(key, str(path))
-            value = setting.parse(raw, str(path))
-            if path is users or setting.may_come_with_documents or _is_same(users, folders):
-                values[key], origins[key] = value, str(path)
-    for setting in SETTINGS:
-        if raw := os.environ.get(setting.env):
-            values[setting.key] = setting.parse(raw, setting.env)
-            origins[setting.key] = setting.env
-    for key, flag in (flags or {}).items():
-        if flag is not None:
-            values[key] = BY_KEY[key].parse(flag, _flag(key))
-            origins[key] = "flag"
-    _refuse_shadowed(values, origins)
-    return Settings(values, origins)
+_FIELDS = {each.name: each for each in fields(Settings) if each.name != "origins"}
+KEYS = tuple(_FIELDS)
+HARMLESS = frozenset({"k", "max_tokens", "temperature", "seed", "color"})
 
 
-def ignored_in_folder() -> list[str]:
-    """Say of each setting that ``ragaccel.toml`` here holds and may not set how it can be set.
-
-    Raises:
-        UsageError: as :func:`resolve`.
-    """
-    path = project_settings_file()
-    if _is_same(path, user_settings_file()):
-        return []
-    found = [(known(key, str(path)), raw) for key, raw in read_file(path).items()]
-    return [
-        f"{path}: {setting.key} is ignored, for a file beside documents must not choose what is"
-        f" loaded, read or written: {how_to_allow(setting, setting.parse(raw, str(path)))}"
-        for setting, raw in found
-        if not setting.may_come_with_documents
-    ]
-
-
-def how_to_allow(setting: Setting, raw: object) -> str:
-    """Say how a setting takes effect that a file beside documents may not hold."""
-    value = shlex.quote(str(raw))
-    return (
-        f"if you want it, run `ragaccel config set {setting.key} {value}` or set"
-        f" {setting.env}={value}"
+def option_of(key: str) -> inspect.Parameter:
+    """Return the option of a setting for a command's signature; its variable sets it, too."""
+    kind, option = get_args(_FIELDS[key].type)
+    option = copy(option)
+    option.envvar = variable(key)
+    return inspect.Parameter(
+        key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=_FIELDS[key].default,
+        annotation=Annotated[kind, option],
     )
 
 
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
+def variable(key: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"RAGACCEL_{key.upper()}"
 
 
-def _refuse_shadowed(values: Mapping[str, Value], origins: Mapping[str, str]) -> None:
-    """Refuse a hub name, set once for all folders, that a folder in the current one bears too."""
-    for key in ("model", "embedder", "space"):
-        name = values[key]
-        if (
-            name is None
-            or origins[key] == "flag"
-            or not _HUB_NAME.fullmatch(str(name))
-            or not Path(str(name)).is_dir()
-        ):
-            continue
-        raise UsageError(
-            f"{origins[key]}: {key} = {name!r} is also the name of a folder here, which may be a"
-            f" stranger's: give {_flag(key)} ./{name} for the folder, or run this elsewhere"
-        )
+def describe(key: str) -> str:
+    """Return what a setting is for."""
+    return str(get_args(_FIELDS[key].type)[1].help)
 
 
-def _flag(key: str) -> str:
-    return "-" * (1 + (len(key) > 1)) + key.replace("_", "-")
-
-
-def known(key: str, where: str) -> Setting:
-    """The setting of a key.
+def resolve(context: typer.Context, keys: Iterable[str]) -> Settings:
+    """Return these settings of a command that was called.
 
     Raises:
-        UsageError: there is none; the message names the nearest.
+        UsageError: a file holds an unknown name or a wrong value.
     """
-    if key in BY_KEY:
-        return BY_KEY[key]
-    near = get_close_matches(key, BY_KEY, n=1)
-    hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(BY_KEY)
-    raise UsageError(f"{where}: no setting is called {key!r}; {hint}")
+    in_files, _ = read_files()
+    found = Settings()
+    values: dict[str, Any] = {}
+    for option in context.command.params:
+        key = option.name or ""
+        if key not in keys:
+            continue
+        source = context.get_parameter_source(key)
+        values[key], found.origins[key] = context.params[key], "default"
+        if source is not None and source.name == "COMMANDLINE":
+            found.origins[key] = "flag"
+        elif source is not None and source.name == "ENVIRONMENT":
+            found.origins[key] = variable(key)
+        elif key in in_files:
+            raw, path = in_files[key]
+            values[key], found.origins[key] = _converted(context, option, raw, path), str(path)
+    settings = Settings(**values, origins=found.origins)
+    _refuse_shadowed(settings)
+    return settings
+
+
+def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
+    """Return what the files set, each with its file, and what the folder's may not set and why.
+
+    Raises:
+        UsageError: a file is not TOML, or holds an unknown name.
+    """
+    users, folders = user_settings_file(), project_settings_file()
+    found = {key: (raw, users) for key, raw in read_file(users).items()}
+    ignored = []
+    for key, raw in read_file(folders).items():
+        if key in HARMLESS or _is_same(users, folders):
+            found[key] = raw, folders
+        else:
+            ignored.append(
+                f"{folders}: {key} is ignored, for a file beside documents must not choose what is"
+                f" loaded, read or written: if you want it, set {key} in {users}, or"
+                f" {variable(key)}={shlex.quote(str(raw))}"
+            )
+    return found, ignored
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys and values of a settings file; empty when there is none.
+    """Return the names and values of a settings file; nothing where there is no such file.
 
     Raises:
-        UsageError: the file is not TOML or cannot be read.
+        UsageError: it is not TOML, cannot be read or holds an unknown name.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -275,40 +144,40 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a settings file: it is nested too deeply") from None
     except (OSError, ValueError) as error:  # no UTF-8, no TOML, a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
+    for key, raw in found.items():
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(KEYS)
+            raise UsageError(f"{path}: no setting is called {key!r}; {hint}")
+        if not isinstance(raw, (str, int, float)):
+            raise UsageError(f"{path}: {key} must be a text in quotes, a number, true or false")
     return found
 
 
-def write_value(path: Path, key: str, value: Value) -> None:
-    """Set one key in a settings file and leave every other line as it is; None takes it out.
-
-    Raises:
-        UsageError: the file is no settings file.
-        RagaccelError: it cannot be written; what stood there is whole.
-    """
-    read_file(path)  # refuses what is no settings file
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    end = _end_of_top_table(lines)
-    kept = [line for line in lines[:end] if line.partition("=")[0].strip().strip("\"'") != key]
-    if value is not None:
-        kept.append(f"{key} = {_toml(value)}")
-    kept += lines[end:]
+def _converted(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
+    """Return what a file says as the option's own type, by the rules of the command line."""
+    told = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
+    if isinstance(raw, bool) != option.is_flag:
+        raise UsageError(f"{told}: give {'true or false' if option.is_flag else 'a value'}")
     try:
-        with replacing(path) as file:
-            file.write("".join(line + "\n" for line in kept).encode())
-    except OSError as error:
-        raise RagaccelError(
-            f"cannot write {path} ({error.strerror or error}): free some space or change its"
-            " permissions, then run the same command again; what was set before is kept"
-        ) from error
+        return option.process_value(context, raw if option.is_flag else str(raw))
+    except typer.BadParameter as error:
+        raise UsageError(f"{told}: {error.message}") from None
 
 
-def _end_of_top_table(lines: list[str]) -> int:
-    return next((i for i, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
-def _toml(value: Value) -> str:
-    if not isinstance(value, str):
-        return str(value)
-    import json
-
-    return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML basic string
+def _refuse_shadowed(settings: Settings) -> None:
+    """Refuse a hub name, set once for all folders, that a folder in the current one bears too."""
+    for key in ("model", "embedder", "space"):
+        name, origin = getattr(settings, key), settings.origins.get(key)
+        if origin != "flag" and name and _HUB_NAME.fullmatch(name) and Path(name).is_dir():
+            raise UsageError(
+                f"{origin}: {key} = {name!r} is also the name of a folder here, which may be a"
+                f" stranger's: give --{key} ./{name} for the folder, or run this elsewhere"
+            )

@@ -258,7 +258,7 @@ def test_a_history_that_cannot_be_written_does_not_cost_the_answer(cli, docs, ll
 
 
 def test_colours_when_asked_for(cli, docs, llm):
-    cli("config", "set", "color", "always")
+    Path("ragaccel.toml").write_text('color = "always"\n')
     coloured = cli("ask", docs, "Where does the key hang?")
     assert "\x1b[36m" in coloured.out
     assert "\x1b" not in cli("ask", docs, "Where does the key hang?", "--no-color").out

@@ -244,7 +244,7 @@ def test_an_embedding_model_that_does_not_exist(cli, docs, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(
-        knowledge, "load_embedder", lambda settings: load_embedder(settings.text("embedder"))
+        knowledge, "load_embedder", lambda settings: load_embedder(settings.embedder)
     )
     ended = cli("index", docs, "--embedder", "./none")
     assert ended.code == 1

@@ -10,7 +10,7 @@ from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel import LLM
 from ragaccel.cli import knowledge
 from ragaccel.cli.drafting import drafter_of, space_of
-from ragaccel.cli.settings import resolve
+from ragaccel.cli.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from ragaccel.cli.settings import resolve
     ],
 )
 def test_an_adapter_is_worn_where_it_is_used(home, drafter, space, worn):
-    assert space_of(resolve({"drafter": drafter, "space": space})) == worn
+    assert space_of(Settings(drafter=drafter, space=space)) == worn
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_every_drafter_gives_the_same_answer(cli, tmp_path, model):
 def test_a_drafter_that_there_is_not(cli, tmp_path):
     ended = cli("ask", tmp_path, "Where?", "--drafter", "tree")
     assert ended.code == 2
-    assert "one of trees, copy, space, mixed" in ended.err
+    assert "'trees', 'copy', 'space', 'mixed'" in ended.err
 
 
 def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
@@ -71,4 +71,4 @@ def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
 
 def test_the_models_own_drafter_is_left_to_it(home):
     for drafter in (None, "trees", "mixed"):
-        assert drafter_of(resolve({"drafter": drafter}), None) is None
+        assert drafter_of(Settings(drafter=drafter), None) is None

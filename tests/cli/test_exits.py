@@ -61,10 +61,12 @@ def test_an_error_is_explained_in_one_line(error, said):
 def run_verb(capsys):
     import typer
 
-    def call(function, **switches):
-        with pytest.raises(typer.Exit) as ended:
-            verb(function)(quiet=False, no_color=False, debug=False, **switches)
-        return ended.value.exit_code, capsys.readouterr()
+    def call(function):
+        app = typer.Typer(add_completion=False)
+        app.command()(verb(function))
+        with pytest.raises(SystemExit) as ended:
+            app(args=[])
+        return ended.value.code, capsys.readouterr()
 
     return call
 

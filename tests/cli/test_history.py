@@ -11,9 +11,8 @@ import sys
 import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
-from ragaccel.cli.settings import write_value
 from ragaccel.engine.kept_costs import KeptCosts
-from ragaccel.homes import cost_file, make_data_home, user_settings_file
+from ragaccel.homes import cost_file, make_data_home
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_damage_found_later_is_one_clear_line_too(cli, home):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
-@pytest.mark.parametrize("first", ["history", "costs", "settings", "doctor"])
+@pytest.mark.parametrize("first", ["history", "costs", "doctor"])
 def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     home = tmp_path / "new" / "home"
     monkeypatch.setenv("RAGACCEL_HOME", str(home))
@@ -102,8 +101,6 @@ def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     try:
         if first == "costs":
             KeptCosts(0.1, cost_file("a model")).save()
-        elif first == "settings":
-            write_value(user_settings_file(), "k", 3)
         elif first == "doctor":
             make_data_home()
         history = History()

@@ -89,7 +89,7 @@ def test_a_strangers_folder_chooses_no_embedding_model(cli, docs, llm, monkeypat
     )
     ended = cli("search", ".", "anything")
     assert ended.code == 0
-    assert {settings.text(key) for settings in asked_for for key in ("embedder", "model")} == {None}
+    assert {(settings.embedder, settings.model) for settings in asked_for} == {(None, None)}
     assert "embedder is ignored" in ended.err
     assert "model is ignored" in ended.err
 
