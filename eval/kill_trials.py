@@ -50,7 +50,7 @@ class Trial:
         seed: Of the work, and of the moments of the kills.
     """
 
-    longest = 0.1  # seconds until a kill, at most
+    shortest, longest = 0.0, 0.1  # seconds until a kill
     name, what = "file", "what is written"
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -103,7 +103,7 @@ class Trial:
     def kill(self) -> bool:
         """Kill one process at some moment, and check; False if it had ended by then."""
         self.log.unlink(missing_ok=True)
-        status = run_apart(self.work, self.rng.uniform(0.0, self.longest))
+        status = run_apart(self.work, self.rng.uniform(self.shortest, self.longest))
         if not os.WIFSIGNALED(status):
             self.counts["failed" if status else "ended before"] += 1
             if status:
@@ -531,48 +531,97 @@ class Remembered(Numbered):
         return int(memory.of("mine").history.num_requests)
 
 
-class Checkpoints(Numbered):
-    """Checkpoints of a training run, with their log."""
+class Checkpoints(Trial):
+    """Training runs with a checkpoint after every step, which go on where they were killed."""
 
-    longest = 0.15
-    name, what = "run", "the checkpoint"
+    name, what = "out-run", "the last checkpoint"
 
     @override
     def prepare(self) -> None:
         import torch
 
-        from ragaccel.train.space.run_folder import RunFolder
+        from eval.fuzz.tiny_model import save_tiny_model
+        from ragaccel.train.space.recipe import make_recipe
 
         torch.set_num_threads(1)
-        self.run_folder = RunFolder(self.place)
+        self.model, self.samples = self.folder / "model", self.folder / "samples.jsonl"
+        save_tiny_model(self.model)
+        rows = [{"prompt": f"light {n}", "answer": f"is {n} of {n * n}"} for n in range(12)]
+        self.samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.recipe = make_recipe(num_masks=2, rank=2, row_tokens=80, steps=50, save_every=1)
+        self.wanted: dict[int, Any] = {}
+        started = time.perf_counter()
+        self._train("whole", self._remember)
+        self.shortest = 0.5 * (self.first_saved - started)
+        self.longest = time.perf_counter() - started
+
+    def _remember(self, step: int, network: Any) -> None:
+        if not self.wanted:
+            self.first_saved = time.perf_counter()
+        self.wanted[step] = {name: one.detach().clone() for name, one in network.trained().items()}
+
+    def _train(self, name: str, saved: Callable[[int, Any], None]) -> None:
+        from ragaccel.train.space.run import Job, Listener, train_space
+
+        class Saved(Listener):
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+                saved(state.global_step, kwargs["model"])
+
+        job = Job(self.samples, self.folder / name, model=self.model, evaluated=0, device="cpu")
+        train_space(job, self.recipe, Saved())
 
     @override
-    def writer(self) -> Callable[[int], object]:
-        import torch
+    def reset(self) -> None:
+        if (self.folder / "out" / "space.safetensors").exists():
+            self._check_end()
+            for name in ("out", self.name):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
 
-        self.run_folder.claim({"a": 1, "b": {"c": 2}})
-
-        def write(step: int) -> None:
-            log = [{"step": number} for number in range(min(step, 300))]
-            weight = torch.full((200, 200), float(step))
-            self.run_folder.save({"step": step, "weight": weight}, log)
-
-        return write
+    @override
+    def work(self) -> None:
+        self._train("out", lambda step, _: self.acknowledge(step))
 
     @override
     def compare(self, records: list[Any]) -> None:
-        super().compare(records)
-        if records:
-            json.loads((self.place / "log.json").read_text())
+        folders = {int(one.name[11:]): one for one in self.place.glob("checkpoint-*")}
+        last = max(folders, default=0)
+        if records and last not in (records[-1], records[-1] + 1):
+            self.lose(f"the checkpoint is of step {last}, not of {records[-1]} or the next one")
+        for step, folder in folders.items():
+            self._check_one(folder, step)
+
+    def _check_one(self, folder: Path, step: int) -> None:
+        """See that every file is whole, and what the run without a stop had."""
+        import torch
+        from safetensors.torch import load_file
+
+        try:
+            found = load_file(folder / "model.safetensors")
+            for name in ("optimizer.pt", "scheduler.pt"):
+                torch.load(folder / name, weights_only=True)
+            state = json.loads((folder / "trainer_state.json").read_text())
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise OSError(str(error)) from error
+        self.counts["checkpoints read"] += 1
+        wanted = self.wanted[step]
+        if state["global_step"] != step or found.keys() != wanted.keys():
+            self.lose(f"checkpoint {step} is of two steps")
+        elif not all(torch.equal(found[name], wanted[name]) for name in wanted):
+            self.lose(f"checkpoint {step} is not what a run without a stop has")
+
+    def _check_end(self) -> None:
+        """See that a run that was killed ends in the adapter of one that was not."""
+        self.counts["runs let end"] += 1
+        whole, out = (self.folder / name / "space.safetensors" for name in ("whole", "out"))
+        if whole.read_bytes() != out.read_bytes():
+            self.lose("the adapter is not that of a run without a stop")
 
     @override
-    def read(self) -> int | None:
-        found = self.run_folder.load()
-        if found is None:
-            return None
-        if not (found[0]["weight"] == float(found[0]["step"])).all():
-            self.lose("the checkpoint is of two steps")
-        return int(found[0]["step"])
+    def end(self) -> None:
+        """Let the last run end; count what it leaves beside its last checkpoint."""
+        run_apart(self.work)
+        self._check_end()
+        self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1
 
 
 KINDS: dict[str, type[Trial]] = {

@@ -3,7 +3,7 @@
 import torch
 from tiny_models import VOCAB, make_tiny_model, random_prompt
 
-from ragaccel.train.space.layout import Plan, lay_out
+from ragaccel.train.space.layout import Collator, Plan
 from ragaccel.train.space.network import SpaceNetwork
 from ragaccel.train.space.recipe import make_recipe
 from ragaccel.train.space.samples import Sample
@@ -22,25 +22,33 @@ def network_of(family, mode="gated", dtype=torch.float64, **changes):
     network = SpaceNetwork(model, recipe).to(dtype).eval()
     with torch.no_grad():  # or a new adapter changes nothing
         for name, weight in network.trained().items():
-            if mode != "full" or name == "mask_embeddings":
+            if mode != "paper" or name == "mask_embeddings":
                 weight.normal_(0, 0.3)
     return network
 
 
-def layout_of(plans, **settings):
-    return lay_out(plans, num_masks=MASKS, vocab_size=VOCAB, **settings)
+def batch_of(plans):
+    return Collator(MASKS, VOCAB)([plans])
 
 
-def all_logits(network, layout):
+def run(network, batch, wanted=None):
+    """The logits of wanted tokens; of all by default."""
+    names = ("input_ids", "position_ids", "attention_mask")
+    wanted = torch.arange(batch["input_ids"].shape[1]) if wanted is None else wanted
+    return network(*(batch[name] for name in names), wanted=wanted)
+
+
+def all_logits(network, batch):
     with torch.no_grad():
-        return network.logits(layout, torch.arange(len(layout)))
+        return run(network, batch)
 
 
 def alone(network, ids, masks, learns=False):
     """The logits of mask tokens behind visible ones: the model itself, nothing packed."""
     embedding = network.model.get_input_embeddings()
     real = embedding(torch.tensor(ids))
-    vectors = torch.cat((real, network.mask_embeddings[:masks].to(real.dtype)))
+    number = torch.arange(masks).clamp(max=len(network.mask_embeddings) - 1)
+    vectors = torch.cat((real, network.mask_embeddings[number].to(real.dtype)))
     network._rows.index = torch.arange(len(ids), len(ids) + masks)
     with torch.set_grad_enabled(learns):
         found = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]

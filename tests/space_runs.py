@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from space_networks import MASKS
 from tiny_models import make_tiny_model
 
-from ragaccel.train.space.fit import Fit
 from ragaccel.train.space.network import SpaceNetwork
+from ragaccel.train.space.plan import Rows
 from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.run_folder import RunFolder
 from ragaccel.train.space.samples import Sample, Samples
+from ragaccel.train.space.trainer import SpaceTrainer, make_arguments
 
 COUNT = 20  # tokens of a text that counts, and begins again
 
@@ -23,7 +23,7 @@ def counting(start, length=14):
 
 SAMPLES = Samples(tuple(counting(start) for start in range(COUNT)))
 HELD_OUT = tuple(counting(start, 11) for start in range(COUNT))
-SMALL = {"num_masks": MASKS, "row_tokens": 160, "num_cuts": 6, "warmup": 0.1}
+SMALL = {"num_masks": MASKS, "row_tokens": 160}
 
 
 @cache
@@ -46,16 +46,12 @@ def network_of(mode="gated", **changes):
     return SpaceNetwork(model, make_recipe(mode, **{**SMALL, **changes}))
 
 
-def fit_of(folder, mode="gated", report=None, accelerator=None, **changes):
+def trainer_of(folder, mode="gated", *callbacks, network=None, held_out=HELD_OUT, **changes):
     """A run in a folder."""
-    return Fit(
-        network_of(mode, **changes),
-        SAMPLES,
-        RunFolder(folder),
-        held_out=HELD_OUT,
-        accelerator=accelerator,
-        report=report,
-    )
+    network = network or network_of(mode, **changes)
+    arguments = make_arguments(network.recipe, folder, "cpu")
+    rows = Rows(SAMPLES.rows, network.recipe, arguments.world_size)
+    return SpaceTrainer(network, rows, arguments, held_out=held_out, callbacks=callbacks)
 
 
 def weights_of(network):

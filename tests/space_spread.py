@@ -1,4 +1,4 @@
-"""A run in two processes: ``python space_spread.py FOLDER`` prints what the first one tells.
+"""Two processes: ``python space_spread.py FOLDER [ddp|fsdp]`` prints what the first one tells.
 
 Both are forked from one interpreter, so that torch is imported once.
 """
@@ -6,17 +6,72 @@ Both are forked from one interpreter, so that torch is imported once.
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import warnings
 from pathlib import Path
 
-from space_runs import counting_weights, fit_of
+import torch
+from space_runs import counting_weights, network_of, trainer_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import TrainerCallback
 
-from ragaccel.train.space.fit import make_accelerator
+
+class Heard(TrainerCallback):
+    def __init__(self, stops_at=None):
+        self.steps, self.stops_at = [], stops_at
+
+    def on_step_end(self, args, state, control, **_):
+        self.steps.append(state.global_step)
+        if state.global_step == self.stops_at:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
-def train(rank, port, folder):
+def train(rank, folder):
+    """Train, one process asked to stop, so that both do; then go on."""
+    stopped = False
+    try:
+        trainer_of(folder, "gated", Heard(2 if rank else None), steps=4, accumulate=2).fit()
+    except KeyboardInterrupt:
+        stopped = True
+    heard = Heard()
+    trainer = trainer_of(folder, "gated", heard, steps=4, accumulate=2)
+    figures = trainer.fit()
+    return {"stopped": stopped, "steps": heard.steps, "samples": figures.samples}
+
+
+def shard(rank, folder):
+    """How far a row's loss and gradients are from those of the same network unsharded.
+
+    Without the trainer: accelerate shards nothing on CPUs.
+    """
+    found = {}
+    for mode in ("gated", "paper"):
+        networks = [network_of(mode) for _ in range(2)]
+        losses = []
+        for network in networks:
+            trainer = trainer_of(folder, mode, network=network)
+            if network is networks[1]:
+                layers = network.model.model.layers
+                for module in (*layers, network):
+                    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+            losses.append(trainer.compute_loss(network, trainer.data_collator([trainer.rows[0]])))
+            torch.autograd.backward(losses[-1])
+        whole, parts = (network.trained() for network in networks)
+        assert whole.keys() == parts.keys()
+        assert any(len(weight.to_local()) < len(weight) for weight in parts.values())
+        pairs = [(whole[name].grad, parts[name].grad.full_tensor()) for name in whole]
+        found[mode] = {
+            "loss": float((losses[0] - losses[1]).abs()),
+            "gradients": max(float((one - two).abs().max()) for one, two in pairs),
+        }
+    return found
+
+
+def run(rank, port, folder, way):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "RANK": str(rank),
@@ -25,13 +80,11 @@ def train(rank, port, folder):
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
     }
-    fit = fit_of(Path(folder), accelerator=make_accelerator("cpu"), steps=4, accumulate=2)
-    done = fit.run()
+    told = {"ddp": train, "fsdp": shard}[way](rank, Path(folder))
     if rank == 0:
-        print(json.dumps({"tokens": done.progress.tokens, "samples": done.figures.samples}))
-    fit.accelerator.end_training()
+        print(json.dumps(told), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -41,10 +94,10 @@ if __name__ == "__main__":
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    started = [context.Process(target=train, args=(i, free, sys.argv[1])) for i in range(2)]
+    started = [context.Process(target=run, args=(i, free, *sys.argv[1:])) for i in range(2)]
     for process in started:
         process.start()
     for process in started:
-        process.join(60)
+        process.join(120)
         process.kill()
     sys.exit(any(process.exitcode for process in started))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from eval.papers.scratch_text import Text
-    from ragaccel.train.space.fit import Standing
 
 EVALUATIONS = 8
 _TRIED, _FIRST = 10, 3  # steps that tell what one takes; the first ones take longer
@@ -68,23 +68,26 @@ def own_answers(
 
 
 class Watch(Listener):
-    """Notes how long steps take."""
+    """Notes when steps end."""
 
     def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
 
-    def stepped(self, standing: Standing) -> None:
-        """Keep the time, and say where the run stands."""
-        self.seconds[standing.step] = standing.seconds
-        if standing.figures is not None:
-            lengths = ", ".join(f"{one:.2f}" for one in standing.figures.tokens_per_pass)
-            note(f"the adapter: step {standing.step} of {standing.steps}, tokens a pass {lengths}")
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Keep the time."""
+        self.ended[state.global_step] = time.perf_counter()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Say where the run stands."""
+        told = state.log_history[-1]["figures"]["tokens_per_pass"]
+        lengths = ", ".join(f"{one:.2f}" for one in told)
+        note(f"the adapter: step {state.global_step} of {state.max_steps}, tokens a pass {lengths}")
 
     @property
     def each(self) -> float:
         """Seconds of a step, the first ones left out."""
-        last = max(self.seconds)
-        return (self.seconds[last] - self.seconds[_FIRST]) / (last - _FIRST)
+        last = max(self.ended)
+        return (self.ended[last] - self.ended[_FIRST]) / (last - _FIRST)
 
 
 def train_adapter(
@@ -107,7 +110,8 @@ def train_adapter(
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
     samples, held_out = answers
-    job = Job(samples, out, model=model, held_out=held_out, device=device.partition(":")[0])
+    place = "cpu" if device == "cpu" else None
+    job = Job(samples, out, model=model, held_out=held_out, device=place)
     recipe = make_recipe(
         num_masks=lessons.num_masks,
         rank=lessons.rank,

@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         recipe=run["recipe"],
         samples=run["samples"],
         curve=curve,
-        losses=[row for row in log if "loss" in row],
+        losses=[{"step": row["step"], "loss": row["loss"]} for row in log if "loss" in row],
         published=published("space"),
     )
 

@@ -22,10 +22,9 @@ def space(
     samples: given.Samples,
     out: given.Out,
     model: options.Model = None,
-    mode: given.Mode = "gated",
+    paper: given.Paper = False,
     masks: given.Masks = None,
     rank: given.Rank = None,
-    cuts: given.Cuts = None,
     learning_rate: given.LearningRate = None,
     steps: given.Steps = None,
     epochs: given.Epochs = None,
@@ -35,12 +34,10 @@ def space(
     seed: given.Seed = None,
     evaluate_every: given.EvaluateEvery = None,
     save_every: given.SaveEvery = None,
-    set_: given.Others = None,
     held_out: given.HeldOut = None,
     evaluate_on: given.EvaluateOn = 200,
     own_answers: given.OwnAnswers = False,
     answer_tokens: given.AnswerTokens = 256,
-    merge: given.Merge = False,
     device: given.Device = None,
     run: given.Run = None,
     json: options.Json = False,
@@ -51,17 +48,23 @@ def space(
     --nproc-per-node N -m ragaccel train space …
     """
     from ragaccel.cli.training import train_with
-    from ragaccel.train.space.recipe import make_recipe, parse_changes
+    from ragaccel.train.space.recipe import make_recipe
     from ragaccel.train.space.run import Job
 
-    named = {
-        "num_masks": masks, "rank": rank, "num_cuts": cuts, "learning_rate": learning_rate,
-        "steps": steps, "epochs": epochs, "row_tokens": row_tokens, "accumulate": accumulate,
-        "precision": precision, "seed": seed, "evaluate_every": evaluate_every,
-        "save_every": save_every,
-    }  # fmt: skip
-    typed = parse_changes(set_ or ())
-    changes = typed | {name: value for name, value in named.items() if value is not None}
+    recipe = make_recipe(
+        "paper" if paper else "gated",
+        num_masks=masks,
+        rank=rank,
+        learning_rate=learning_rate,
+        steps=steps,
+        epochs=epochs,
+        row_tokens=row_tokens,
+        accumulate=accumulate,
+        precision=precision,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        save_every=save_every,
+    )
     job = Job(
         samples,
         out,
@@ -70,11 +73,10 @@ def space(
         evaluated=evaluate_on,
         own_answers=own_answers,
         answer_tokens=answer_tokens,
-        merge=merge,
         device=device,
         run_folder=run,
     )
-    return train_with(terminal, job, make_recipe(mode, **changes), as_json=json)
+    return train_with(terminal, job, recipe, as_json=json)
 
 
 @train.callback()

@@ -13,20 +13,19 @@ Samples = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the result.")]
-Mode = Annotated[
-    str,
+Paper = Annotated[
+    bool,
     typer.Option(
-        metavar="MODE",
-        help="gated: the model's own answers stay as they are; lora: low-rank changes of all"
-        " rows; full: all weights.",
+        "--paper",
+        help="Train all weights as the paper does, in place of an adapter that leaves the model's"
+        " own answers as they are.",
     ),
 ]
 Masks = Annotated[int | None, typer.Option(metavar="K", help="Tokens guessed ahead. [5]")]
-Rank = Annotated[int | None, typer.Option(metavar="R", help="Of gated and lora changes. [32]")]
-Cuts = Annotated[
-    int | None, typer.Option(metavar="N", help="Places of a sample that get mask tokens. [by mode]")
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Of the adapter's changes. [32]")]
+LearningRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="The peak. [0.002; paper 0.00005]")
 ]
-LearningRate = Annotated[float | None, typer.Option(metavar="RATE", help="The peak. [by mode]")]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps, in place of epochs.")]
 Epochs = Annotated[
     int | None, typer.Option(metavar="N", help="How often all samples are seen. [2]")
@@ -43,15 +42,6 @@ EvaluateEvery = Annotated[
     int | None, typer.Option(metavar="STEPS", help="Evaluate while training too.")
 ]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Between checkpoints. [100]")]
-Others = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Another number of the recipe, e.g. variant=plain, shared_mask=true,"
-        " targets=q_proj,v_proj; may be repeated.",
-    ),
-]
 HeldOut = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Evaluate on these. [one in 20 of SAMPLES]")
 ]
@@ -61,7 +51,6 @@ OwnAnswers = Annotated[
     typer.Option("--own-answers", help="Have the model answer first: its own words are guessed."),
 ]
 AnswerTokens = Annotated[int, typer.Option(metavar="N", help="Longest of those answers.")]
-Merge = Annotated[bool, typer.Option("--merge", help="With lora: write a whole model.")]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="cpu: use no GPU. [what there is]")
 ]

@@ -13,9 +13,9 @@ from ragaccel.train.space.run import Listener, train_space
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from transformers import TrainerState
+
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.train.space.evaluate import Figures
-    from ragaccel.train.space.fit import Standing
     from ragaccel.train.space.recipe import Recipe
     from ragaccel.train.space.run import Job
 
@@ -89,28 +89,28 @@ class TrainingProgress(Listener):
         self._bars.update(self._answers, completed=done, total=total, visible=done < total)
         self._line(done, total, f"answered {done:,} of {total:,}")
 
-    def stepped(self, standing: Standing) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Draw where training stands."""
-        told = f"loss {standing.loss:.3f}, {standing.guessed:.0%} guessed"
-        self._bars.update(
-            self._steps, completed=standing.step, total=standing.steps, visible=True, told=told
+        done, total = state.global_step, state.max_steps
+        losses = (row["loss"] for row in reversed(state.log_history) if "loss" in row)
+        told = f"loss {next(losses, float('nan')):.3f}"
+        self._bars.update(self._steps, completed=done, total=total, visible=True, told=told)
+        self._line(done, total, f"step {done:,} of {total:,}: {told}")
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Tell the tokens a pass that held-out answers would take."""
+        figures: Any = state.log_history[-1]["figures"]
+        values = figures["tokens_per_pass"]
+        told = ", ".join(f"{value:.2f}" for value in values)
+        self._terminal.note(
+            f"step {state.global_step:,}: {told} tokens a pass with 1 to {len(values)} mask tokens"
         )
-        self._line(
-            standing.step, standing.steps, f"step {standing.step:,} of {standing.steps:,}: {told}"
-        )
-        if standing.figures is not None:
-            self._terminal.note(f"step {standing.step:,}: {_in_short(standing.figures)}")
 
     def _line(self, done: int, total: int, text: str) -> None:
         share = done * _LINES // max(1, total)
         if not self._terminal.interactive and (share != self._told or done == total):
             self._told = share
             self._terminal.note(text)
-
-
-def _in_short(figures: Figures) -> str:
-    values = ", ".join(f"{value:.2f}" for value in figures.tokens_per_pass)
-    return f"{values} tokens a pass with 1 to {len(figures.tokens_per_pass)} mask tokens"
 
 
 def _tell(terminal: Terminal, figures: dict[str, Any]) -> None:

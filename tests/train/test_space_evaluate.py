@@ -105,7 +105,7 @@ def test_the_first_guesses_come_from_before_the_prompts_last_token():
         logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
         network._rows.clear()
     assert foreseen == logits[len(seen) :].argmax(-1).tolist()
-    paper = network_of("llama", num_masks=MASKS, early_cuts=False)
+    paper = network_of("llama", "paper", num_masks=MASKS)
     assert guess(paper, sample, 500)[2] == []
     assert evaluate(paper, [sample]).with_prompt == ()
 

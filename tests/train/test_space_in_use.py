@@ -3,14 +3,13 @@
 import pytest
 import torch
 from small_tokenizers import byte_level
-from space_runs import COUNT, fit_of
+from space_runs import COUNT, trainer_of
 
 from ragaccel.draft.space import PaperSpaceDrafter
 from ragaccel.llm import LLM
 from ragaccel.models.gated import ungate_linears
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.train.space.evaluate import count_passes, guess
-from ragaccel.train.space.publish import publish
 from ragaccel.train.space.samples import Sample
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
@@ -20,14 +19,13 @@ SETTINGS = {"max_new_tokens": 12, "remember": False}
     ("mode", "changes"),
     [
         ("gated", {"rank": 8, "learning_rate": 1e-2}),
-        ("lora", {"rank": 8, "learning_rate": 1e-2, "num_cuts": 3}),
-        ("full", {"learning_rate": 5e-3}),
+        ("paper", {"learning_rate": 5e-3, "accumulate": 2}),
     ],
 )
 def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, changes):
-    fit = fit_of(tmp_path / "run", mode, steps=40, **changes)
-    fit.run()
-    network, out = fit.network.eval(), tmp_path / "out"
+    trainer = trainer_of(tmp_path / "run", mode, steps=60, **changes)
+    trainer.fit()
+    network, out = trainer.model.eval(), tmp_path / "out"
     with torch.no_grad():  # what is written is rounded
         for name, weight in network.trained().items():
             if mode == "gated" or name == "mask_embeddings":
@@ -39,8 +37,8 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
         guesses, own, _ = guess(network, Sample(tuple(prompt), tuple(answer)), 500)
         assert own == answer
         expected[prompt[0]] = answer, count_passes(answer, guesses, 3)
-    publish(network, byte_level(), out, training={}, merge=mode == "lora")
-    model = network.model if mode != "lora" else network.model.merge_and_unload()
+    network.publish(out, byte_level(), {}, torch.float32)
+    model = network.model
     ungate_linears(model)
     llm = LLM(
         model,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragaccel.train.space.layout import Plan, lay_out
+from ragaccel.train.space.layout import Collator, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Figures:
         tokens_per_pass: with 1 to K mask tokens: all tokens over all verify passes, the end token
             and the first pass included.
         with_prompt: the same where the first pass has guesses too, from mask tokens that were read
-            with the prompt; empty where the recipe has no early cuts.
+            with the prompt; empty after the paper's training, which teaches none there.
         right: share of the first to the K-th mask token's guesses that are the recorded token.
         own: share of recorded tokens that are the model's own choice.
     """
@@ -57,13 +57,6 @@ class Figures:
             "own": round(self.own, 4),
             "with_prompt": [round(value, 3) for value in self.with_prompt],
         }
-
-    @classmethod
-    def of(cls, told: dict[str, Any]) -> Figures:
-        """The figures that ``as_dict`` told."""
-        per_pass, right = tuple(told["tokens_per_pass"]), tuple(told["right"])
-        with_prompt = tuple(told.get("with_prompt", ()))
-        return cls(told["samples"], per_pass, right, told["own"], with_prompt)
 
 
 def evaluate(
@@ -89,13 +82,12 @@ def evaluate(
     try:
         with torch.no_grad():
             for sample in samples:
-                guesses, own, foreseen = guess(network, sample, room)
-                counts += _counts(sample.answer_ids, guesses, own, foreseen)
+                counts += _counts(sample.answer_ids, *guess(network, sample, room))
     finally:
         network.train(was_training)
     total = reduce(counts).tolist()
     passes, right, tried, fewer = (total[3 + i * num_masks :][:num_masks] for i in range(4))
-    is_early = network.recipe.early_cuts
+    is_early = not network.recipe.is_paper
     return Figures(
         samples=total[0],
         tokens_per_pass=tuple(total[1] / max(1, count) for count in passes),
@@ -115,26 +107,26 @@ def guess(
             of list t is of answer token t + j (from 0, where the first guess has j = 1).
         own: [T] the model's choice of each answer token after the recorded ones.
         foreseen: [K] of the answer's first tokens, from behind the prompt's last token but one;
-            empty where the recipe has no early cuts.
+            empty after the paper's training.
     """
-    num_masks, first = network.recipe.num_masks, len(sample.prompt_ids) - 1
-    early = min(first, int(network.recipe.early_cuts))
-    cuts = range(first - early, len(sample) - 2)
-    at_once = max(1, (row_tokens - len(sample)) // num_masks)
+    num_masks, length = network.recipe.num_masks, len(sample)
+    first = len(sample.prompt_ids) - 1
+    early = min(first, int(not network.recipe.is_paper))
+    cuts = range(first - early, length - 2)
+    at_once = max(1, (row_tokens - length) // num_masks)
+    lay_out = Collator(num_masks, network.base.vocab_size)
     guesses: list[list[int]] = []
     own: list[int] = []
     device = network.mask_embeddings.device
     for start in range(0, len(cuts), at_once):
-        part = tuple(cuts[start : start + at_once])
-        layout = lay_out(
-            [Plan(sample, part)], num_masks=num_masks, vocab_size=network.base.vocab_size
-        ).to(device)
-        real = torch.arange(first, len(sample) - 1, device=device) if not own else None
-        masks = layout.is_mask.nonzero()[:, 0]
-        rows = masks if real is None else torch.cat((masks, real))
-        chosen = network.logits(layout, rows).argmax(-1).tolist()
-        guesses += [chosen[i : i + num_masks] for i in range(0, len(part) * num_masks, num_masks)]
-        own += chosen[len(part) * num_masks :]
+        batch = lay_out([[Plan(sample, tuple(cuts[start : start + at_once]))]])
+        row = [batch[name].to(device) for name in ("input_ids", "position_ids", "attention_mask")]
+        real = 0 if own else length - 1 - first  # the answer's are asked for once
+        wanted = torch.arange(first, row[0].shape[1], device=device)
+        wanted = torch.cat((wanted[:real], wanted[length - first :]))
+        chosen = network(*row, wanted=wanted).argmax(-1).tolist()
+        own += chosen[:real]
+        guesses += [chosen[i : i + num_masks] for i in range(real, len(chosen), num_masks)]
     foreseen = guesses.pop(0) if early else []
     return guesses, own, foreseen
 
@@ -159,13 +151,8 @@ def count_passes(
     passes = done = 0
     chain = foreseen[:num_masks]
     while done < len(answer):
-        accepted = 0
-        while (
-            accepted < len(chain)
-            and done + accepted < len(answer)
-            and chain[accepted] == answer[done + accepted]
-        ):
-            accepted += 1
+        pairs = list(zip(chain, answer[done:], strict=False))
+        accepted = next((i for i, (one, two) in enumerate(pairs) if one != two), len(pairs))
         leaf = done + accepted  # the group behind the token before the last one that is known
         done += accepted + 1
         passes += 1
@@ -181,14 +168,13 @@ def _counts(
     foreseen: Sequence[int],
 ) -> Tensor:
     num_masks = len(guesses[0])
-    passes = [count_passes(answer, guesses, count) for count in range(1, num_masks + 1)]
+    sizes = range(1, num_masks + 1)
+    passes = [count_passes(answer, guesses, count) for count in sizes]
+    fewer = [count_passes(answer, guesses, count, foreseen) for count in sizes]
     right, tried = [0] * num_masks, [0] * num_masks
     for place, chain in enumerate(guesses):
         for ahead, token in enumerate(chain[: len(answer) - 1 - place]):
             tried[ahead] += 1
             right[ahead] += token == answer[place + 1 + ahead]
     agreed = sum(one == two for one, two in zip(own, answer, strict=True))
-    sizes = range(1, num_masks + 1)
-    fewer = [count_passes(answer, guesses, count, foreseen) for count in sizes]
-    counts = [1, len(answer), agreed, *passes, *right, *tried, *fewer]
-    return torch.tensor(counts, dtype=torch.long)
+    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried, *fewer])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
+
+from torch.utils.data import Dataset
 
 from ragaccel.train.space.layout import Plan
 
@@ -13,27 +16,28 @@ if TYPE_CHECKING:
     from ragaccel.train.space.recipe import Recipe
     from ragaccel.train.space.samples import Sample
 
+_CUT = 0.5  # share of the samples that the paper gives mask tokens
 
-class Rows:
+
+class Rows(Dataset[list[Plan]]):
     """The rows of a run, in an order that the recipe's seed decides and nothing else.
 
-    A row can be asked for by its number, whatever was asked for before: a run goes on from a step's
-    number alone.
+    Each can be asked for by its number, whatever was asked for before, so that a run goes on from a
+    step's number alone. They fill all steps of ``num_processes`` processes.
     """
 
-    def __init__(self, samples: Sequence[Sample], recipe: Recipe) -> None:
+    def __init__(self, samples: Sequence[Sample], recipe: Recipe, num_processes: int = 1) -> None:
         self._samples, self._recipe = samples, recipe
         self._starts = [0]  # the number of the first row of each epoch
         self._epoch, self._rows = -1, list[list[Plan]]()
+        at_once = recipe.accumulate * num_processes
+        self.steps = recipe.steps or math.ceil(self.first_of(recipe.epochs) / at_once)
+        self._count = self.steps * at_once
 
-    def first_of(self, epoch: int) -> int:
-        """Number of the first row of an epoch: how many the epochs before it have."""
-        while len(self._starts) <= epoch:
-            self._load(len(self._starts) - 1)
-        return self._starts[epoch]
+    def __len__(self) -> int:
+        return self._count
 
-    def row(self, number: int) -> list[Plan]:
-        """The samples of a row and their cuts."""
+    def __getitem__(self, number: int) -> list[Plan]:
         epoch = max(0, self._epoch)
         while self._starts[min(epoch, len(self._starts) - 1)] > number:
             epoch -= 1
@@ -41,6 +45,17 @@ class Rows:
             epoch += 1
         self._load(epoch)
         return self._rows[number - self._starts[epoch]]
+
+    def first_of(self, epoch: int) -> int:
+        """Number of the first row of an epoch: how many the epochs before it have."""
+        while len(self._starts) <= epoch:
+            self._load(len(self._starts) - 1)
+        return self._starts[epoch]
+
+    def count_tokens(self) -> int:
+        """Count the tokens of all rows, mask tokens included."""
+        each = (plan for number in range(len(self)) for plan in self[number])
+        return sum(plan.num_tokens(self._recipe.num_masks) for plan in each)
 
     def _load(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -60,28 +75,23 @@ def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[li
 
 
 def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
-    """Draw where a sample is cut, if it is: as often as there are places and the row has room."""
-    if recipe.mask_probability < 1 and rng.random() >= recipe.mask_probability:
-        return Plan(sample)
-    places = cut_places(sample, recipe)
-    if recipe.variant == "plain":
+    """Draw where a sample is cut.
+
+    A gated adapter learns at as many places as there are and the row has room for: from the one
+    before the prompt's last token, where mask tokens are read with the prompt, to the last that has
+    a label. The paper cuts half of the samples at one place behind the prompt, early enough that
+    all mask tokens have labels, and drops the rest of the answer.
+    """
+    prompt, length = len(sample.prompt_ids), len(sample)
+    if recipe.is_paper:
+        if rng.random() >= _CUT:
+            return Plan(sample)
+        places = range(prompt - 1, max(prompt, length - 1 - recipe.num_masks))
         return Plan(sample, (rng.choice(places),), shortened=True)
-    room = (recipe.row_tokens - len(sample)) // recipe.num_masks
+    places = range(max(0, prompt - 2), length - 2)
+    room = (recipe.row_tokens - length) // recipe.num_masks
     count = max(1, min(recipe.num_cuts, len(places), room))
     return Plan(sample, tuple(sorted(rng.sample(places, count))))
-
-
-def cut_places(sample: Sample, recipe: Recipe) -> range:
-    """Numbers of the real tokens behind which mask tokens may stand.
-
-    From the prompt's last token on; early cuts begin at the one before it, where mask tokens are
-    read with the prompt. The paper's last place is the one where all mask tokens have a label; late
-    cuts go on to where one has.
-    """
-    first, end = max(0, len(sample.prompt_ids) - 1 - recipe.early_cuts), len(sample) - 2
-    if not recipe.late_cuts:
-        end = max(first + 1, len(sample) - 1 - recipe.num_masks)
-    return range(first, end)
 
 
 def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:

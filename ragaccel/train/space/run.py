@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerCallback
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import read_max_positions
 from ragaccel.models.load import bundled_reader_path, load_for_training
 from ragaccel.models.space_adapter import base_of
+from ragaccel.replacing import replacing
 from ragaccel.train.space.answers import answer_samples, kept_answers
-from ragaccel.train.space.fit import Fit, make_accelerator
 from ragaccel.train.space.network import SpaceNetwork
-from ragaccel.train.space.publish import publish
-from ragaccel.train.space.run_folder import RunFolder
+from ragaccel.train.space.plan import Rows
 from ragaccel.train.space.samples import Samples, fitted, read_samples, split_held_out
+from ragaccel.train.space.trainer import SpaceTrainer, make_arguments
 
 if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
-    from ragaccel.train.space.fit import Fitted, Standing
     from ragaccel.train.space.recipe import Recipe
-
-
-_ANSWERING = "answers.json"  # in the run's folder: whose own answers are kept
+    from ragaccel.train.space.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,6 @@ class Job:
         evaluated: most samples that are evaluated on.
         own_answers: train on the model's own answers to the prompts.
         answer_tokens: longest of those.
-        merge: write low-rank changes of all rows into the weights.
         device: "cpu" for no GPU; by default what there is.
         run_folder: of checkpoints; beside ``out`` by default.
     """
@@ -55,7 +53,6 @@ class Job:
     evaluated: int = 200
     own_answers: bool = False
     answer_tokens: int = 256
-    merge: bool = False
     device: str | None = None
     run_folder: Path | None = None
 
@@ -68,8 +65,8 @@ class Job:
         return out.with_name(out.name + "-run")
 
 
-class Listener:
-    """What a run tells of itself while it lasts; does nothing as it is."""
+class Listener(TrainerCallback):
+    """What a run tells of itself, beside what transformers' trainer does; here it is not heard."""
 
     def note(self, text: str) -> None:
         """Hear what was found or decided."""
@@ -77,17 +74,14 @@ class Listener:
     def answered(self, done: int, total: int) -> None:
         """Hear how many of a file's prompts the model has answered."""
 
-    def stepped(self, standing: Standing) -> None:
-        """Hear where fitting stands."""
-
 
 def train_space(
     job: Job, recipe: Recipe, listener: Listener | None = None
 ) -> dict[str, Any] | None:
     """Train a model to guess ahead and write the result; the same call goes on with a stopped run.
 
-    Follows SAR-SFT (arXiv 2402.11809) and, in mode "gated", gated low-rank changes
-    (arXiv 2507.11851). Started in several processes, all take part and the first one writes.
+    Follows arXiv 2402.11809 and, in mode "gated", the gated low-rank changes of arXiv 2507.11851.
+    Started in several processes, all take part and the first one writes.
 
     Returns:
         What was trained and its figures, as JSON knows them; None in other processes than the
@@ -97,81 +91,101 @@ def train_space(
         ConfigurationError: a recipe, a file or a folder that cannot work; says what to do.
         ModelNotFoundError: no such model.
         ModelRefusedError: a model that cannot be decoded exactly.
-        MissingExtraError: accelerate, or peft for mode "lora", is not installed.
+        MissingExtraError: accelerate is not installed.
         KeyboardInterrupt: stopped; what was done is saved.
     """
-    _check(job, recipe)
-    accelerator = make_accelerator(job.device)
-    if listener is None or not accelerator.is_main_process:
+    _check(job)
+    arguments = make_arguments(recipe, job.kept_in, job.device)
+    is_first = arguments.process_index == 0
+    if listener is None or not is_first:
         listener = Listener()
     model, tokenizer = load_for_training(job.model)
     samples, held_out = _read(job, recipe, model, tokenizer)
     if job.own_answers:
-        longest = _longest(recipe, model)
-        with accelerator.main_process_first():
-            if accelerator.is_main_process:
-                _claim_answers(job, model)
-            samples = _own(job, samples, "answers", listener, longest=longest)
-            held_out = _own(job, held_out, "held-out-answers", listener, longest=longest)
+        with arguments.main_process_first(local=False):
+            samples, held_out = _answered(job, recipe, model, (samples, held_out), listener)
     listener.note(_told("to train on", samples))
     listener.note(_told("to evaluate on", held_out))
+    facts = {
+        "recipe": recipe.as_dict(),
+        "model": asdict(base_of(model)),
+        "samples": {"count": len(samples.rows), "digest": samples.digest},
+        "num_processes": arguments.world_size,
+    }
+    if is_first:
+        claim(job.kept_in / "run.json", facts)
     saved_dtype = model.dtype
     network = SpaceNetwork(_trainable(model, recipe), recipe)
-    done = Fit(
-        network,
-        samples,
-        RunFolder(job.kept_in),
-        held_out=held_out.rows,
-        accelerator=accelerator,
-        report=listener.stepped,
-    ).run()
-    if not accelerator.is_main_process:
-        return None
-    training = _told_of(job, recipe, samples, done)
-    publish(
-        network,
-        tokenizer.tokenizer,
-        job.out,
-        training=training,
-        merge=job.merge,
-        dtype=saved_dtype,
-    )
-    seconds = done.progress.seconds
-    return {
-        **training,
-        "out": str(job.out),
-        "seconds": round(seconds, 1),
-        "seconds_per_step": round(seconds / done.progress.steps, 4),
-    }
-
-
-def _told_of(job: Job, recipe: Recipe, samples: Samples, done: Fitted) -> dict[str, Any]:
-    """What the result says of its making: nothing that differs between machines."""
-    return {
+    rows = Rows(samples.rows, recipe, arguments.world_size)
+    trainer = SpaceTrainer(network, rows, arguments, held_out=held_out.rows, callbacks=[listener])
+    figures = trainer.fit()
+    training = {
         "recipe": recipe.as_dict(),
         "samples": len(samples.rows),
         "own_answers": job.own_answers,
-        "steps": done.progress.steps,
-        "tokens": done.progress.tokens,
-        "held_out": None if done.figures is None else done.figures.as_dict(),
+        "steps": rows.steps,
+        "tokens": rows.count_tokens(),
+        "held_out": None if figures is None else figures.as_dict(),
     }
+    if not is_first:
+        return None
+    _write(job.kept_in / "log.json", trainer.state.log_history)
+    network.publish(job.out, tokenizer.tokenizer, training, saved_dtype)
+    each = round(trainer.seconds / rows.steps, 4)
+    seconds = {"seconds": round(trainer.seconds, 1), "seconds_per_step": each}
+    return {**training, "out": str(job.out), **seconds}
 
 
-def _check(job: Job, recipe: Recipe) -> None:
-    if job.merge and recipe.mode == "gated":
+def claim(file: Path, facts: dict[str, Any]) -> None:
+    """Note in a run's folder what it is of, or find it to be of the same.
+
+    Args:
+        file: what is written, or read.
+        facts: everything that the outcome depends on, as JSON knows it.
+
+    Raises:
+        ConfigurationError: another run's folder; names what differs.
+    """
+    if not file.exists():
+        _write(file, facts)
+        return
+    try:
+        found = _flat(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{file} is damaged: delete {file.parent}") from error
+    wanted = _flat(json.loads(json.dumps(facts)))
+    differing = [
+        f"{name} {found.get(name)!r} there, {wanted.get(name)!r} here"
+        for name in sorted({*found, *wanted})
+        if found.get(name) != wanted.get(name)
+    ]
+    if differing:
         raise ConfigurationError(
-            "gated changes act on mask tokens alone and cannot be merged into weights: leave "
-            "merge away, or take mode lora"
+            f"{file.parent} is another run's folder ({'; '.join(differing)}): give the same "
+            "arguments to go on with that run, or another folder, or delete it"
         )
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested facts under one name each."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        is_nested = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+    return found
+
+
+def _write(file: Path, content: Any) -> None:
+    with replacing(file) as opened:
+        opened.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def _check(job: Job) -> None:
+    """Refuse what would fail, or do harm, only when hours of training are over."""
     if not 0 <= job.held_out_share < 1:
         raise ConfigurationError(f"held_out_share must be 0 to 1, not {job.held_out_share}")
     if job.answer_tokens < 2 or job.evaluated < 0:
         raise ConfigurationError("answer_tokens must be 2 or more, evaluated 0 or more")
-    _check_folders(job)
-
-
-def _check_folders(job: Job) -> None:
-    """Refuse what would fail, or do harm, only when hours of training are over."""
     out = job.out.resolve()
     if not out.name:
         raise ConfigurationError(f"{job.out} cannot be replaced: name a folder for the result")
@@ -196,7 +210,7 @@ def _trainable(model: Any, recipe: Recipe) -> Any:
     Steps are smaller than what a short type tells apart, but a frozen base takes none; gradients
     outgrow float16.
     """
-    stays = recipe.mode == "gated" and model.dtype != torch.float16
+    stays = not recipe.is_paper and model.dtype != torch.float16
     return model if stays else model.float()
 
 
@@ -228,32 +242,31 @@ def _read(job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer) -> tuple[S
     return samples, replace(held_out, rows=held_out.rows[: job.evaluated])
 
 
-def _claim_answers(job: Job, model: Any) -> None:
-    """See that kept answers are this model's, and of this length."""
-    if (job.kept_in / "answers.jsonl").exists() and not (job.kept_in / _ANSWERING).exists():
-        return  # kept before that was told
-    facts = {"model": asdict(base_of(model)), "answer_tokens": job.answer_tokens}
-    RunFolder(job.kept_in).claim(facts, _ANSWERING)
-
-
-def _own(job: Job, samples: Samples, name: str, listener: Listener, *, longest: int) -> Samples:
+def _answered(
+    job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
+) -> tuple[Samples, ...]:
     """The samples with the model's own answers, which are kept in the run's folder."""
+    facts = {"model": asdict(base_of(model)), "answer_tokens": job.answer_tokens}
+    claim(job.kept_in / "answers.json", facts)
+    found = []
+    for name, samples in zip(("answers", "held-out-answers"), both, strict=True):
+        own = _own(job, samples, job.kept_in / f"{name}.jsonl", listener)
+        short = fitted(own, _longest(recipe, model))
+        cut, skipped = samples.num_cut + short.num_cut, samples.num_skipped + short.num_skipped
+        found.append(Samples(short.rows, cut, skipped))
+    return tuple(found)
+
+
+def _own(job: Job, samples: Samples, path: Path, listener: Listener) -> list[Sample]:
     from ragaccel.llm import LLM
 
-    path = job.kept_in / f"{name}.jsonl"
-    if len(kept_answers(path, samples.rows)) < len(samples.rows):
-        with LLM.load(job.model, device=job.device, keep_costs=False) as llm:
-            answer_samples(
-                llm,
-                samples.rows,
-                path,
-                max_new_tokens=job.answer_tokens,
-                report=listener.answered,
-            )
-    found = fitted(kept_answers(path, samples.rows), longest)
-    return Samples(
-        found.rows, samples.num_cut + found.num_cut, samples.num_skipped + found.num_skipped
-    )
+    own = kept_answers(path, samples.rows)
+    if len(own) == len(samples.rows):
+        return own
+    with LLM.load(job.model, device=job.device, keep_costs=False) as llm:
+        longest, report = job.answer_tokens, listener.answered
+        answer_samples(llm, samples.rows, path, max_new_tokens=longest, report=report)
+    return kept_answers(path, samples.rows)
 
 
 def _told(name: str, samples: Samples) -> str:

@@ -1,0 +1,257 @@
+"""The trainer: guesses come right, runs go on bit for bit, checkpoints are whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from space_runs import HELD_OUT, SMALL, network_of, trainer_of, weights_of
+from tiny_models import make_tiny_model
+from transformers import TrainerCallback
+
+from ragaccel.errors import ConfigurationError, MissingExtraError
+from ragaccel.train.space.evaluate import evaluate
+from ragaccel.train.space.network import SpaceNetwork
+from ragaccel.train.space.recipe import make_recipe
+from ragaccel.train.space.run import claim
+from ragaccel.train.space.trainer import make_arguments
+
+MODES = [
+    ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100}),
+    ("paper", {"learning_rate": 5e-3, "steps": 120, "accumulate": 2}),
+]
+
+
+class Heard(TrainerCallback):
+    """Keeps what a run tells; does something after a step."""
+
+    def __init__(self, at=None, act=None):
+        self.steps, self.evaluated, self.saved = [], [], []
+        self.at, self.act = at, act
+
+    def on_step_end(self, args, state, control, **_):
+        self.steps.append(state.global_step)
+        if state.global_step == self.at:
+            self.act()
+
+    def on_evaluate(self, args, state, control, **_):
+        self.evaluated.append(state.global_step)
+
+    def on_save(self, args, state, control, **_):
+        self.saved.append(state.global_step)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def crash():
+    raise RuntimeError("the machine went off")
+
+
+def rows_of(log):
+    """A log without what differs between two runs of the same: times."""
+    timed = ("seconds", "train_")
+    kept = ({k: v for k, v in row.items() if not k.startswith(timed)} for row in log)
+    return [row for row in kept if {"loss", "figures"} & row.keys()]
+
+
+@pytest.mark.parametrize(("mode", "changes"), MODES)
+def test_guesses_come_right(tmp_path, mode, changes):
+    heard = Heard()
+    trainer = trainer_of(tmp_path, mode, heard, evaluate_every=50, **changes)
+    before = evaluate(trainer.model, HELD_OUT).tokens_per_pass
+    figures, steps = trainer.fit(), changes["steps"]
+    assert before[-1] < 1.5
+    assert figures.tokens_per_pass[-1] > 2.2  # 8 tokens in 3 passes are the most: 2.67
+    assert list(figures.tokens_per_pass) == sorted(figures.tokens_per_pass)
+    assert figures.right[0] > 0.85
+    assert figures.own > 0.95
+    assert heard.steps == list(range(1, steps + 1))
+    assert heard.evaluated == [50, 100, 120][: len(heard.evaluated)]
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses[-1] < losses[0]
+    assert heard.saved == [100, steps][-len(heard.saved) :]
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize(("mode", "changes"), MODES)
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, mode, changes):
+    settings = {**changes, "steps": 8, "accumulate": 2, "evaluate_every": 3, "save_every": 4}
+    whole = trainer_of(tmp_path / "whole", mode, **settings)
+    expected = whole.fit()
+    heard = Heard(5, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(tmp_path / "parts", mode, heard, **settings).fit()
+    assert heard.saved == [4, 5]
+    torch.rand(3)
+    heard = Heard()
+    going_on = trainer_of(tmp_path / "parts", mode, heard, **settings)
+    assert going_on.fit() == expected
+    assert heard.steps == [6, 7, 8]
+    assert weights_of(whole.model).keys() == weights_of(going_on.model).keys()
+    for name, weight in weights_of(whole.model).items():
+        assert torch.equal(weight, weights_of(going_on.model)[name]), name
+    steps = [row["step"] for row in rows_of(going_on.state.log_history) if "figures" in row]
+    assert steps == [3, 6, 8]
+    assert rows_of(going_on.state.log_history)[:2] == rows_of(whole.state.log_history)[:2]
+
+
+def test_dropout_draws_the_same_after_a_crash(tmp_path):
+    def run(folder, *callbacks):
+        model = make_tiny_model("gpt2", torch.float32)
+        assert model.config.resid_pdrop > 0
+        network = SpaceNetwork(model, make_recipe("paper", **SMALL, steps=4, save_every=2))
+        trainer_of(folder, "paper", *callbacks, network=network, held_out=()).fit()
+        return weights_of(network)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "parts", Heard(3, crash))
+    heard = Heard()
+    again = run(tmp_path / "parts", heard)
+    assert heard.steps == [3, 4]
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_finished_run_trains_no_further(tmp_path):
+    first = trainer_of(tmp_path, steps=3).fit()
+    heard = Heard()
+    assert trainer_of(tmp_path, "gated", heard, steps=3).fit() == first
+    assert not heard.steps
+    assert trainer_of(tmp_path, steps=3, held_out=HELD_OUT[:4]).fit().samples == 4
+    assert trainer_of(tmp_path, steps=3, held_out=()).fit() is None
+
+
+def test_checkpoints_hold_what_is_learned_and_the_last_one_stays(tmp_path):
+    trainer = trainer_of(tmp_path, steps=3, save_every=1)
+    trainer.fit()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
+    assert saved.keys() == weights_of(trainer.model).keys()
+    assert not (tmp_path / "checkpoint-3" / "training_args.bin").exists()
+
+
+def test_a_checkpoint_that_was_being_written_is_not_gone_on_from(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("ragaccel.train.space.trainer._move_in", lambda *_: crash())
+        with pytest.raises(RuntimeError):
+            trainer_of(tmp_path, steps=3, save_every=2).fit()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.part"]
+    heard = Heard()
+    trainer_of(tmp_path, "gated", heard, steps=3, save_every=2).fit()
+    assert heard.steps == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_an_interrupted_evaluation_loses_no_step(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragaccel.train.space.trainer.evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer_of(tmp_path, steps=3).fit()
+    heard = Heard()
+    trainer_of(tmp_path, "gated", heard, steps=3).fit()
+    assert not heard.steps
+
+
+def test_another_runs_folder_is_refused_by_what_differs(tmp_path):
+    file = tmp_path / "deep" / "run.json"
+    claim(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
+    claim(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
+    with pytest.raises(ConfigurationError, match=r"\(recipe\.rank 8 there, 9 here; seed 1 th"):
+        claim(file, {"recipe": {"rank": 9, "steps": None}, "seed": 2})
+    file.write_text("[")
+    with pytest.raises(ConfigurationError, match="damaged: delete"):
+        claim(file, {})
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    trainer_of(tmp_path, steps=2).fit()
+    (tmp_path / "checkpoint-2" / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ConfigurationError, match=r"checkpoint-2 is damaged: delete"):
+        trainer_of(tmp_path, steps=2).fit()
+
+
+def test_a_run_without_hope_ends_early(tmp_path):
+    trainer = trainer_of(tmp_path, "paper", steps=50, learning_rate=1e30)
+    with pytest.raises(ConfigurationError, match="take a lower learning rate"):
+        trainer.fit()
+    assert trainer.state.global_step < 50
+
+
+def test_epochs_decide_the_steps(tmp_path):
+    trainer = trainer_of(tmp_path, epochs=3, accumulate=2)
+    trainer.fit()
+    assert trainer.state.global_step == -(-trainer.rows.first_of(3) // 2)
+
+
+def test_rows_of_a_step_are_averaged(tmp_path):
+    """Gradients as of each row alone."""
+    found = {}
+
+    def look():
+        found.update({name: weight.grad.clone() for name, weight in network.trained().items()})
+
+    class Looking(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **__):
+            look()
+
+    network = network_of(steps=1, accumulate=3, learning_rate=1e-30)
+    trainer = trainer_of(tmp_path, "gated", Looking(), network=network, held_out=())
+    trainer.args.max_grad_norm = 1e9
+    trainer.fit()
+    network.zero_grad()
+    for number in range(3):
+        batch = trainer.data_collator([trainer.rows[number]])
+        torch.autograd.backward(trainer.compute_loss(network, batch) / 3)
+    for name, weight in network.trained().items():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_bfloat16_trains(tmp_path):
+    trainer = trainer_of(tmp_path, precision="bfloat16", rank=8, learning_rate=1e-2, steps=100)
+    assert trainer.fit().right[0] > 0.8
+
+
+def test_devices_that_are_not_there(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES"):
+        make_arguments(make_recipe(), tmp_path, "cuda:1")
+    monkeypatch.setattr("transformers.training_args.is_accelerate_available", lambda *_: False)
+    with pytest.raises(MissingExtraError, match=r"ragaccel\[train\]"):
+        make_arguments(make_recipe(), tmp_path)
+
+
+def in_two_processes(folder, way):
+    script = Path(__file__).parents[1] / "space_spread.py"
+    command = [sys.executable, str(script), str(folder), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    """The same rows a step, half of them in each process; one is stopped, so both go on."""
+    told = in_two_processes(tmp_path / "spread", "ddp")
+    alone = trainer_of(tmp_path / "alone", steps=4, accumulate=4)
+    expected = alone.fit()
+    assert told == {"stopped": True, "steps": [3, 4], "samples": expected.samples}
+    assert [path.name for path in (tmp_path / "spread").iterdir()] == ["checkpoint-4"]
+    saved = load_file(tmp_path / "spread" / "checkpoint-4" / "model.safetensors")
+    for name, weight in weights_of(alone.model).items():
+        torch.testing.assert_close(saved[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_a_network_in_two_shards_has_the_same_gradients(tmp_path):
+    """What FSDP does to it, on CPUs."""
+    told = in_two_processes(tmp_path, "fsdp")
+    for mode in ("gated", "paper"):
+        assert told[mode]["loss"] == pytest.approx(0, abs=1e-6)
+        assert told[mode]["gradients"] == pytest.approx(0, abs=1e-5)
