@@ -68,7 +68,7 @@ class Ours:
 
     What the drafter learns lasts until it is to ``forget``.
 
-    ``modes`` are the engine's: ``exact``, ``near_ties``.
+    ``modes`` are the engine's: ``exact``.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Co
     known from the start, ``ours_recycling`` mixes in what the
     model ranked highest before, ``ours_paper`` copies with LLMA's
     settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
-    ``ours_near_ties`` is ``ours_tree`` with near ties asked again, ``ours_exact`` and
+    ``ours_exact`` and
     ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
     is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses,
     ``generate_static`` its greedy search over a static cache, compiled. ``ours_space`` is
@@ -268,7 +268,6 @@ _MAKERS: dict[str, Callable[[str, Target], Contender]] = {
     ),
     "ours_full": Remembering,
     SPACE: _space,
-    "ours_near_ties": partial(_tree, near_ties=True),
     "ours_exact": partial(_tree, exact=True),
     "ours_exact_plain": partial(_plain, exact=True),
     "generate": Generate,

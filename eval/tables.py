@@ -16,7 +16,6 @@ NAMES = {
     "ours_recycling": "ours, trees and recycling",
     "ours_paper": "ours, LLMA's settings",
     "ours_plain": "ours, plain",
-    "ours_near_ties": "ours, near ties asked again",
     "ours_exact": "ours, exact",
     "ours_exact_plain": "ours, exact and plain",
     "generate": "`model.generate`",

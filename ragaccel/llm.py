@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 from ragaccel.answer import Answer, Stream
 from ragaccel.awaiting import AsyncStream, answered, unless_cancelled
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.exactness import check_modes
 from ragaccel.engine.measuring import warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
@@ -68,9 +67,6 @@ class LLM(AbstractContextManager["LLM"]):
             user's folder (``RAGACCEL_HOME``).
         exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
             passes of a fixed width, drafts that do not branch, one request a pass. Slower.
-        near_ties: choose again, in a pass of its own, what rounding might decide otherwise when
-            guesses are verified with it. No proof, which ``exact`` is, and not measured to change
-            fewer answers (eval/README.md). Not together with that.
         max_batch: most requests in one pass.
         space: a SPACE adapter, where one is, or True for the model's own: it guesses at mask tokens
             as well. Answers stay the same; not together with ``exact``.
@@ -96,7 +92,6 @@ class LLM(AbstractContextManager["LLM"]):
         token_budget: int | None = None,
         keep_costs: bool = True,
         exact: bool = False,
-        near_ties: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
@@ -110,7 +105,6 @@ class LLM(AbstractContextManager["LLM"]):
                 "token_budget": token_budget,
                 "keep_costs": keep_costs,
                 "exact": exact,
-                "near_ties": near_ties,
                 "max_batch": max_batch,
                 "space": space,
             }
@@ -125,9 +119,7 @@ class LLM(AbstractContextManager["LLM"]):
             tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
         kept = cost_file(self.model.cost_key) if keep_costs else None
-        self.engine = Engine(
-            self.model, capacity=capacity, cost_file=kept, exact=exact, near_ties=near_ties
-        )
+        self.engine = Engine(self.model, capacity=capacity, cost_file=kept, exact=exact)
         self.token_budget = token_budget
         self._guessing = Guessing(
             drafter,
@@ -156,7 +148,6 @@ class LLM(AbstractContextManager["LLM"]):
         token_budget: int | None = None,
         keep_costs: bool = True,
         exact: bool = False,
-        near_ties: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
@@ -188,12 +179,10 @@ class LLM(AbstractContextManager["LLM"]):
             "token_budget": token_budget,
             "keep_costs": keep_costs,
             "exact": exact,
-            "near_ties": near_ties,
             "max_batch": max_batch,
             "space": space,
         }
         check_options(options)
-        check_modes(exact=exact, near_ties=near_ties)
         model, tokenizer = open_model(
             name_or_path,
             rehearse=drafter is None and tensor_parallel is None,  # only the first process drafts

@@ -72,7 +72,6 @@ OPTION_CHECKS: dict[str, checks.Check] = {
     "token_budget": checks.not_negative,
     "keep_costs": checks.flag,
     "exact": checks.flag,
-    "near_ties": checks.flag,
     "max_batch": checks.positive,
     "space": checks.space,
 }

@@ -459,14 +459,6 @@ def test_a_name_that_does_not_exist_is_said_so(tmp_path):
         LLM.load(tmp_path / "nowhere")
 
 
-def test_modes_that_exclude_each_other_are_refused_before_anything_is_loaded(llm, tmp_path):
-    modes = {"exact": True, "near_ties": True}
-    with pytest.raises(ConfigurationError, match="exact=True leaves no near ties"):
-        LLM.load(tmp_path / "nowhere", **modes)
-    with pytest.raises(ConfigurationError, match="exact=True leaves no near ties"):
-        LLM(llm.model, llm.tokenizer, **modes)
-
-
 class Unreadable:
     """Guesses tokens that no model knows."""
 

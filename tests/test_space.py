@@ -103,13 +103,6 @@ def test_exact_mode_takes_no_mask_tokens():
         LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
 
 
-def test_near_ties_and_mask_tokens_go_together():
-    model = make_tiny_model("llama", vocab_size=380)
-    llm = LLM(model, tiny_tokenizer(), space=random_adapter(model), near_ties=True)
-    wanted = plainly(llm, PROMPTS[0]).token_ids
-    assert llm.generate(PROMPTS[0], max_new_tokens=24).token_ids == wanted
-
-
 def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):
     folder = save_tiny_model(tmp_path / "model")
     bare = LLM.load(folder)

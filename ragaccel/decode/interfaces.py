@@ -58,15 +58,13 @@ class Choices:
     """What the target model chose after every node of a tree, probes included.
 
     ``next_ids`` is [len(tree)]. ``runner_ups`` is [len(tree)] lists of the next likeliest tokens,
-    likeliest first, when they were asked for. ``uncertain`` is [len(tree)], true where the choice
-    was a near tie that another number of rows might decide otherwise; empty means never.
-    ``probed`` is [num_probes] lists of at most ``PROBE_RANKS`` pairs: the tokens most likely to
-    follow each mask token, and how likely, the likeliest first; empty tells nothing of them.
+    likeliest first, when they were asked for. ``probed`` is [num_probes] lists of at most
+    ``PROBE_RANKS`` pairs: the tokens most likely to follow each mask token, and how likely, the
+    likeliest first; empty tells nothing of them.
     """
 
     next_ids: Sequence[int]
     runner_ups: Sequence[Sequence[int]] = ()
-    uncertain: Sequence[bool] = ()
     probed: Sequence[Sequence[tuple[int, float]]] = ()
 
 

@@ -62,7 +62,7 @@ class Session:
         self.rows_per_node = 1 if self._gains is not None else 1 + self.num_probes
         self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
         self._tree: DraftTree | None = None
-        self._prefilled = self._recheck = False
+        self._prefilled = False
         self._returns = Returns()
         self._asked = 0  # guesses asked for in the present step
         self._price = 0.0  # what they cost, in plain passes
@@ -109,7 +109,7 @@ class Session:
         if self._gains is not None:  # probes have room too, but without a guess they are no use
             rows -= min(self.num_probes, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
-        return 0 if self._recheck or self._room() <= 0 else max(0, limit)
+        return 0 if self._room() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
         """Draft the tree that the next verify pass is to run over; its choices go to ``absorb``.
@@ -144,7 +144,7 @@ class Session:
         behind them there must be room for a guess and the token after it. All of them together fit
         a pass of this sequence: one that is shared takes more rows, but not of each.
         """
-        if not self.num_probes or self._recheck or (self.chooses_width and self._returns.rests):
+        if not self.num_probes or (self.chooses_width and self._returns.rests):
             return []
         room = self._room() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
@@ -211,7 +211,7 @@ class Session:
         if self._tree is None:
             raise RuntimeError("absorb follows propose: there is no tree to judge")
         tree, self._tree = self._tree, None
-        acceptance = self._end(self._doubt(accept(tree, choices)))
+        acceptance = self._end(accept(tree, choices))
         self.verifier.commit(acceptance.committed)
         self.context.advance(acceptance)
         tokens, origins = tuple(acceptance.emitted), _origins(acceptance)
@@ -263,16 +263,6 @@ class Session:
     def _room(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""
         return self.request.max_new_tokens - len(self.token_ids) - 1
-
-    def _doubt(self, acceptance: Acceptance) -> Acceptance:
-        """Hold back what follows the first near tie: the next pass asks again, at plain width."""
-        uncertain = acceptance.choices.uncertain
-        self._recheck = False
-        if not uncertain or len(acceptance.tree) == 1:
-            return acceptance
-        sure = next((i for i, node in enumerate(acceptance.path) if uncertain[node]), None)
-        self._recheck = sure is not None
-        return acceptance if sure is None else acceptance.cut(sure)
 
     def _end(self, acceptance: Acceptance) -> Acceptance:
         start = len(self.token_ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 
-from ragaccel.engine.exactness import check_exact, check_modes
+from ragaccel.engine.exactness import check_exact
 from ragaccel.engine.interrupts import is_interrupt
 from ragaccel.engine.kept_costs import KeptCosts, PassKind
 from ragaccel.engine.layout import (
@@ -66,15 +66,12 @@ class Engine:
         exact: give, to the last bit, what plain decoding in this mode gives: every pass has
             ``EXACT_ROWS`` rows of one sequence, drafts do not branch, attention is reduced in a
             fixed order and kept prefixes end where a prefill chunk does.
-        near_ties: say of choices that rounding might decide otherwise that they are uncertain:
-            they are made again in a pass of their own.
         kept_prefixes: most caches kept for prompts that begin alike.
         kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
 
     Raises:
-        ConfigurationError: a capacity beyond what the model can read, a size below 1, exact mode
-            together with ``near_ties``, or for a model that attends by itself or whose rows depend
-            on one another.
+        ConfigurationError: a capacity beyond what the model can read, a size below 1, or exact mode
+            for a model that attends by itself or whose rows depend on one another.
     """
 
     def __init__(
@@ -86,11 +83,9 @@ class Engine:
         prefill_chunk: int = 512,
         cost_file: Path | None = None,
         exact: bool = False,
-        near_ties: bool = False,
         kept_prefixes: int = 8,
         kept_bytes: int | None = None,
     ) -> None:
-        check_modes(exact=exact, near_ties=near_ties)
         limit = model.max_positions
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError("capacity, max_rows and prefill_chunk must be 1 or more")
@@ -103,7 +98,7 @@ class Engine:
                 f"exact mode needs a model that runs with our attention: {model.why_apart}"
             )
         self.model = model
-        self.exact, self.near_ties = exact, near_ties
+        self.exact = exact
         self.max_rows = min(max_rows, EXACT_ROWS) if exact else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
@@ -198,12 +193,7 @@ class Engine:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
         with self._pass_lock, torch.inference_mode():
             groups = [[each] for each in batch] if self.passes_apart else [list(batch)]
-            found = [choices for group in groups for choices in self._verify_group(group)]
-            if self.near_ties and not self.passes_apart and len(batch) > 1:
-                for i, (verifier, tree, _) in enumerate(batch):
-                    if verifier.doubts(tree, found[i]):
-                        found[i] = self._verify_group([batch[i]])[0]
-            return found
+            return [choices for group in groups for choices in self._verify_group(group)]
 
     @property
     def passes_apart(self) -> bool:
@@ -246,13 +236,12 @@ class Engine:
             cost = self.cost_of([verifier for verifier, _, _ in batch])
             cost.observe(rows.num_rows, perf_counter() - started)
         found: list[Choices | BaseException] = []
-        ties = self.near_ties
         for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
             verifier.tree = tree
             found.append(
                 part
                 if isinstance(part, BaseException)
-                else read_choices(next(chosen), num_runner_ups, tree.num_probes, near_ties=ties)
+                else read_choices(next(chosen), num_runner_ups, tree.num_probes)
             )
         return found
 

@@ -26,19 +26,6 @@ _REFUSAL = (
 )
 
 
-def check_modes(*, exact: bool, near_ties: bool) -> None:
-    """Refuse modes that exclude each other, before a model is loaded for them.
-
-    Raises:
-        ConfigurationError: both are asked for.
-    """
-    if exact and near_ties:
-        raise ConfigurationError(
-            "exact=True leaves no near ties to choose again: what guesses are verified with "
-            "changes nothing in that mode. Leave near_ties out, or exact"
-        )
-
-
 @torch.inference_mode()
 def check_exact(model: TargetModel, num_rows: int) -> None:
     """Verify that tokens computed in several passes, at other places, have the same logits.

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ragaccel.decode.tree import DraftTree
 
 
-# Scores of float64 are rounded to float32: two of them may fall on the same number, or part.
-_NEAR = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float64: 2**-22}
-_NEAR_OTHERWISE = 1e-5
 _WHOLE = 1 << 30  # a chance of 1, as an integer
 
 
@@ -37,14 +34,12 @@ class Chooser:
 
     Args:
         request: how to choose.
-        near_ties: tell of each choice whether rounding might decide it otherwise.
     """
 
-    def __init__(self, request: Request, *, near_ties: bool = False) -> None:
+    def __init__(self, request: Request) -> None:
         self._sampling = request.sampling
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
-        self._near_ties = near_ties
         self._normalizes = request.score_rules.renormalize_logits
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -60,7 +55,7 @@ class Chooser:
             int64 [n, k] on the logits' device, for ``read_choices``: the choice, then, if any were
             asked for, the likeliest tokens, one more than asked, as the choice may be among them,
             then, if the tree has probes, the tokens that may follow them and their chances, in
-            units of 2^-30, then, if asked for, 1 where the choice is a near tie.
+            units of 2^-30.
         """
         scores = judged = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
@@ -71,8 +66,6 @@ class Chooser:
             parts.append(scores.topk(count, dim=-1).indices)
         if tree.num_probes:
             parts.append(_probed(judged, tree.num_probes))
-        if self._near_ties:
-            parts.append(_is_near_tie(judged, logits.dtype))
         return torch.cat(parts, dim=1)
 
     def rank(self, logits: Tensor, start: int) -> Tensor:
@@ -139,24 +132,19 @@ def wait_for(logits: Tensor) -> None:
 
 
 def read_choices(
-    rows: Sequence[Sequence[int]],
-    num_runner_ups: int,
-    num_probes: int = 0,
-    *,
-    near_ties: bool = False,
+    rows: Sequence[Sequence[int]], num_runner_ups: int, num_probes: int = 0
 ) -> Choices:
     """Read what ``Chooser.choose`` returned, as lists."""
     chosen = [row[0] for row in rows]
-    uncertain = [bool(row[-1]) for row in rows] if near_ties else ()
-    end = len(rows[0]) - bool(near_ties)
+    end = len(rows[0])
     probed: list[list[tuple[int, float]]] = []
     if num_probes:
         end -= 2 * PROBE_RANKS
         probed = read_ranks([row[end : end + 2 * PROBE_RANKS] for row in rows[-num_probes:]])
     if num_runner_ups == 0:
-        return Choices(chosen, uncertain=uncertain, probed=probed)
+        return Choices(chosen, probed=probed)
     others = [[token for token in row[1:end] if token != row[0]] for row in rows]
-    return Choices(chosen, [row[:num_runner_ups] for row in others], uncertain, probed)
+    return Choices(chosen, [row[:num_runner_ups] for row in others], probed)
 
 
 def read_ranks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
@@ -187,13 +175,3 @@ def _probed(scores: Tensor, num_probes: int) -> Tensor:
     found[-num_probes:, 0, :count] = best.indices
     found[-num_probes:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
     return found.flatten(1)
-
-
-def _is_near_tie(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tell where two scores are as near as rounding of ``dtype`` may bring them. [n, 1] int64."""
-    if scores.shape[-1] < 2:
-        return torch.zeros(len(scores), 1, dtype=torch.int64, device=scores.device)
-    two = scores.topk(2, dim=-1).values.double()
-    share = _NEAR.get(dtype, _NEAR_OTHERWISE)
-    near = (two[:, :1] - two[:, 1:]) <= share * two[:, :1].abs().clamp(min=1.0)
-    return near.to(torch.int64)

@@ -29,7 +29,7 @@ class EngineVerifier:
         self._holding: Holding | None = None
         self.wanted_ids = request.prompt_ids[:-1]
         """What is to be cached before the next pass."""
-        self.chooser = Chooser(request, near_ties=engine.near_ties)
+        self.chooser = Chooser(request)
         self.way = way_of_choosing(request)
         self._cost, self._cost_until = engine.cost_alone(self)
         self._is_closed = False
@@ -82,7 +82,7 @@ class EngineVerifier:
             self._engine.check_fits(request)
             self.request, self.tree, self.foreseen = request, None, ()
             self.wanted_ids = request.prompt_ids[:-1]
-            self.chooser = Chooser(request, near_ties=self._engine.near_ties)
+            self.chooser = Chooser(request)
             self.way = way_of_choosing(request)
             self._cost, self._cost_until = self._engine.cost_alone(self)
             self._give_back()
@@ -128,12 +128,6 @@ class EngineVerifier:
         """
         return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
 
-    def doubts(self, tree: DraftTree, choices: Choices | BaseException) -> bool:
-        """Whether a single row's choice was a near tie, made beside the rows of other requests."""
-        if len(tree) > 1 or isinstance(choices, BaseException) or not choices.uncertain[0]:
-            return False
-        return not self.request.is_plain  # a stateful processor sees each token once
-
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
         if self.tree is None:
@@ -165,7 +159,7 @@ class EngineVerifier:
         self._engine.pool.drop(holding)
         if len(holding.token_ids) > len(self.wanted_ids):
             self.wanted_ids = tuple(holding.token_ids)
-        self.chooser = Chooser(self.request, near_ties=self._engine.near_ties)
+        self.chooser = Chooser(self.request)
         return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decode.interfaces import Choices, NoDrafter
+from ragaccel.decode.interfaces import NoDrafter
 from ragaccel.decode.request import Reference, Request
 from ragaccel.decode.session import Session
 from ragaccel.decode.tree import DraftTree, merge
@@ -156,42 +156,4 @@ def test_the_tokens_are_those_of_plain_decoding(name, seed):
     assert stats.accepted_tokens == sum(stats.accepted_by_source.values())
     assert stats.accepted_tokens == sum(step.num_accepted for step in steps)
     assert stats.new_tokens - stats.accepted_tokens in (len(steps), len(steps) - 1)
-    assert all(len(step.origins) == len(step.token_ids) for step in steps)
-
-
-class Unsure(ScriptedVerifier):
-    """Now and then unsure of a choice where it verifies several rows, and then as often wrong."""
-
-    def __init__(self, rng, vocab, *args):
-        super().__init__(*args)
-        self.rng, self.vocab = rng, vocab
-
-    def verify(self, tree, num_runner_ups=0):
-        choices = super().verify(tree, num_runner_ups)
-        unsure = [len(tree) > 1 and self.rng.random() < 0.2 for _ in choices.next_ids]
-        wrong = [
-            self.rng.randrange(self.vocab) if doubt and self.rng.random() < 0.5 else token
-            for token, doubt in zip(choices.next_ids, unsure, strict=True)
-        ]
-        return Choices(wrong, choices.runner_ups, unsure)
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("seed", range(30))
-def test_doubted_choices_change_no_token(name, seed):
-    rng = random.Random(f"{name} {seed} doubted")
-    vocab = rng.choice([2, 5, 11, 50])
-    next_token = random_target(rng, vocab)
-    request = random_request(rng, vocab, next_token)
-    verifier = Unsure(rng, vocab, next_token, rng.randrange(3, 65))
-    session = Session(verifier, DRAFTERS[name](rng, vocab), request, token_budget=None)
-
-    steps = list(session)
-    result = session.result()
-
-    assert (result.token_ids, result.finish_reason) == decode_plainly(next_token, request)
-    assert tuple(verifier.cached) == (*request.prompt_ids, *result.token_ids)[:-1]
-    stats = result.stats
-    assert stats.new_tokens == sum(len(step.token_ids) for step in steps) == len(result.token_ids)
-    assert stats.accepted_tokens == sum(step.num_accepted for step in steps)
     assert all(len(step.origins) == len(step.token_ids) for step in steps)

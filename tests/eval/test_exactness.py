@@ -76,10 +76,10 @@ def test_costs_are_by_token():
         return {"tokens": tokens, "passes": passes, **seconds}
 
     rows = {
-        "ours_near_ties": {("a", 0): row(10, 6.0, 6, 1.0), ("b", 0): row(20, 9.0, 9, 3.0)},
+        "ours_exact": {("a", 0): row(10, 6.0, 6, 1.0), ("b", 0): row(20, 9.0, 9, 3.0)},
         "ours_tree": {("a", 0): row(20, 8.0, 10, 1.0), ("b", 0): row(20, 6.0, 5, 1.0)},
     }
-    figures = cost(rows, "ours_near_ties", "ours_tree")
+    figures = cost(rows, "ours_exact", "ours_tree")
     assert figures["decode_seconds"] == pytest.approx(1.5)
     assert figures["prefill_seconds"] == pytest.approx(2.0)
     assert figures["passes"] == pytest.approx((15 / 30) / (15 / 40))

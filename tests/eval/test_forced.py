@@ -17,7 +17,7 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
-MODES = ["ours_near_ties", "ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]
+MODES = ["ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]
 
 
 @pytest.mark.parametrize("name", [*DEFAULT, *MODES])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOADING = (
-    "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact", "near_ties",
+    "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact",
     "memory", "space",
 )  # fmt: skip
 """Options of ``LLM.load``; ``model_kwargs`` go there as well."""
@@ -78,7 +78,6 @@ class ModelOptions(BaseLanguageModel[Any]):
     token_budget: int | None = None
     max_batch: int | None = Field(default=None, ge=1)
     exact: bool | None = None
-    near_ties: bool | None = None
     memory: str | None = None
     """A file in which what earlier requests taught is kept."""
     space: str | bool | None = None
@@ -224,7 +223,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     @property
     def identifying(self) -> dict[str, Any]:
         """What an answer depends on, and nothing else: speculation never changes one."""
-        names = ("dtype", "device", "device_map", "capacity", "exact", "near_ties", *SAMPLING)
+        names = ("dtype", "device", "device_map", "capacity", "exact", *SAMPLING)
         known = {name: getattr(self, name) for name in names} | {"stop": as_stops(self.stop)}
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
