@@ -8,21 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ragaccel.decode.interfaces import PROBE_RANKS, Choices
 from ragaccel.engine.noise import TokenNoise
 from ragaccel.engine.processing import ScoreProcessing
-from ragaccel.engine.warp import warp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from ragaccel.decode.request import Request
+    from ragaccel.decode.request import Request, Sampling
     from ragaccel.decode.tree import DraftTree
 
 
+_NO_IDS = torch.empty(0, 0, dtype=torch.int64)
 _WHOLE = 1 << 30  # a chance of 1, as an integer
 
 
@@ -37,7 +44,7 @@ class Chooser:
     """
 
     def __init__(self, request: Request) -> None:
-        self._sampling = request.sampling
+        self._sampling, self._warpers = request.sampling, _warpers(request.sampling)
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
         self._normalizes = request.score_rules.renormalize_logits
@@ -76,9 +83,15 @@ class Chooser:
         """
         scores = logits
         if self._sampling.temperature > 0.0:
-            scores = warp(logits.float(), self._sampling)
+            scores = self._warp(logits.float())
             scores = self._noised(scores, [start + 1 + i for i in range(len(logits))])
         return _probed(scores, len(scores))
+
+    def _warp(self, scores: Tensor) -> Tensor:
+        # Warpers look at scores alone: there is no need to make a tensor of every row's tokens.
+        for warper in self._warpers:
+            scores = warper(_NO_IDS, scores)
+        return scores
 
     def _noised(self, scores: Tensor, positions: list[int]) -> Tensor:
         if self._noise is None:
@@ -99,8 +112,22 @@ class Chooser:
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_probes)
         if sampled:
-            return warp(scores, self._sampling)  # what would normalize them changes no chance
+            return self._warp(scores)  # what would normalize them changes no chance
         return scores.log_softmax(dim=-1) if self._normalizes else scores
+
+
+def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
+    """List the warpers that ``generate`` would apply, in its order."""
+    warpers: list[LogitsProcessor] = []
+    if sampling.temperature not in (0.0, 1.0):
+        warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k > 0:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    return warpers
 
 
 def token_paths(tree: DraftTree) -> list[list[int]]:
