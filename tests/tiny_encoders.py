@@ -6,9 +6,10 @@ import string
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    AutoConfig,
+    AutoModel,
     BertConfig,
     BertForSequenceClassification,
-    BertModel,
     PreTrainedTokenizerFast,
 )
 
@@ -20,7 +21,8 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 66,  # of which RoBERTa's family leaves two out
+    "pad_token_id": 0,
 }
 
 
@@ -43,10 +45,13 @@ def save_tokenizer(folder):
     ).save_pretrained(folder)
 
 
-def save_encoder(folder, pooling="mean", normalize=False, prompts=None, **shape):
+def save_encoder(
+    folder, pooling="mean", normalize=False, prompts=None, kind="bert", more=None, **shape
+):
     torch.manual_seed(0)
     save_tokenizer(folder)
-    BertModel(BertConfig(**{**SHAPE, **shape})).save_pretrained(folder)
+    config = AutoConfig.for_model(kind, **{**SHAPE, **shape})
+    AutoModel.from_config(config).save_pretrained(folder)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
         {
@@ -60,7 +65,10 @@ def save_encoder(folder, pooling="mean", normalize=False, prompts=None, **shape)
     modes = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
     settings = {f"pooling_mode_{mode}": name == pooling for name, mode in modes.items()}
     (folder / "1_Pooling").mkdir()
-    _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 32, **settings})
+    _write(
+        folder / "1_Pooling/config.json",
+        {"word_embedding_dimension": 32, **settings, **(more or {})},
+    )
     _write(folder / "modules.json", modules)
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
     _write(folder / "config_sentence_transformers.json", {"prompts": prompts or {}})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ragaccel.retrieve.bert import BertEncoder
+    from ragaccel.retrieve.encoder import TextEncoder
 
     Vectors = NDArray[np.float32]
 
@@ -70,9 +70,9 @@ def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformer
 class SentenceTransformerEmbedder(UsesTorch):
     """A sentence-transformers model in a folder; safe to call from several threads.
 
-    BERT encoders with mean or first-token pooling, the default model among them, run through
-    :class:`ragaccel.retrieve.bert.BertEncoder`, which loads in a quarter of the time and gives the
-    same vectors; any other model through sentence-transformers itself.
+    BERT, RoBERTa and their like with mean or first-token pooling, the default model among them, run
+    through :class:`ragaccel.retrieve.encoder.TextEncoder`, which loads in half the time and gives
+    the same vectors; any other model through sentence-transformers itself.
 
     Args:
         folder: The model's folder.
@@ -85,14 +85,14 @@ class SentenceTransformerEmbedder(UsesTorch):
         self.device = device
         self.settings = EmbedderSettings(folder)
         self._tokenizer: Any = None
-        self._bert: BertEncoder | None = None
+        self._encoder: TextEncoder | None = None
         self._model: Any = None
         self._fingerprint = ""
         self._lock = threading.Lock()
 
     def after_fork(self, *, in_child: bool) -> None:
         """Wait for no thread that is not there any more."""
-        if self._bert is not None or self._model is not None:
+        if self._encoder is not None or self._model is not None:
             super().after_fork(in_child=in_child)
         if in_child:
             self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class SentenceTransformerEmbedder(UsesTorch):
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
-        if self.settings.is_bert:
+        if self.settings.is_plain:
             with explained(self.folder):
                 return int(self.settings.config["hidden_size"])
         model = self._load_model()
@@ -135,25 +135,26 @@ class SentenceTransformerEmbedder(UsesTorch):
 
     def embed_documents(self, texts: list[str]) -> Vectors:
         """Embed texts to be found; float32 [n, D]. What is beyond ``max_tokens`` is not seen."""
-        if not self.settings.is_bert:
-            return self._through_model("encode_document", texts)
-        from ragaccel.retrieve.bert import each_on_one_core
+        return self._embed(texts, "document")
+
+    def embed_query(self, text: str) -> Vectors:
+        """Embed a text to find by; float32 [D]."""
+        vector: Vectors = self._embed([text], "query")[0]
+        return vector
+
+    def _embed(self, texts: list[str], role: str) -> Vectors:
+        if not self.settings.is_plain:
+            return self._through_model(f"encode_{role}", texts)
+        from ragaccel.retrieve.encoder import each_on_one_core
 
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        encoder, ids = self._load_bert(), self._token_ids(texts)
+        prompt = self.settings.prompts.get(role, "")
+        encoder, ids = self._load_encoder(), self._token_ids([prompt + text for text in texts])
         batches = _batches([len(row) for row in ids])
         jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
         for batch, rows in zip(batches, each_on_one_core(jobs), strict=True):
             vectors[batch] = rows.numpy()
         return vectors
-
-    def embed_query(self, text: str) -> Vectors:
-        """Embed a text to find by; float32 [D]."""
-        if not self.settings.is_bert:
-            vector: Vectors = self._through_model("encode_query", [text])[0]
-        else:
-            vector = self.embed_documents([text])[0]
-        return vector
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
         longest = self.settings.max_length
@@ -174,17 +175,17 @@ class SentenceTransformerEmbedder(UsesTorch):
                 self._tokenizer = _read_tokenizer(self.folder)
             return self._tokenizer
 
-    def _load_bert(self) -> BertEncoder:
+    def _load_encoder(self) -> TextEncoder:
         with self._lock:
-            if self._bert is None:
-                import torch
-
-                from ragaccel.retrieve.bert import BertEncoder
-
-                device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            if self._encoder is None:
                 with explained(self.folder):
-                    self._bert = BertEncoder(self.folder, self.settings.pooling, device)
-            return self._bert
+                    from ragaccel.retrieve.encoder import TextEncoder
+
+                    settings = self.settings
+                    self._encoder = TextEncoder(
+                        self.folder, settings.pooling, settings.max_length, self.device or _device()
+                    )
+            return self._encoder
 
     def _load_model(self) -> Any:
         with self._lock:
@@ -199,6 +200,12 @@ class SentenceTransformerEmbedder(UsesTorch):
                         str(self.folder), device=self.device, local_files_only=True
                     )
             return self._model
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _whole_characters(texts: list[str]) -> list[str]:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+_ENCODERS = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
+_SPECIAL = ("processing_kwargs", "query_length", "document_length", "query_expansion")
 _MOST_NESTED = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
@@ -58,17 +59,20 @@ class EmbedderSettings:
         modules = _modules(folder)
         self.modules = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
         prompts = _read_object(folder / "config_sentence_transformers.json").get("prompts", {})
-        self.prompts = {role: prompt for role, prompt in prompts.items() if prompt}
-        self.pooling = _pooling(_read_object(folder / "1_Pooling" / "config.json"))
+        self.prompts = {role: str(prompt) for role, prompt in prompts.items() if prompt}
+        pooling = _read_object(folder / "1_Pooling" / "config.json")
+        self.pooling = _pooling(pooling)
         self.lower_case = bool(saved.get("do_lower_case", False))
-        self.is_bert = (
+        self.is_plain = (
             self.modules in _PLAIN_MODULES
             and self.pooling in ("mean", "cls")
-            and not self.prompts
+            and pooling.get("include_prompt", True)
             and not self.lower_case
-            and _is_plain_bert(self.config)
+            and not any(saved.get(name) for name in _SPECIAL)
+            and _is_plain_encoder(self.config)
             and (folder / "model.safetensors").is_file()
             and (folder / "tokenizer.json").is_file()
+            and not (folder / "adapter_config.json").exists()
         )
 
     def described(self) -> str:
@@ -125,13 +129,12 @@ def _require_class(file: Path, name: Any, home: str) -> None:
         )
 
 
-def _is_plain_bert(config: dict[str, Any]) -> bool:
-    """Whether :class:`ragaccel.retrieve.bert.BertEncoder` computes this architecture."""
+def _is_plain_encoder(config: dict[str, Any]) -> bool:
+    """Whether :class:`ragaccel.retrieve.encoder.TextEncoder` takes such a model."""
     return (
-        config.get("model_type") == "bert"
-        and config.get("position_embedding_type", "absolute") == "absolute"
-        and config.get("hidden_act", "gelu") in GELUS
+        config.get("model_type") in _ENCODERS
         and not config.get("is_decoder", False)
+        and "quantization_config" not in config
     )
 
 

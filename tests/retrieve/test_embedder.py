@@ -1,4 +1,4 @@
-"""Embedders: our BERT equals sentence-transformers', and the default is found without a network."""
+"""Embedders: ours equal sentence-transformers', and the default is found without a network."""
 
 import io
 import json
@@ -15,8 +15,8 @@ import torch
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
 from ragaccel.passage import Passage
 from ragaccel.retrieve import weights
-from ragaccel.retrieve.bert import each_on_one_core
 from ragaccel.retrieve.embedder import SentenceTransformerEmbedder, load_embedder
+from ragaccel.retrieve.encoder import each_on_one_core
 from ragaccel.retrieve.reranker import CrossEncoderReranker
 from ragaccel.retrieve.weights import DEFAULT_EMBEDDER, file_sha256, find_model_folder
 
@@ -30,11 +30,22 @@ def folder(tmp_path_factory):
     return tiny_encoders.save_encoder(tmp_path_factory.mktemp("tiny"), normalize=True)
 
 
-@pytest.mark.parametrize("settings", [{}, {"pooling": "cls"}, {"hidden_act": "gelu_new"}])
-def test_our_bert_equals_sentence_transformers(tmp_path, settings):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pooling": "cls"},
+        {"hidden_act": "gelu_new"},
+        {"prompts": {"query": "ask: ", "document": "", "passage": "text: "}},
+        {"prompts": {"query": "ask: ", "document": " text: "}, "normalize": True},
+        *({"kind": kind} for kind in ("camembert", "electra", "modernbert")),
+        *({"kind": kind} for kind in ("roberta", "xlm-roberta")),
+    ],
+)
+def test_our_encoder_equals_sentence_transformers(tmp_path, settings):
     folder = tiny_encoders.save_encoder(tmp_path, **settings)
     ours = SentenceTransformerEmbedder(folder, device="cpu")
-    assert ours.settings.is_bert
+    assert ours.settings.is_plain
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     expected = theirs.encode_document(TEXTS, normalize_embeddings=True)
     assert np.abs(ours.embed_documents(TEXTS) - expected).max() < 1e-5
@@ -43,12 +54,17 @@ def test_our_bert_equals_sentence_transformers(tmp_path, settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"pooling": "max"}, {"prompts": {"query": "ask ", "document": ""}}]
+    "settings",
+    [
+        {"pooling": "max"},
+        {"prompts": {"query": "ask ", "document": ""}, "more": {"include_prompt": False}},
+        {"kind": "gpt2", "n_embd": 32, "n_head": 4, "pad_token_id": None},
+    ],
 )
 def test_other_models_go_through_sentence_transformers(tmp_path, settings):
     folder = tiny_encoders.save_encoder(tmp_path, **settings)
     ours = SentenceTransformerEmbedder(folder, device="cpu")
-    assert not ours.settings.is_bert
+    assert not ours.settings.is_plain
     assert ours.dimension == 32
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     for text in ("the lamp", "wick"):
@@ -107,7 +123,7 @@ embedder.fingerprint, embedder.max_tokens, embedder.dimension, embedder.count_to
 from ragaccel.retrieve import indexing, retriever
 print([m for m in ("torch", "transformers", "sentence_transformers", "faiss") if m in sys.modules])
 embedder.embed_query("a")
-print([m for m in ("transformers", "sentence_transformers") if m in sys.modules])
+print([m for m in ("sentence_transformers",) if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
@@ -178,6 +194,29 @@ def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, con
     with pytest.raises(ModelRefusedError):
         CrossEncoderReranker(folder, device="cpu").scores("the lamp", [Passage("a", "text")])
     assert not ran.exists()
+
+
+def test_what_a_config_names_beside_its_kind_is_not_loaded(folder, tmp_path, monkeypatch):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModel"), "evil_module.Evil")
+    config["attn_implementation"] = config["_attn_implementation"] = "nobody/kernel"
+    (copy / "config.json").write_text(json.dumps(config))
+    ran = tmp_path / "ran"
+    (copy / "evil_module.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.syspath_prepend(copy)
+    found = SentenceTransformerEmbedder(copy, device="cpu").embed_documents(TEXTS)
+    expected = SentenceTransformerEmbedder(folder, device="cpu").embed_documents(TEXTS)
+    assert np.array_equal(found, expected)
+    assert not ran.exists()
+
+
+def test_weights_that_are_missing_are_not_made_up(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ModelRefusedError, match=r"no weights for encoder\.layer\.2"):
+        load_embedder(copy).embed_query("the lamp")
 
 
 def test_a_dense_layer_of_torch_is_no_stranger(tmp_path):
