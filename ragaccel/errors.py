@@ -36,8 +36,8 @@ class ModelRefusedError(RagaccelError):
     """A model that cannot be decoded exactly; the message names the cause."""
 
 
-class ParallelError(RagaccelError):
-    """A model that several processes hold, or one that was forked off, can no longer compute."""
+class ForkError(RagaccelError):
+    """A model that this process cannot use, because it was forked off while the model answered."""
 
 
 class DocumentError(RagaccelError):

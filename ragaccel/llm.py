@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ragaccel.settings import Settings
 
 
-class LLM(AbstractContextManager["LLM"]):
+class LLM:
     """A language model and its tokenizer, ready to complete prompts.
 
     Takes ready objects of transformers as well as what ``load`` makes of a name. Calls from
@@ -140,7 +139,6 @@ class LLM(AbstractContextManager["LLM"]):
         dtype: Any = "auto",
         device: Any = None,
         device_map: Any = None,
-        tensor_parallel: int | None = None,
         drafter: Drafter | None = None,
         memory: Memory | str | Path | None = None,
         remember: bool = True,
@@ -159,17 +157,12 @@ class LLM(AbstractContextManager["LLM"]):
         ``model_kwargs`` go to transformers' ``from_pretrained``.
 
         A model larger than one GPU is spread with ``device_map="auto"``, its layers one after
-        another, or with ``tensor_parallel=N``, a part of every layer on each of N GPUs, run as
-        ``torchrun --nproc-per-node N script.py``: N processes come here and the first returns. The
-        others compute their parts until it closes this object or ends, and end then. One model a
-        program.
+        another.
 
         Raises:
             ModelNotFoundError: there is no such folder or model.
             ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
-            ConfigurationError: arguments that exclude each other, or fewer or more processes than
-                ``tensor_parallel``.
-            SystemExit: in every process but the first, when that ends.
+            ConfigurationError: arguments that exclude each other.
         """
         options: dict[str, Any] = {
             "drafter": drafter,
@@ -185,11 +178,10 @@ class LLM(AbstractContextManager["LLM"]):
         check_options(options)
         model, tokenizer = open_model(
             name_or_path,
-            rehearse=drafter is None and tensor_parallel is None,  # only the first process drafts
+            rehearse=drafter is None,
             dtype=dtype,
             device=device,
             device_map=device_map,
-            tensor_parallel=tensor_parallel,
             packing_file=packing_file(keep=keep_costs),
             check_folder=check_folder(keep=keep_costs),
             **model_kwargs,
@@ -208,17 +200,6 @@ class LLM(AbstractContextManager["LLM"]):
             self.model.compile()
         warm_passes(self.engine, context=context)
         self._guessing.warm_up()
-
-    def close(self) -> None:
-        """End the processes that hold this model with this one, after ``tensor_parallel``.
-
-        Nothing can be generated then. Harmless if repeated, or where there are none; without it
-        they end when Python does.
-        """
-        self.model.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def drafter(self) -> Drafter | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Union
 from ragaccel.checks import shown
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path, load_model
-from ragaccel.models.parallel import ParallelModel
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.rehearsal import REHEARSAL
 
@@ -28,7 +27,7 @@ BUNDLED_READER = (
 
 def open_model(
     name_or_path: str | Path | None, *, rehearse: bool, **arguments: Any
-) -> tuple[HuggingFaceModel | ParallelModel, Tokenizer]:
+) -> tuple[HuggingFaceModel, Tokenizer]:
     """Load a model and its tokenizer; errors are those of ``load_model``.
 
     Args:
@@ -52,9 +51,7 @@ Space = Union["SpaceAdapter", str, "Path", bool]
 """A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
 
 
-def use_space(
-    model: HuggingFaceModel | ParallelModel, space: Space | None, *, exact: bool
-) -> range:
+def use_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
     """Let a model wear a SPACE adapter; none if ``space`` is false or ``None``.
 
     Returns:
@@ -70,11 +67,6 @@ def use_space(
     if exact:
         raise ConfigurationError(
             "exact mode has no rows for mask tokens: leave out space, or exact=True"
-        )
-    if isinstance(model, ParallelModel):
-        raise ConfigurationError(
-            "a model that is spread over processes wears no SPACE adapter: load it without "
-            "tensor_parallel, or without space"
         )
     if space is True:
         adapter = SpaceAdapter.of_model(model.model.name_or_path)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ragaccel.inputs import AnyReference
     from ragaccel.models.generation_config import GenerationDefaults
     from ragaccel.models.huggingface import HuggingFaceModel
-    from ragaccel.models.parallel import ParallelModel
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.passage import Passage
 
@@ -39,7 +38,7 @@ class Plan:
 
 
 def make_plan(
-    model: HuggingFaceModel | ParallelModel,
+    model: HuggingFaceModel,
     tokenizer: Tokenizer,
     prompt: Any,
     references: Sequence[AnyReference],

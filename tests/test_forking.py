@@ -55,13 +55,13 @@ assert torch.get_num_threads() == 2
 
 def test_a_child_that_was_forked_amid_an_answer_is_told_and_the_answer_goes_on():
     done = ran("""
-from ragaccel import ParallelError
+from ragaccel import ForkError
 
 def is_told():
     assert in_child(lambda: True) == 0  # to fork once more mends nothing
     try:
         llm.generate("Who?", max_new_tokens=4)
-    except ParallelError as error:
+    except ForkError as error:
         return "forked while another thread" in str(error)
 
 def wait(ids, logits):

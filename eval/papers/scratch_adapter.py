@@ -62,8 +62,8 @@ def own_answers(
         samples = [Sample(prompt, ()) for prompt in prompts]
         if len(kept_answers(path, samples)) < count:
             note(f"{path.name}: {count} continuations")
-            with LLM.load(model, device=device, keep_costs=False) as llm:
-                answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
+            llm = LLM.load(model, device=device, keep_costs=False)
+            answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
     return sides[0][0], sides[1][0]
 
 

@@ -6,7 +6,7 @@ Shapes: H KV heads, C slots (the capacity, in tokens), D head size, n rows.
 from __future__ import annotations
 
 from threading import RLock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 FIRST_CAPACITY = 512
 
 
-class Journal(Protocol):
-    """Is told what a cache does to its states besides storing those of a pass."""
-
-    def moved(self, cache: KVCache, target: int, sources: Sequence[int]) -> None:
-        """Note that states were moved from some slots to those from ``target`` on."""
-        ...
-
-    def copied(self, cache: KVCache, source: KVCache, length: int) -> None:
-        """Note that a cache now holds the first ``length`` tokens of another."""
-        ...
-
-
 class KVCache:
     """Keys and values of one sequence, [1, H, C, D] per layer.
 
@@ -43,12 +31,10 @@ class KVCache:
     Args:
         capacity: slots to hold; ``None`` starts small and doubles as needed.
         limit: the most slots it may grow to; ``None`` for no limit.
-        journal: told of moves and copies, for those who hold the same states elsewhere.
     """
 
     __slots__ = (
         "__weakref__",
-        "_journal",
         "_keys",
         "_lock",
         "_moves",
@@ -61,12 +47,7 @@ class KVCache:
         "limit",
     )
 
-    def __init__(
-        self,
-        capacity: int | None = None,
-        limit: int | None = None,
-        journal: Journal | None = None,
-    ) -> None:
+    def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
         if capacity is None:
             self.capacity = FIRST_CAPACITY if limit is None else min(FIRST_CAPACITY, limit)
             self.limit = limit
@@ -74,7 +55,6 @@ class KVCache:
             self.capacity = self.limit = capacity
         self.length = 0
         self.adapter: object | None = None  # what the model layer hangs here, built once
-        self._journal = journal
         self._stop = 0
         self._peak = 0  # slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here
@@ -207,8 +187,6 @@ class KVCache:
                         buffer = own[layer] = _buffer(states, self.capacity)
                     buffer[:, :, :length] = states[:, :, :length]
         self.length = self._stop = length
-        if self._journal is not None:
-            self._journal.copied(self, other, length)
 
     @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
@@ -235,8 +213,6 @@ class KVCache:
             while self._moves:
                 target, sources = self._moves[0]
                 self.move(target, sources)
-                if self._journal is not None:
-                    self._journal.moved(self, target, sources)
                 del self._moves[0]
 
     def _grow(self, needed: int) -> None:

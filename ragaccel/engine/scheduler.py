@@ -19,7 +19,7 @@ from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.sharing import settle_together
 from ragaccel.engine.interrupts import is_interrupt, uninterrupted
 from ragaccel.engine.turns import Turn
-from ragaccel.errors import ParallelError
+from ragaccel.errors import ForkError
 from ragaccel.forking import UsesTorch, is_alone
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Scheduler(UsesTorch):
         Raises:
             BaseException: what the first of them raised that raised anything.
             Cancelled: this was asked for, at the latest before the last round; none has a step.
-            ParallelError: this process was forked off while other threads were answered.
+            ForkError: this process was forked off while other threads were answered.
             ValueError: there are none.
         """
         if not sessions:
@@ -121,7 +121,7 @@ class Scheduler(UsesTorch):
 
     def _check_forked(self) -> None:
         if self._is_torn:
-            raise ParallelError(
+            raise ForkError(
                 "this process was forked while another thread was answered by this model, and "
                 "cannot use it: load the model after the fork, or start processes by spawn"
             )

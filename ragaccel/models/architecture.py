@@ -130,6 +130,11 @@ def _refuse_by_class(model: Any, name: str) -> None:
         raise ModelRefusedError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"
         )
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        raise ModelRefusedError(
+            f"{name} is split over processes (tensor parallel), where every process would have to "
+            "draft alike: load it with device_map='auto', or use vLLM"
+        )
     # An adapter (PEFT) hands its keywords on to the model it wraps.
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     parameters = inspect.signature(inner.forward).parameters

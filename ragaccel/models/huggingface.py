@@ -133,8 +133,7 @@ class HuggingFaceModel:
             self._pack(PackingChoices(packing_file), forced=bool(pack), owned=owned)
         if has_packed(self.network):
             self.cost_key += "-packed"
-        is_whole = getattr(self.model, "_tp_size", None) in (None, 1)
-        if self._attends and is_whole and self.device.type == "cuda" and self.dtype in _GRAPHED:
+        if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs(expected)
         self._watch = WeightWatch(self.model, list(self.network.parameters()))
         self._watch_structure()
@@ -242,9 +241,6 @@ class HuggingFaceModel:
         changes few numbers. The next request follows.
         """
         self._watch.mark()
-
-    def close(self) -> None:
-        """Do nothing: no other process holds a part of this model."""
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""

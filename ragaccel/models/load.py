@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+from transformers.utils.import_utils import is_accelerate_available
 
 from ragaccel.checks import shown
-from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
+from ragaccel.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    ModelNotFoundError,
+    ModelRefusedError,
+)
 from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.locate import locate_model
-from ragaccel.models.parallel import ParallelModel, shared_by_processes
-from ragaccel.models.processes import (
-    checked_count,
-    is_first,
-    join_processes,
-    spread_arguments,
-)
 from ragaccel.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -77,18 +76,13 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     device_map: Any = None,
-    tensor_parallel: int | None = None,
     self_check: bool = True,
     owned: bool = True,
     packing_file: Path | None = None,
     check_folder: Path | None = None,
     **model_kwargs: Any,
-) -> tuple[HuggingFaceModel | ParallelModel, Tokenizer]:
+) -> tuple[HuggingFaceModel, Tokenizer]:
     """Load a causal language model and its tokenizer.
-
-    With ``tensor_parallel`` every process that ``torchrun`` started calls this and loads its part
-    of the weights; it returns in the first one only. The others compute their parts of the passes
-    and leave the program when the first one does, or closes the model.
 
     Args:
         name_or_path: a folder, or a name on the hub; a name in the local cache needs no network.
@@ -96,8 +90,6 @@ def load_model(
             becomes float32, and so does bfloat16 if the processor multiplies it slowly.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread it, as transformers takes it.
-        tensor_parallel: how many processes hold it between them, each a part of every layer, on a
-            GPU of its own if there is one. Not together with ``device`` or ``device_map``.
         self_check: verify a small tree against transformers' own passes first.
         owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
             keeping both; the model then computes with them in ``generate`` as well.
@@ -110,15 +102,12 @@ def load_model(
         ModelNotFoundError: no such model in a folder, the cache or the hub.
         ModelRefusedError: a model that cannot be decoded exactly, or needs code of its own.
         MissingExtraError: what spreads models is not installed.
-        ConfigurationError: arguments that exclude each other, or not as many processes as
-            ``tensor_parallel`` says.
-        SystemExit: in every process but the first, when that ends.
+        ConfigurationError: arguments that exclude each other.
     """
-    count = checked_count(tensor_parallel, device, device_map, model_kwargs)
+    place = _place(device, device_map)
     source, arguments = _located(name_or_path, model_kwargs)
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in arguments}
-    place = join_processes() if count > 1 else _place(device, device_map)
-    shown = not is_bundled(name_or_path) and is_first()
+    shown = not is_bundled(name_or_path)
     config = _read_config(name_or_path, source, arguments)
     refuse_by_config(config, model_kwargs)
     wanted = {
@@ -127,25 +116,21 @@ def load_model(
         "adapter_kwargs": _where_adapters_are(arguments, model_kwargs.pop("adapter_kwargs", {})),
         **arguments,
         **model_kwargs,
-        **spread_arguments(config, count),
     }
     with _reading(name_or_path, "weights", model_kwargs), _progress(shown=shown):
         model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
     tokenizer = _read_tokenizer(name_or_path, source, arguments)
-    if place is not None and count == 1 and getattr(model, "hf_quantizer", None) is None:
+    if place is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
     words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
-    # Processes that each measured what packing gains would round alike only by chance.
-    pack = None if count == 1 else False
     target = HuggingFaceModel(
         model,
         self_check=self_check,
-        pack=pack,
         owned=owned,
         packing_file=packing_file,
         check_folder=check_folder,
     )
-    return (shared_by_processes(target) if count > 1 else target), words
+    return target, words
 
 
 def load_for_training(
@@ -170,7 +155,7 @@ def load_for_training(
 
 def as_target(
     model: Any, packing_file: Path | None = None, check_folder: Path | None = None
-) -> HuggingFaceModel | ParallelModel:
+) -> HuggingFaceModel:
     """Make a target model of one of transformers; what is one already stays as it is.
 
     Args:
@@ -180,15 +165,10 @@ def as_target(
 
     Raises:
         ModelRefusedError: the model cannot be decoded exactly.
-        ConfigurationError: other processes hold parts of it and nobody leads them.
+        ConfigurationError: it is no model of transformers.
     """
-    if isinstance(model, (HuggingFaceModel, ParallelModel)):
+    if isinstance(model, HuggingFaceModel):
         return model
-    if (getattr(model, "_tp_size", None) or 1) > 1:
-        raise ConfigurationError(
-            "a model that is spread over processes needs one of them to lead: load it with "
-            f"LLM.load(name, tensor_parallel={model._tp_size})"
-        )
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
             f"a model is a causal language model of transformers, not {shown(model)}: to load one "
@@ -241,6 +221,10 @@ def _where_adapters_are(arguments: Mapping[str, Any], given: Mapping[str, Any]) 
 
 def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:
     if device_map is not None:
+        if device is not None:
+            raise ConfigurationError("give device or device_map, not both")
+        if not is_accelerate_available():
+            raise MissingExtraError("accelerate", "multi-gpu")
         return None
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

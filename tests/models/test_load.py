@@ -19,7 +19,7 @@ from ragaccel.errors import (
     ModelNotFoundError,
     ModelRefusedError,
 )
-from ragaccel.models import load, locate, processes
+from ragaccel.models import load, locate
 from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, outline_model
 from ragaccel.models.packing import has_packed
 
@@ -78,9 +78,16 @@ def test_keywords_go_to_transformers(folder):
 
 
 def test_spreading_without_the_extra_names_it(folder, monkeypatch):
-    monkeypatch.setattr(processes, "is_accelerate_available", lambda: False)
+    monkeypatch.setattr(load, "is_accelerate_available", lambda: False)
     with pytest.raises(MissingExtraError, match=r"ragaccel\[multi-gpu\]"):
         load_model(folder, device_map="auto")
+
+
+def test_a_model_that_is_split_over_processes_is_refused():
+    model = make_tiny_model("llama", torch.float32)
+    model._tp_size = 2
+    with pytest.raises(ModelRefusedError, match=r"tensor parallel.*device_map='auto', or use vLLM"):
+        load.as_target(model)
 
 
 def test_end_tokens_fall_back_to_the_tokenizer(folder):

@@ -263,9 +263,9 @@ def _own(job: Job, samples: Samples, path: Path, listener: Listener) -> list[Sam
     own = kept_answers(path, samples.rows)
     if len(own) == len(samples.rows):
         return own
-    with LLM.load(job.model, device=job.device, keep_costs=False) as llm:
-        longest, report = job.answer_tokens, listener.answered
-        answer_samples(llm, samples.rows, path, max_new_tokens=longest, report=report)
+    llm = LLM.load(job.model, device=job.device, keep_costs=False)
+    longest, report = job.answer_tokens, listener.answered
+    answer_samples(llm, samples.rows, path, max_new_tokens=longest, report=report)
     return kept_answers(path, samples.rows)
 
 
