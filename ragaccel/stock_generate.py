@@ -13,7 +13,6 @@ from ragaccel.decode.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.inputs import read_prompt, references_of_each
 from ragaccel.models.stock_call import StockCall
-from ragaccel.models.stock_frame import refuse_hidden
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.running import Job, Runner
 from ragaccel.stock_engines import engine_for
@@ -72,15 +71,15 @@ class CustomGenerate:
 
         ``references`` is an argument that ``generate`` takes now: texts the answers are likely to
         repeat, as lists of token ids or ``Reference``s, or, where ``tokenizer`` is set, strings
-        and passages; for all rows, or a list of them for each prompt.
+        and passages; for all rows, or a list of them for each prompt. ``generate`` passes a
+        streamer or an assistant model on to no loop but its own: they have no effect.
 
         Raises:
-            ConfigurationError: something that cannot be done exactly, or not at all: streaming,
-                beams, scores, a cache that is passed in.
+            ConfigurationError: something that cannot be done exactly, or not at all: beams, scores,
+                a cache that is passed in.
             CapacityError: a prompt and its answer do not fit the model's context.
             ModelRefusedError: the model cannot be decoded exactly.
         """
-        refuse_hidden()
         mask = model_kwargs.get("attention_mask")
         processors, criteria = tuple(logits_processor), tuple(stopping_criteria)
         call = StockCall(input_ids, mask, processors, criteria, generation_config)
