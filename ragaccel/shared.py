@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ragaccel.llm import LLM
     from ragaccel.models.load import ModelOutline
-    from ragaccel.models.outline import FileOutline
     from ragaccel.models.tokenizer import Tokenizer
 
 READER_NAME = "ragaccel-reader"
@@ -28,8 +27,9 @@ class SharedModel:
     """A model by its name, and the LLM that it becomes when it is first used.
 
     ``shared_model`` makes them. What it is called, how much it reads and how it is spoken to are
-    known before its weights are loaded; ``context_length`` and ``is_chat_model`` by a glance at
-    its files. A copy is the same one, and a pickle holds the name.
+    known before its weights are loaded, from its config and tokenizer; an event loop stands still
+    for the seconds in which transformers is first imported, unless ``aload`` came before. A copy
+    is the same one, and a pickle holds the name.
 
     Attributes:
         name: a folder or a name on the hub; None for the bundled reader, or beside a ready LLM.
@@ -102,7 +102,7 @@ class SharedModel:
         length: int | None = self.options.get("capacity")
         if length is not None:
             return length
-        return (self._files or self._outline).context_length
+        return self._outline.context_length
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,15 +112,11 @@ class SharedModel:
     @property
     def is_chat_model(self) -> bool:
         """Whether it has a chat template; errors are those of ``outline_model``."""
-        if self._llm is None and self._files is not None:
-            return self._files.has_chat_template
         return self.tokenizer.has_chat_template
 
     @cached_property
     def takes_tools(self) -> bool:
         """Whether its chat template writes out tools; errors are those of ``outline_model``."""
-        if self._llm is None and self._files is not None and not self._files.names_tools:
-            return False
         return self.tokenizer.takes_tools
 
     @cached_property
@@ -129,12 +125,6 @@ class SharedModel:
         from ragaccel.apart import reads_apart
 
         return reads_apart(self.tokenizer)
-
-    @cached_property
-    def _files(self) -> FileOutline | None:
-        from ragaccel.models.outline import read_outline
-
-        return read_outline(self.name, self.options)
 
     @cached_property
     def _outline(self) -> ModelOutline:

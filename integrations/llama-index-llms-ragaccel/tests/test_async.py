@@ -1,8 +1,6 @@
 """Asynchronous calls leave the event loop free, and what nobody waits for any more is ended."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -83,38 +81,6 @@ def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
         return await answer
 
     assert asyncio.run(ask()) == "Noted, and thank you."
-
-
-FIRST_CALLS = """
-import asyncio, sys
-from llama_index.core import Document, PromptTemplate, Settings, SummaryIndex
-from llama_index.core.chat_engine import SimpleChatEngine
-from ragaccel import SharedModel
-from llama_index.llms.ragaccel import Ragaccel
-
-class Asked(Exception): pass
-def load(self): raise Asked
-SharedModel.load = load
-Settings.llm = llm = Ragaccel()
-index = SummaryIndex.from_documents([Document(text="The lamp burns oil.")])
-
-async def first_calls():
-    return await asyncio.gather(
-        llm.apredict(PromptTemplate("Question: {q}"), q="Who?"),
-        index.as_query_engine().aquery("What does it burn?"),
-        index.as_query_engine(streaming=True, response_mode="tree_summarize").aquery("What?"),
-        SimpleChatEngine.from_defaults(llm=llm).achat("What?"),
-        return_exceptions=True,
-    )
-
-print([type(one).__name__ for one in asyncio.run(first_calls())])
-print([name for name in ("torch", "transformers") if name in sys.modules])
-"""
-
-
-def test_engines_import_nothing_heavy_on_the_event_loop_before_the_model_is_loaded():
-    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [str(["Asked"] * 4), "[]"], done.stderr
 
 
 def test_calls_on_a_model_that_is_loading_hold_up_no_other(monkeypatch):
