@@ -69,7 +69,8 @@ def use_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> r
             "exact mode has no rows for mask tokens: leave out space, or exact=True"
         )
     if space is True:
-        adapter = SpaceAdapter.of_model(model.model.name_or_path)
+        revision = getattr(model.model.config, "_commit_hash", None)
+        adapter = SpaceAdapter.of_model(model.model.name_or_path, revision)
     else:
         adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
     model.use_space(adapter)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+from transformers.utils.hub import extract_commit_hash
 from transformers.utils.import_utils import is_accelerate_available
 
 from ragaccel.checks import shown
@@ -24,7 +25,7 @@ from ragaccel.errors import (
 )
 from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.locate import locate_model
+from ragaccel.models.locate import LANGUAGE_MODEL, find_folder
 from ragaccel.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -106,19 +107,20 @@ def load_model(
     """
     place = _place(device, device_map)
     source, arguments = _located(name_or_path, model_kwargs)
-    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in arguments}
+    known = {*_HUB_ARGUMENTS, "trust_remote_code"}
+    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in known}
     shown = not is_bundled(name_or_path)
     config = _read_config(name_or_path, source, arguments)
     refuse_by_config(config, model_kwargs)
     wanted = {
         "dtype": _dtype(dtype, config, place),
         "device_map": device_map,
-        "adapter_kwargs": _where_adapters_are(arguments, model_kwargs.pop("adapter_kwargs", {})),
         **arguments,
         **model_kwargs,
     }
     with _reading(name_or_path, "weights", model_kwargs), _progress(shown=shown):
         model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
+    _call_by_name(model, name_or_path, source)
     tokenizer = _read_tokenizer(name_or_path, source, arguments)
     if place is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(place)
@@ -207,16 +209,24 @@ def bundled_reader_path() -> Path:
 def _located(
     name_or_path: str | Path, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Where a model is, and which arguments every part of it is read with."""
+    """The folder of a model, here or in the cache, and what every part of it is read with.
+
+    By its folder: given a name, even of what is cached, huggingface_hub may ask the network.
+    """
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
-    source, arguments = locate_model(name_or_path, hub)
-    return source, {**arguments, "trust_remote_code": model_kwargs.get("trust_remote_code", False)}
+    runs_code = model_kwargs.get("trust_remote_code", False)
+    more = ("*.py",) if runs_code else ()
+    folder = find_folder(name_or_path, LANGUAGE_MODEL, hub, more)
+    elsewhere = ("token", "cache_dir")  # for code that a repository names in another one
+    arguments = {key: hub[key] for key in elsewhere if key in hub}
+    return str(folder), {**arguments, "trust_remote_code": runs_code}
 
 
-def _where_adapters_are(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Where transformers may look for a PEFT adapter: no network for a model that is cached."""
-    names = ("local_files_only", "cache_dir", "subfolder")
-    return {name: arguments[name] for name in names if name in arguments} | dict(given)
+def _call_by_name(model: Any, name: str | Path, source: str) -> None:
+    """Have a model of the hub say its name and commit, not its folder in the cache."""
+    if not os.path.isdir(os.path.expanduser(name)):
+        model.name_or_path = model.config.name_or_path = str(name)
+        model.config._commit_hash = extract_commit_hash(os.path.join(source, "config.json"), None)
 
 
 def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:

@@ -1,14 +1,20 @@
-"""Where a model is: a folder, the local cache or the hub, in that order and without waiting."""
+"""Where a model's files are: a folder, the local cache or the hub, in that order.
+
+Language models, embedding models, rerankers and SPACE adapters are all found here.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import constants  # the rest of it takes 0.15 s to import
 
 from ragaccel.checks import shown
 from ragaccel.errors import ModelNotFoundError
@@ -16,21 +22,55 @@ from ragaccel.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PART = r"\w(?:[\w.-]*\w)?"
-_LONGEST_NAME = 96  # that the hub gives
 _TIMEOUT_SECONDS = 5.0
-_WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHTS = ("*.safetensors", "*.bin")  # in a cache or a folder; pickles are never downloaded
+_WORDS = ("*.txt", "*.model", "*.tiktoken", "*.jinja")  # of tokenizers
 
 
-def locate_model(name_or_path: str | Path, hub: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Find a model; return what ``from_pretrained`` is to be given.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is looked for.
 
-    A name in the cache is loaded from there and never asks the network. Otherwise the hub is
-    asked once, for a few seconds at most: transformers alone would try again for half a minute.
+    Args:
+        name: what to call it.
+        files: patterns of the files that are downloaded of it.
+        markers: a folder that holds one of these files holds such a thing.
+        advice: what else a user can do who gets none.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    markers: tuple[str, ...]
+    advice: str = ""
+
+    def no(self, name: str, why: str) -> ModelNotFoundError:
+        """Return the error that says why there is none of a name."""
+        advice = f"; {self.advice}" if self.advice else ""
+        return ModelNotFoundError(f"no {self.name} {shown(name)}: {why}{advice}")
+
+
+LANGUAGE_MODEL = Kind("model", ("*.json", "model*.safetensors", *_WORDS), ("config.json",))
+EMBEDDER = Kind(
+    "embedding model",
+    (*LANGUAGE_MODEL.files, "*/model*.safetensors"),
+    ("config.json", "modules.json"),
+    "give the folder of one, or pip install 'ragaccel[embedded]' for the default one",
+)
+
+
+def find_folder(
+    name_or_path: str | Path, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()
+) -> Path:
+    """Find the folder that holds a model's files; download them if they are nowhere here.
+
+    A name in the cache never asks the network. The hub is asked once and waited for briefly;
+    safetensors, configs and what tokenizers need are downloaded, no pickles and no code.
 
     Args:
         name_or_path: a folder or a name on the hub.
+        kind: what it is to be.
         hub: revision, token, cache_dir and subfolder, where given.
+        more: patterns of other files to download with it.
 
     Raises:
         ModelNotFoundError: saying where it was looked for.
@@ -38,67 +78,124 @@ def locate_model(name_or_path: str | Path, hub: dict[str, Any]) -> tuple[str, di
     name = str(name_or_path)
     folder = Path(name).expanduser()
     if os.path.isdir(folder):
-        if not (folder / hub.get("subfolder", "") / "config.json").is_file():
-            raise ModelNotFoundError(f"{name!r} is a folder without a config.json: not a model")
-        return str(folder), dict(hub)
+        folder /= hub.get("subfolder") or ""
+        if not any((folder / marker).is_file() for marker in kind.markers):
+            raise ModelNotFoundError(
+                f"{shown(name)} is a folder without a {kind.markers[0]}: no {kind.name}"
+            )
+        return folder
     if os.path.isfile(folder):
-        raise ModelNotFoundError(f"{name!r} is a file: give the folder that holds config.json")
+        raise ModelNotFoundError(
+            f"{shown(name)} is a file: give the folder that holds {kind.markers[0]}"
+        )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
-        raise ModelNotFoundError(
-            f"no folder {shown(name)}, and no model on the hub has such a name"
+        raise kind.no(name, "there is no such folder, and nothing on the hub has such a name")
+    return cached_folder(name, kind, hub) or download(name, kind, hub, more)
+
+
+def cached_folder(name: str, kind: Kind, hub: Mapping[str, Any]) -> Path | None:
+    """Return where the cache holds what has this name on the hub, if its weights are whole."""
+    cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
+    in_cache = os.path.join(cache, f"models--{name.replace('/', '--')}")
+    if not os.path.isdir(in_cache) or not _can_be_on_hub(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    prefix = _prefix(hub)
+    for marker in kind.markers:
+        file = try_to_load_from_cache(
+            name, prefix + marker, cache_dir=hub.get("cache_dir"), revision=hub.get("revision")
         )
-    if cached_folder(name, hub) is not None:
-        return name, {**hub, "local_files_only": True}
+        if isinstance(file, str) and _has_weights(Path(file).parent):
+            return Path(file).parent
+    return None
+
+
+def download(name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()) -> Path:
+    """Download what has this name on the hub into the cache; return its folder there.
+
+    Arguments and errors are those of ``find_folder``.
+    """
+    cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
+    here = f"it is neither a folder nor in the cache ({cache}), and"
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFoundError(
-            f"no model {name!r} in a folder or in the cache ({constants.HF_HUB_CACHE}), and "
-            "HF_HUB_OFFLINE forbids asking the hub: download it first, or unset HF_HUB_OFFLINE"
+        raise kind.no(
+            name,
+            f"{here} HF_HUB_OFFLINE forbids asking the hub: download it first, or unset it",
         )
-    _ask_hub(name, hub)
-    return name, dict(hub)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    patterns = [_prefix(hub) + pattern for pattern in (*kind.files, *more)]
+    given = {key: hub[key] for key in ("revision", "token", "cache_dir") if key in hub}
+    try:
+        _ask_hub(name, hub)
+        found = snapshot_download(name, allow_patterns=patterns, **given)
+    except HfHubHTTPError as error:
+        said = str(error).strip().splitlines()[-1].rstrip(".")
+        raise kind.no(
+            name, f"{here} the hub answers: {said}. Private and gated models need a token"
+        ) from error
+    except Exception as error:
+        raise kind.no(
+            name,
+            f"{here} the hub cannot be reached ({type(error).__name__}): check the name, or the "
+            "network",
+        ) from error
+    folder = Path(found) / _prefix(hub)
+    if not _has_weights(folder) or not any((folder / one).is_file() for one in kind.markers):
+        raise kind.no(name, f"the hub has no {kind.markers[0]} or no safetensors of that name")
+    return folder
 
 
-def cached_folder(name: str, hub: Mapping[str, Any]) -> Path | None:
-    """Return where the cache holds a name's files, if its weights are among them."""
-    if not _can_be_on_hub(name):
-        return None
-    subfolder = hub.get("subfolder", "")
-    config = try_to_load_from_cache(
-        name,
-        f"{subfolder}/config.json" if subfolder else "config.json",
-        cache_dir=hub.get("cache_dir"),
-        revision=hub.get("revision"),
-    )
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    return folder if any(next(folder.glob(pattern), None) for pattern in _WEIGHTS) else None
+def _prefix(hub: Mapping[str, Any]) -> str:
+    return f"{hub['subfolder']}/" if hub.get("subfolder") else ""
 
 
 def _can_be_on_hub(name: str) -> bool:
-    # One optional owner, then letters, digits and single dashes, dots or underscores.
-    if (
-        re.fullmatch(rf"(?:{_PART}/)?{_PART}", name, re.ASCII) is None
-        or ".." in name
-        or "--" in name
-        or len(name) > _LONGEST_NAME
-    ):
-        return False
-    return not name.startswith((".", "~", os.sep))
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-
-def _ask_hub(name: str, hub: dict[str, Any]) -> None:
     try:
-        HfApi(token=hub.get("token")).model_info(
-            name, revision=hub.get("revision"), timeout=_TIMEOUT_SECONDS
-        )
-    except HfHubHTTPError as error:
-        raise ModelNotFoundError(
-            f"no model {name!r}: not a folder, not in the cache, and the hub answers: "
-            f"{str(error).strip().splitlines()[-1]} Private and gated models need a token."
-        ) from error
-    except Exception as error:
-        raise ModelNotFoundError(
-            f"no model {name!r} in a folder or in the cache ({constants.HF_HUB_CACHE}), and the "
-            f"hub cannot be reached ({type(error).__name__}): check the name, or the network"
-        ) from error
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights, and all the parts that an index of them names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return all((folder / part).is_file() for part in parts)
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
+    """Ask whether there is such a name, and raise what comes of it or TimeoutError.
+
+    In a thread: looking up the hub's own address has no time-out.
+    """
+    from huggingface_hub import HfApi
+
+    said: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            HfApi(token=hub.get("token")).model_info(
+                name, revision=hub.get("revision"), timeout=_TIMEOUT_SECONDS
+            )
+        except Exception as error:
+            said.put(error)
+        else:
+            said.put(None)
+
+    Thread(target=ask, name="ragaccel-hub", daemon=True).start()
+    try:
+        error = said.get(timeout=_TIMEOUT_SECONDS)
+    except Empty:
+        raise TimeoutError(f"no answer within {_TIMEOUT_SECONDS:.0f} s") from None
+    if error is not None:
+        raise error

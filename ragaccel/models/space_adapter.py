@@ -166,8 +166,12 @@ class SpaceAdapter:
             raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
 
     @classmethod
-    def of_model(cls, name_or_path: str | Path) -> SpaceAdapter:
+    def of_model(cls, name_or_path: str | Path, revision: str | None = None) -> SpaceAdapter:
         """Read the adapter that a model brings with it, in its folder ``space``.
+
+        Args:
+            name_or_path: the model's folder or name on the hub.
+            revision: that of the model, on the hub.
 
         Raises:
             ModelNotFoundError: it brings none.
@@ -178,9 +182,7 @@ class SpaceAdapter:
                 return cls.load(Path(name_or_path) / FOLDER)
         elif name_or_path:
             with suppress(ModelNotFoundError):
-                folder = fetched(str(name_or_path), {"subfolder": FOLDER})
-                if folder.is_dir():
-                    return cls.load(folder)
+                return cls.load(str(name_or_path), subfolder=FOLDER, revision=revision)
         raise ModelNotFoundError(
             f"the model {str(name_or_path)!r} brings no SPACE adapter: name the folder of one, or "
             f"train one with `ragaccel train space`"

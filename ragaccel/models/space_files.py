@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import LocalEntryNotFoundError
-
-from ragaccel.errors import ConfigurationError, ModelNotFoundError
+from ragaccel.errors import ConfigurationError
+from ragaccel.models.locate import Kind, find_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "space_config.json", "space.safetensors"
 FOLDER = "space"
 """Where a model's folder holds its own adapter."""
 FORMAT = 1
+ADAPTER = Kind(
+    "SPACE adapter",
+    (CONFIG_FILE, WEIGHTS_FILE),
+    (CONFIG_FILE,),
+    "train one with `ragaccel train space`",
+)
 
 
 def fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
@@ -25,25 +28,10 @@ def fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
     Raises:
         ModelNotFoundError: neither a folder nor, in the cache or on the hub, a repository.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder) or isinstance(name_or_path, Path):
-        return folder
-    from huggingface_hub import snapshot_download
-
-    within: str = hub.pop("subfolder", "")
-    files = [f"{within}/{name}" if within else name for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    fetch = partial(snapshot_download, str(name_or_path), allow_patterns=files, **hub)
-    try:
-        with suppress(LocalEntryNotFoundError):
-            found = Path(str(fetch(local_files_only=True)))
-            if (found / files[0]).is_file():
-                return found / within
-        return Path(str(fetch())) / within
-    except Exception as error:
-        raise ModelNotFoundError(
-            f"no SPACE adapter {name_or_path!r} in a folder, in the cache or on the hub "
-            f"({type(error).__name__}): check the name, or train one with `ragaccel train space`"
-        ) from error
+        return folder / (hub.get("subfolder") or "")
+    return find_folder(name_or_path, ADAPTER, hub)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

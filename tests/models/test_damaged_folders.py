@@ -10,7 +10,7 @@ from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
 from ragaccel.models import chat_template
 from ragaccel.models.load import load_model, outline_model
-from ragaccel.models.locate import locate_model
+from ragaccel.models.locate import LANGUAGE_MODEL, find_folder
 
 SAID = [{"role": "user", "content": "x"}]
 
@@ -108,5 +108,5 @@ def test_a_template_of_megabytes_is_refused(folder):
     ["a" * 300, "a" * 5000, "a/" + "b" * 200, "/" + "b" * 300, "x\0y", "\ud800", "-a", "a/b."],
 )
 def test_a_name_that_none_can_have_is_not_found(name):
-    with pytest.raises(ModelNotFoundError, match="no folder"):
-        locate_model(name, {})
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        find_folder(name, LANGUAGE_MODEL, {})

@@ -1,6 +1,7 @@
 """Models by folder, by name and by object; what is not there is said quickly."""
 
 import json
+import socket
 from time import perf_counter
 
 import pytest
@@ -19,7 +20,7 @@ from ragaccel.errors import (
     ModelNotFoundError,
     ModelRefusedError,
 )
-from ragaccel.models import load, locate
+from ragaccel.models import load
 from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, outline_model
 from ragaccel.models.packing import has_packed
 
@@ -108,33 +109,36 @@ def test_names_that_are_nowhere_are_said_so_at_once(name, monkeypatch, tmp_path)
     assert perf_counter() - started < 1.0
 
 
-def test_an_unreachable_hub_is_asked_once_and_briefly(monkeypatch, tmp_path):
-    asked = []
+@pytest.fixture
+def connections(monkeypatch):
+    """What is connected to or looked up, none of which works."""
+    tried = []
 
-    class Api:
-        def __init__(self, token=None):
-            pass
+    def refuse(*args, **kwargs):
+        tried.append(args)
+        raise OSError("there is no network")
 
-        def model_info(self, name, revision, timeout):
-            asked.append((name, timeout))
-            raise ConnectionError("no route")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(locate, "HfApi", Api)
-    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
-        load_model("nobody/nothing", cache_dir=tmp_path)
-    assert asked == [("nobody/nothing", 5.0)]
+    for name in ("socket", "getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, refuse)
+    return tried
 
 
-def test_a_cached_name_needs_no_network(folder, monkeypatch, tmp_path):
-    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+def test_a_cached_name_opens_no_socket(folder, connections, monkeypatch, tmp_path):
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / ("a" * 40)
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(folder)
     (snapshot.parent.parent / "refs").mkdir()
-    (snapshot.parent.parent / "refs" / "main").write_text("abc")
-    monkeypatch.setattr(locate, "_ask_hub", lambda *args: pytest.fail("the hub was asked"))
+    (snapshot.parent.parent / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     target, _ = load_model("someone/tiny", cache_dir=tmp_path, device="cpu")
     assert target.max_positions == 256
+    assert target.model.name_or_path == "someone/tiny"
+    assert target.model.config._commit_hash == "a" * 40
+    assert outline_model("someone/tiny", cache_dir=tmp_path).context_length == 256
+    assert not connections
+    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
+        load_model("someone/other", cache_dir=tmp_path)
+    assert connections
 
 
 def test_folders_and_files_that_are_no_models(folder, tmp_path):

@@ -1,0 +1,118 @@
+"""A hub of one repository on this machine: ``python fake_hub.py FOLDER CACHE`` prints JSON.
+
+It serves the files in FOLDER as ``someone/tiny`` and looks for it in several ways; the addresses
+that were asked for are printed with what came of each. In a process of its own: where the hub is
+must be known before huggingface_hub is imported, and tests open no sockets.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "a" * 40
+ASKED: list[str] = []
+SECRET = "Bearer hf_secret"
+
+
+def handler(folder):
+    files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            ASKED.append(f"{self.command} {self.path.split('?')[0]}")
+            parts = self.path.split("?")[0].strip("/").split("/")
+            if self.headers.get("Authorization") != SECRET:
+                self.answer(401, b'{"error": "Invalid credentials"}')
+            elif parts[:4] == ["api", "models", "someone", "tiny"]:
+                found = self.tree() if "tree" in parts else self.info()
+                self.answer(200, json.dumps(found).encode())
+            elif parts[:3] == ["someone", "tiny", "resolve"] and "/".join(parts[4:]) in files:
+                self.answer(200, files["/".join(parts[4:])].read_bytes())
+            else:
+                self.answer(404, b"{}", ("X-Error-Code", "RepoNotFound"))
+
+        def do_HEAD(self):
+            self.do_GET()
+
+        def info(self):
+            siblings = [{"rfilename": name} for name in files]
+            return {"id": "someone/tiny", "sha": COMMIT, "siblings": siblings, "private": False}
+
+        def tree(self):
+            return [
+                {"type": "file", "path": name, "size": path.stat().st_size, "oid": self.tag(path)}
+                for name, path in files.items()
+            ]
+
+        def tag(self, path):
+            return sha1(path.read_bytes()).hexdigest()
+
+        def answer(self, code, body, *headers):
+            self.send_response(code)
+            for header in headers:
+                self.send_header(*header)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{sha1(body).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
+
+
+def looked_for(name, kind, **hub):
+    """What came of looking for a name: its folder's files or the error, and what was asked."""
+    from ragaccel.errors import ModelNotFoundError
+    from ragaccel.models.locate import find_folder
+
+    ASKED.clear()
+    started = time.perf_counter()
+    try:
+        folder = find_folder(name, kind, hub)
+        found = {"files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*.*"))}
+    except ModelNotFoundError as error:
+        found = {"error": str(error)}
+    return {**found, "asked": list(ASKED), "seconds": time.perf_counter() - started}
+
+
+def main(folder, cache):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Path(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    os.environ.pop("HF_HUB_OFFLINE", None)
+    from ragaccel.models.locate import EMBEDDER, LANGUAGE_MODEL
+    from ragaccel.models.space_files import ADAPTER
+
+    hub = {"cache_dir": cache, "token": SECRET.split()[1]}
+    found = {
+        "no token": looked_for("someone/tiny", LANGUAGE_MODEL, cache_dir=cache, token=False),
+        "first": looked_for("someone/tiny", LANGUAGE_MODEL, **hub),
+        "cached": looked_for("someone/tiny", LANGUAGE_MODEL, cache_dir=cache),
+        "revision": looked_for("someone/tiny", LANGUAGE_MODEL, **hub, revision="v2"),
+        "adapter": looked_for("someone/tiny", ADAPTER, **hub, subfolder="space"),
+        "embedder": looked_for("someone/tiny", EMBEDDER, **hub, revision="v3"),
+        "missing": looked_for("someone/nothing", LANGUAGE_MODEL, **hub),
+        "no weights": looked_for("someone/tiny", LANGUAGE_MODEL, **hub, subfolder="empty"),
+    }
+    server.shutdown()
+    server.server_close()
+    found["gone"] = looked_for("someone/other", LANGUAGE_MODEL, **hub)
+    socket.getaddrinfo = lambda *_, **__: time.sleep(60)  # a name server that never answers
+    found["no name server"] = looked_for("someone/other", LANGUAGE_MODEL, **hub)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,114 @@
+"""What a name means: a folder, what the cache holds, or what a hub on this machine serves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT
+
+from ragaccel.errors import ModelNotFoundError
+from ragaccel.models.locate import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
+
+SERVED = (
+    "config.json", "modules.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "code.py",
+    "model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "README.md",
+    "2_Dense/model.safetensors", "space/space_config.json", "space/space.safetensors",
+    "empty/config.json",
+)  # fmt: skip
+MODEL = {"config.json", "modules.json", "tokenizer.json", "vocab.txt", "chat_template.jinja",
+         "model.safetensors", "empty/config.json", "space/space_config.json"}  # fmt: skip
+
+
+def fill(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What looking for names on a hub gave, by fake_hub.py."""
+    served = fill(tmp_path_factory.mktemp("served"), SERVED)
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, tests / "fake_hub.py", served, tmp_path_factory.mktemp("cache")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])},
+    )
+    return json.loads(done.stdout)
+
+
+def test_safetensors_config_and_tokenizer_are_downloaded_and_nothing_that_runs(found):
+    assert set(found["first"]["files"]) == MODEL
+    dense = {"2_Dense/model.safetensors"}
+    assert dense <= set(found["embedder"]["files"]) <= MODEL | dense | {"space/space.safetensors"}
+    assert set(found["adapter"]["files"]) == {"space_config.json", "space.safetensors"}
+
+
+def test_what_is_in_the_cache_asks_nothing(found):
+    assert found["cached"]["files"] == found["first"]["files"]
+    assert found["cached"]["asked"] == []
+
+
+def test_token_and_revision_are_kept(found):
+    assert "Private and gated models need a token" in found["no token"]["error"]
+    assert any("/revision/v2" in one for one in found["revision"]["asked"])
+    assert not any("main" in one for one in found["revision"]["asked"])
+
+
+def test_what_the_hub_has_not_is_said_in_one_error(found):
+    assert "no model 'someone/nothing'" in found["missing"]["error"]
+    assert "the hub answers" in found["missing"]["error"]
+    assert "no config.json or no safetensors" in found["no weights"]["error"]
+
+
+@pytest.mark.parametrize("how", ["gone", "no name server"])
+def test_a_hub_that_cannot_be_reached_costs_five_seconds_at_most(found, how):
+    assert "the hub cannot be reached" in found[how]["error"]
+    assert found[how]["seconds"] < 6
+
+
+def cached(cache, names, name="someone/tiny", revision="main"):
+    top = cache / f"models--{name.replace('/', '--')}"
+    (top / "refs").mkdir(parents=True, exist_ok=True)
+    (top / "refs" / revision).write_text(COMMIT)
+    return fill(top / "snapshots" / COMMIT, names)
+
+
+def test_weights_of_several_parts_are_in_the_cache_when_all_are(tmp_path):
+    snapshot = cached(tmp_path, ["config.json", "model-1.safetensors"])
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    hub = {"cache_dir": tmp_path}
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, hub) is None
+    fill(snapshot, ["model-2.safetensors"])
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, hub) == snapshot
+
+
+def test_an_index_that_cannot_be_read_is_left_to_who_loads_it(tmp_path):
+    snapshot = cached(tmp_path, ["config.json", "model.safetensors.index.json", "a.safetensors"])
+    for text in ("{}", "[]", "{", '{"weight_map": {"a": 1}}', '{"weight_map": []}'):
+        (snapshot / "model.safetensors.index.json").write_text(text)
+        assert cached_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path}) == snapshot
+
+
+def test_the_cache_is_asked_for_the_revision_and_the_folder_below(tmp_path):
+    snapshot = cached(tmp_path, ["below/config.json", "below/model.safetensors"], revision="v2")
+    hub = {"cache_dir": tmp_path, "revision": "v2", "subfolder": "below"}
+    assert find_folder("someone/tiny", LANGUAGE_MODEL, hub) == snapshot / "below"
+    for other in ({"revision": "main"}, {"subfolder": ""}):
+        assert cached_folder("someone/tiny", LANGUAGE_MODEL, {**hub, **other}) is None
+
+
+def test_an_embedding_model_may_have_no_config_at_its_top(tmp_path):
+    snapshot = cached(tmp_path, ["modules.json", "model.safetensors"])
+    assert cached_folder("someone/tiny", EMBEDDER, {"cache_dir": tmp_path}) == snapshot
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path}) is None
+    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: no model"):
+        find_folder(snapshot, LANGUAGE_MODEL, {})
