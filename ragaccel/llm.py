@@ -52,8 +52,9 @@ class LLM:
 
     Args:
         model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
-            weights (``llm.model.weights_changed``), buffers and switched adapters are followed at
-            the next request; other modules, hooks or forward methods are refused then.
+            weights, buffers and switched adapters are followed at the next request, but for writes
+            through ``data`` (``llm.model.weights_changed`` tells of them); other modules or hooks
+            are refused then.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,

@@ -130,6 +130,11 @@ def _refuse_by_class(model: Any, name: str) -> None:
         raise ModelRefusedError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"
         )
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise ModelRefusedError(
+            f"{name} was made under torch.inference_mode(), where torch does not count what is "
+            "written to its weights: load it outside of that"
+        )
     if (getattr(model, "_tp_size", None) or 1) > 1:
         raise ModelRefusedError(
             f"{name} is split over processes (tensor parallel), where every process would have to "

@@ -64,12 +64,12 @@ class HuggingFaceModel:
     transformers' own passes.
 
     Args:
-        model: a causal language model. Weights that are written to are followed, as far as that
-            is seen: see ``weights_changed``. So are adapters of PEFT that are switched, and
-            buffers. A model that was moved or given another type or other modules is refused at
-            the next request. Hooks and forward methods are followed where passes run through the
-            model itself, else refused; training mode is refused there, and elsewhere the model
-            answers as in evaluation mode.
+        model: a causal language model. Weights and buffers that are written to in place are
+            followed, and adapters of PEFT that are switched; writes through ``data`` are not seen:
+            see ``weights_changed``. A model that was moved or given another type or other modules
+            is refused at the next request. Hooks are followed where passes run through the model
+            itself, else refused; training mode is refused there, and elsewhere the model answers
+            as in evaluation mode. Forward methods are those it had when this was made.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.
@@ -235,10 +235,10 @@ class HuggingFaceModel:
         self._structure = StructureWatch(self.model, trees)
 
     def weights_changed(self) -> None:
-        """Tell that weights were written to in a way that ``refresh`` may not see.
+        """Tell that weights were written to in a way that ``refresh`` does not see.
 
-        That is a write through a parameter's ``data``, or by other code than torch's, that
-        changes few numbers. The next request follows.
+        That is a write through a parameter's or buffer's ``data``, or by other code than torch's.
+        The next request follows.
         """
         self._watch.mark()
 

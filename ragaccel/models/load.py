@@ -71,6 +71,7 @@ def outline_model(name_or_path: str | Path | None = None, **model_kwargs: Any) -
     return ModelOutline(length, Tokenizer(tokenizer))
 
 
+@torch.inference_mode(mode=False)  # weights made in it would count no writes
 def load_model(
     name_or_path: str | Path,
     *,

@@ -76,7 +76,7 @@ def find_folder(
         ModelNotFoundError: saying where it was looked for.
     """
     name = str(name_or_path)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         folder /= hub.get("subfolder") or ""
         if not any((folder / marker).is_file() for marker in kind.markers):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from copy import copy
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,24 +13,22 @@ from torch import nn
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
-_STOCK = (nn.Parameter, torch.Tensor)
-_SAMPLE = 16  # numbers of a weight that are compared
-_FEW = 4096  # numbers of a buffer that are all compared
+_STOCK = (nn.Parameter, torch.Tensor)  # others may have no storage of their own
 # Which adapters a layer of PEFT uses, those of transformers' own integration included, and how.
 _ADAPTERS = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 _ANEW = "make a new LLM of it, or load it anew"
+_version = attrgetter("_version")
 
 
 class WeightWatch:
-    """Looks at weights between requests, in a millisecond or less.
+    """Looks at weights between requests: those written to in place, or given other storage.
 
-    What torch counts is seen for certain: writes in place, other storage. Writes through ``data``
-    it does not count; they are seen by a few numbers of each weight. What leaves all of these as
-    they were, as a write to one row may, has to be told: ``mark``.
+    Writes through ``data`` into the same storage are not counted by torch, and not seen here: they
+    have to be told, by ``mark``.
 
     Args:
         model: whose parameters must stay the same objects.
@@ -40,16 +38,19 @@ class WeightWatch:
     def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
         self.version = 0
         """How many times changes were seen."""
-        self._places = [
-            (module, name, weight)
+        places = [
+            (module._parameters, name, weight)
             for module in model.modules()
             for name, weight in module.named_parameters(recurse=False)
             if weight.device.type != "meta"  # accelerate's hooks put others there meanwhile
         ]
+        self._places: list[dict[str, Any]] = [place for place, _, _ in places]
+        self._names = [name for _, name, _ in places]
+        self._parameters: list[Any] = [weight for _, _, weight in places]
         self._weights = list(weights)
         self._kinds = [_kind(weight) for weight in weights]
         self._is_marked = False
-        self._note()
+        self._stamps = _stamps(self._weights)
 
     def mark(self) -> None:
         """Tell that any of the weights may have been changed."""
@@ -60,28 +61,38 @@ class WeightWatch:
         self.version += 1
 
     def look(self) -> Sequence[Tensor]:
-        """Return the weights that changed since the last time, all where torch did not count it.
+        """Return the weights that changed since the last time, all where ``mark`` told of it.
 
         Raises:
-            ConfigurationError: as ``refuse_others``.
+            ConfigurationError: as ``refuse_others``, or for weights of another type or place.
         """
         self.refuse_others()
-        stamps = [stamp(weight) for weight in self._weights]
-        changed = [
-            weight
-            for weight, before, now in zip(self._weights, self._stamps, stamps, strict=True)
-            if before != now
-        ]
-        if self._is_marked or (not changed and not _equal(self._samples, self._sample())):
-            changed = list(self._weights)
-        if changed:
-            self.version += 1
-            self._is_marked = False
-            self._note()
+        stamps = _stamps(self._weights)
+        if stamps == self._stamps and not self._is_marked:
+            return []
+        self._refuse_kinds()
+        pairs = zip(self._weights, self._stamps, stamps, strict=True)
+        changed = [one for one, before, now in pairs if before != now or self._is_marked]
+        self._stamps, self._is_marked = stamps, False
+        self.version += 1
         return changed
 
     def refuse_others(self) -> None:
-        """Raise ConfigurationError for weights of another type or place, or others in theirs."""
+        """Raise ConfigurationError for parameters that others took the place of."""
+        now = list(map(dict.get, self._places, self._names))
+        if all(map(is_, now, self._parameters)):
+            return
+        name = next(
+            name
+            for name, one, known in zip(self._names, now, self._parameters, strict=True)
+            if one is not known
+        )
+        raise ConfigurationError(
+            f"parameters of this model, a {name!r} for one, were replaced by others since the LLM "
+            f"was made: {_ANEW}"
+        )
+
+    def _refuse_kinds(self) -> None:
         for weight, kind in zip(self._weights, self._kinds, strict=True):
             if _kind(weight) != kind:
                 before, now = (f"{dtype} on {place}" for dtype, place in (kind, _kind(weight)))
@@ -89,38 +100,14 @@ class WeightWatch:
                     f"this model was {before.removeprefix('torch.')} when the LLM was made and is "
                     f"{now.removeprefix('torch.')} now: {_ANEW}"
                 )
-        for module, name, weight in self._places:
-            if module._parameters.get(name) is not weight:
-                raise ConfigurationError(
-                    f"parameters of this model, {name!r} of {type(module).__name__} for one, were "
-                    f"replaced by others since the LLM was made: {_ANEW}"
-                )
-
-    def _note(self) -> None:
-        self._stamps = [stamp(weight) for weight in self._weights]
-        self._samples = self._sample()
-
-    def _probes(self) -> Iterator[Tensor]:
-        """A few numbers of each weight, where they lie now: views kept would keep the storage."""
-        for weight in self._weights:
-            is_plain = type(weight) in _STOCK and weight.layout == torch.strided
-            is_there = is_plain and weight.device.type != "meta" and weight.is_contiguous()
-            if is_there and weight.element_size() > 1:  # not all operations know 8-bit types
-                numbers = weight.detach().view(-1)
-                # An odd step, as an even one may meet the same column of every row.
-                yield numbers[:: max(1, len(numbers) // _SAMPLE) | 1]
-
-    def _sample(self) -> list[Tensor]:
-        with torch.no_grad():
-            return [torch.cat(list(probes)) for _, probes in groupby(self._probes(), _kind)]
 
 
 class StructureWatch:
-    """Looks between requests at what a model is made of besides its weights, in 0.1 ms or so.
+    """Looks between requests at what a model is made of besides its weights.
 
     Adapters that are switched, and buffers that are written to or replaced, are followed: copies of
-    the model are given the same. Other modules are refused, and other hooks or forward methods are
-    where there are copies, which do without.
+    the model are given the same. Other modules are refused, and other hooks are where there are
+    copies, which do without.
 
     Args:
         model: what callers change.
@@ -136,8 +123,6 @@ class StructureWatch:
             for state in self._states
             for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
         ]
-        kinds = dict.fromkeys(map(type, self.modules))
-        self._kinds = list(dict.fromkeys(chain.from_iterable(kind.__mro__ for kind in kinds)))
         self._made_of, self._has_copies = self._parts(), bool(copies)
         trees = [dict(tree.named_modules()) for tree in copies]
         named = [
@@ -173,22 +158,15 @@ class StructureWatch:
         before, self._merged = self._merged, self._merged_now()
         return self._merged != before
 
-    def _parts(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Modules, hooks, forward methods of their own and those of their classes: as they are."""
-        return (
-            list(chain.from_iterable(map(dict.values, self._children))),
-            list(chain.from_iterable(self._hooks)),
-            [state.get("forward") for state in self._states],
-            [vars(kind).get("forward") for kind in self._kinds],
-        )
+    def _parts(self) -> tuple[list[Any], list[Any]]:
+        """Modules and hooks, as they are."""
+        return _all_values(self._children), _all_values(self._hooks)
 
     def _follow_parts(self) -> bool:
         now = self._parts()
         if now == self._made_of:
             return False
-        names = ("modules", "hooks", "forward methods")
-        # What was done to a class its instances in copies do as well.
-        for what, before, part in zip(names, self._made_of, now, strict=False):
+        for what, before, part in zip(("modules", "hooks"), self._made_of, now, strict=True):
             if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
                     f"{what} of this model were added, removed or replaced since the LLM was made, "
@@ -222,12 +200,8 @@ class StructureWatch:
         return True
 
     def _follow_buffers(self) -> bool:
-        now = [module._buffers.get(name) for module, name, _ in self._buffers]
-        if (
-            all(map(_is, now, self._known_buffers))
-            and self._buffer_stamps == [stamp(one) for one in now if one is not None]
-            and _equal(self._buffer_numbers, self._few_numbers())
-        ):
+        now = self._buffers_now()
+        if all(map(is_, now, self._known_buffers)) and _stamps(now) == self._buffer_stamps:
             return False
         for (_, name, twins), buffer in zip(self._buffers, now, strict=True):
             for twin in twins:
@@ -235,20 +209,16 @@ class StructureWatch:
         self._note_buffers()
         return True
 
-    def _note_buffers(self) -> None:
-        self._known_buffers = [module._buffers.get(name) for module, name, _ in self._buffers]
-        self._buffer_stamps = [stamp(one) for one in self._known_buffers if one is not None]
-        self._buffer_numbers = self._few_numbers()
+    def _buffers_now(self) -> list[Any]:
+        return [module._buffers.get(name) for module, name, _ in self._buffers]
 
-    def _few_numbers(self) -> list[Tensor]:
-        """The numbers of small buffers, such as rotary frequencies: writes through ``data``."""
-        small = [
-            one.detach().reshape(-1)
-            for one in self._known_buffers
-            if one is not None and one.is_floating_point() and one.numel() <= _FEW
-        ]
-        with torch.no_grad():
-            return [torch.cat(list(same)) for _, same in groupby(small, _kind)]
+    def _note_buffers(self) -> None:
+        self._known_buffers = self._buffers_now()
+        self._buffer_stamps = _stamps(self._known_buffers)
+
+
+def _all_values(mappings: Iterable[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, mappings)))
 
 
 def _copied(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -256,29 +226,19 @@ def _copied(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(map(copy, state)) for state in states]
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
+def _stamps(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
+    """What changes of each when it is written to in place, or given other storage."""
+    try:
+        return list(zip(map(_version, tensors), map(torch.Tensor.data_ptr, tensors), strict=True))
+    except (AttributeError, RuntimeError, TypeError):
+        return [None if one is None else _stamp(one) for one in tensors]
 
 
-def stamp(weight: Tensor) -> tuple[int, int]:
-    """What changes when a tensor is written to in place, or given other storage.
-
-    What is written to its ``data`` goes unseen, as torch itself does not see it.
-    """
-    version = 0 if weight.is_inference() else weight._version
-    return version, weight.data_ptr() if type(weight) in _STOCK else 0
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    """The same for any tensor; torch counts nothing of one that was made in inference mode."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
 
 
 def _kind(weight: Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
-
-
-def _equal(samples: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether they are the same to the last bit, what is no number included."""
-    return all(
-        torch.equal(_bits(one), _bits(other)) for one, other in zip(samples, others, strict=True)
-    )
-
-
-def _bits(numbers: Tensor) -> Tensor:
-    return numbers.view(torch.uint8)

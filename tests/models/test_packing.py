@@ -326,13 +326,6 @@ def test_copies_are_made_where_memory_is_free(monkeypatch, free, packs):
     assert HuggingFaceModel(make_model(), pack=False)._packed == []
 
 
-def test_weights_made_in_inference_mode():
-    with torch.inference_mode():
-        model = make_model()
-    target = HuggingFaceModel(model, pack=True)
-    assert answer(target) == generate(model, PROMPT, 20)
-
-
 def test_drafted_and_plain_answers_of_packed_weights_agree():
     target = HuggingFaceModel(make_model(), pack=True)
     engine = Engine(target)

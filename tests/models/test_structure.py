@@ -1,7 +1,6 @@
 """What of a model may change besides its weights: followed or refused at the next request."""
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
 from ragaccel.models import packing
-from ragaccel.models.watching import StructureWatch
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -115,15 +113,11 @@ def in_place(model):
     model.model.rotary_emb.inv_freq.mul_(0.2)
 
 
-def through_data(model):
-    model.model.rotary_emb.inv_freq.data[-1] *= 40.0
-
-
 def replaced(model):
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.2
 
 
-@pytest.mark.parametrize("change", [in_place, through_data, replaced])
+@pytest.mark.parametrize("change", [in_place, replaced])
 @pytest.mark.parametrize("way", WAYS)
 def test_buffers_that_are_written_to_are_followed(way, change):
     model = make_model(way)
@@ -156,19 +150,12 @@ def before_hook(model):
     model.lm_head.register_forward_pre_hook(lambda module, inputs: (-inputs[0],))
 
 
-def own_forward(model):
-    forward = model.lm_head.forward
-    model.lm_head.forward = lambda hidden: -forward(hidden)
-
-
 def one_adapter_more(model):
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
 
 
-MODULES, OTHERS = (
-    [new_layer, one_layer_more, one_adapter_more],
-    {hook: "hooks", other_hook: "hooks", before_hook: "hooks", own_forward: "forward methods"},
-)
+MODULES = [new_layer, one_layer_more, one_adapter_more]
+HOOKS = [hook, other_hook, before_hook]
 
 
 def hooked(way):
@@ -192,40 +179,19 @@ def test_other_modules_are_refused_at_every_request(way, change):
     assert_refused(llm, "modules")
 
 
-@pytest.mark.parametrize("change", OTHERS)
-def test_hooks_and_forward_methods_are_refused_where_a_twin_does_without(change):
+@pytest.mark.parametrize("change", HOOKS)
+def test_hooks_are_refused_where_a_twin_does_without(change):
     model, llm, _ = hooked("twin")
     change(model)
-    assert_refused(llm, OTHERS[change])
+    assert_refused(llm, "hooks")
 
 
-@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("change", HOOKS)
 def test_and_followed_where_passes_run_through_the_model(change):
     model, llm, before = hooked("own attention")
     change(model)
     found, expected = answers(model, llm)
     assert found == expected != before
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_classes_whose_forward_method_was_replaced_are_followed(way, monkeypatch):
-    model, llm, before = hooked(way)
-    kind = type(model.model.layers[0].mlp)
-    forward = kind.forward
-    monkeypatch.setattr(kind, "forward", lambda self, hidden: -forward(self, hidden))
-    found, expected = answers(model, llm)
-    assert found == expected != before
-
-
-def test_a_method_that_classes_make_anew_whenever_it_is_asked_for_is_no_change():
-    class Part(nn.Module):
-        def scaled(self, hidden, factor):
-            return factor * hidden
-
-        forward = functools.partialmethod(scaled, factor=2.0)
-
-    assert Part.forward != Part.forward
-    assert not StructureWatch(Part()).look()
 
 
 def test_undoing_it_helps():
