@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path("/")
 _MOUNT = "sys/fs/cgroup"
-
-
-class _Files(NamedTuple):
-    """What the files of a control group's memory are called."""
-
-    limit: str
-    used: str
-    reclaimable: str  # an entry of memory.stat
-
-
-_SECOND = _Files("memory.max", "memory.current", "inactive_file")
-_FIRST = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def total_bytes(root: Path = _ROOT) -> int | None:
@@ -56,30 +44,26 @@ def _pages(name: str) -> int | None:
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of each control group that bounds this process, its own and those above."""
-    for mount, path, names in _memberships(root):
-        parts = [] if ".." in path.parts else path.parts[1:]
-        # Within a container its own group may be mounted in place of the topmost one.
-        for depth in range(len(parts), -1, -1):
-            folder = mount.joinpath(*parts[:depth])
-            limit = _number(folder / names.limit)
-            if limit is not None:
-                used = _number(folder / names.used) or 0
-                yield limit, max(0, used - _entry(folder / "memory.stat", names.reclaimable))
+    mount, own = root / _MOUNT, _own_group(root)
+    if own is None:
+        return
+    parts = [] if ".." in own.parts else own.parts[1:]
+    # Within a container its own group may be mounted in place of the topmost one.
+    for depth in range(len(parts), -1, -1):
+        folder = mount.joinpath(*parts[:depth])
+        limit = _number(folder / "memory.max")
+        if limit is not None:
+            used = _number(folder / "memory.current") or 0
+            yield limit, max(0, used - _entry(folder / "memory.stat", "inactive_file"))
 
 
-def _memberships(root: Path) -> Iterator[tuple[Path, Path, _Files]]:
-    """Where the groups are mounted that this process is in, and which it is, in both versions."""
+def _own_group(root: Path) -> Path | None:
+    """The control group of this process; those of version 1 are not looked at."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            yield root / _MOUNT, Path(path), _SECOND
-        elif "memory" in controllers.split(","):
-            yield root / _MOUNT / "memory", Path(path), _FIRST
+        return None
+    return next((Path(line[3:]) for line in lines if line.startswith("0::")), None)
 
 
 def _number(file: Path) -> int | None:
