@@ -72,8 +72,10 @@ def variable(key: str) -> str:
 
 
 def describe(key: str) -> str:
-    """Return what a setting is for."""
-    return str(get_args(_FIELDS[key].type)[1].help)
+    """Return what a setting is for, and what holds where nothing is set."""
+    option = get_args(_FIELDS[key].type)[1]
+    unset = option.show_default
+    return f"{option.help} Unset: {unset}." if isinstance(unset, str) else option.help
 
 
 def resolve(context: typer.Context, keys: Iterable[str]) -> Settings:
