@@ -65,8 +65,7 @@ def _read_line(terminal: "Terminal") -> str | None:
     with suppress(ImportError):
         import readline  # noqa: F401  (gives input() its editing and history)
     try:
-        terminal.err.print("\n[bold]> [/]", end="")
-        return input().strip()
+        return terminal.err.input("\n[bold]> [/]").strip()
     except EOFError:
         terminal.note("")
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.exits import UsageError, explain
-from ragaccel.cli.progress import IndexingProgress
+from ragaccel.cli.progress import indexing_progress
 from ragaccel.cli.unread import count_unread, tell_unread
 from ragaccel.errors import (
     IndexBusyError,
@@ -81,7 +81,7 @@ def index_source(
 
     embedder = load_embedder(settings)
     opened = Store(source.index, shared=settings.shared)
-    with opened as store, IndexingProgress(terminal) as progress:
+    with opened as store, indexing_progress(terminal) as progress:
         if source.collection is not None:
             return index_passages(
                 store, embedder, source.collection, progress=progress, rebuild=rebuild
@@ -168,8 +168,8 @@ def store_figures(store: Store) -> dict[str, Any]:
         "dimensions": store.number("dimension"),
         "bytes": size,
         "fingerprint": store.meta("fingerprint")[:16],
-        "only": ", ".join(_patterns(store, "include")),
-        "not": ", ".join(_patterns(store, "exclude")),
+        "only": ", ".join(store.names("include")),
+        "not": ", ".join(store.names("exclude")),
         "taken out": ", ".join(store.left_out()),
     }
 
@@ -238,7 +238,3 @@ def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
         "embed_seconds": report.embed_seconds,
         "warnings": list(report.warnings),
     }
-
-
-def _patterns(store: Store, key: str) -> list[str]:
-    return store.names(key)

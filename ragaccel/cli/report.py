@@ -115,12 +115,7 @@ def _marked_excerpt(terminal: Terminal, number: int, nearest: NearestSentence) -
     if len(after) > room:
         after = after[:room] + "…"
     line = " ".join(part for part in (before, best, after) if part)
-    if terminal.wrap_width is None:
-        body = _INDENT + line
-    else:
-        body = textwrap.fill(
-            line, terminal.wrap_width, initial_indent=_INDENT, subsequent_indent=_INDENT
-        )
+    body = _indented(line, terminal.wrap_width)
     marked = Text(body, style="dim")
     if terminal.colored:
         first, last = body.find(opened), body.rfind(closed)
@@ -160,11 +155,15 @@ def is_name(title: str, path: str) -> bool:
 
 def excerpt(passage: Passage, width: int | None) -> str:
     """The start of a passage's text, indented; on one line unless there is a width to keep to."""
-    text = " ".join(printable(passage.text).split())
+    text = _line(passage.text)
     text = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
+    return _indented(text, width)
+
+
+def _indented(line: str, width: int | None) -> str:
     if width is None:
-        return _INDENT + text
-    return textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        return _INDENT + line
+    return textwrap.fill(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def speed_line(answer: Answer, comparison: Comparison | None) -> str:
@@ -188,7 +187,7 @@ def speed_line(answer: Answer, comparison: Comparison | None) -> str:
 def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
     """Where the time went and what was guessed right."""
     stats = answer.stats
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (

@@ -98,8 +98,8 @@ def _matching(pattern: str, paths: "Iterable[str]") -> list[str]:
 def _agrees(terminal: "Terminal", source: "Source") -> bool:
     if not sys.stdin.isatty():
         return False
-    terminal.err.print(f"delete {source.index}? y/n ", end="", markup=False)
-    return input().strip().lower() in ("y", "yes")
+    answer = terminal.err.input(f"delete {source.index}? y/n ", markup=False)
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _delete(source: "Source") -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
+    from ragaccel.passage import Passage
 
 
 def search(
@@ -57,14 +58,12 @@ def search(
     return ExitCode.OK
 
 
-def _show(terminal: "Terminal", number: int, passage: object, *, full: bool) -> None:
+def _show(terminal: "Terminal", number: int, passage: "Passage", *, full: bool) -> None:
     from rich.text import Text
 
     from ragaccel.cli.report import excerpt, source_line
     from ragaccel.cli.terminal import printable
-    from ragaccel.passage import Passage
 
-    assert isinstance(passage, Passage)
     terminal.write(source_line(terminal, number, passage, score=True), end="\n")
     body = printable(passage.text) + "\n" if full else excerpt(passage, terminal.wrap_width)
     terminal.write(Text(body), end="\n")

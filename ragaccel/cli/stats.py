@@ -28,7 +28,7 @@ def stats(
     if json:
         terminal.json(figures)
         return ExitCode.OK
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in figures.items():

@@ -33,18 +33,14 @@ def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, alwa
     """
     before = set() if always else report.told_before
     failed = {path: why for path, why in report.failed.items() if path not in before}
-    for path, reason in list(failed.items())[:_TOLD]:
-        terminal.warn(f"{one_line(path)}: {reason}")
-    command = source.command("ls", "--failed")
-    if len(failed) > _TOLD:
-        more = len(failed) - _TOLD
-        terminal.warn(f"and {more:,} more files could not be read: `{command}` names them")
     doubtful = {p: why for p, why in report.doubtful.items() if p not in report.told_before}
-    for path, reason in list(doubtful.items())[:_TOLD]:
-        terminal.warn(f"{one_line(path)}: {reason}")
-    if len(doubtful) > _TOLD:
-        more = len(doubtful) - _TOLD
-        terminal.warn(f"and {more:,} more files were read by a guess: `{command}` names them")
+    command = source.command("ls", "--failed")
+    for files, what in ((failed, "could not be read"), (doubtful, "were read by a guess")):
+        for path, reason in list(files.items())[:_TOLD]:
+            terminal.warn(f"{one_line(path)}: {reason}")
+        if len(files) > _TOLD:
+            more = len(files) - _TOLD
+            terminal.warn(f"and {more:,} more files {what}: `{command}` names them")
     passed = {p: why for p, why in report.passed_over.items() if p not in report.told_before}
     if passed:
         shown = _by_name(passed) if len(passed) <= _TOLD else _by_kind(passed)

@@ -1,15 +1,17 @@
 """Unread files: named once, when indexing, and on request later."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fakes import HashEmbedder
+from rich.console import Console
 
 from ragaccel.citing import copied_spans
 from ragaccel.cli import knowledge
-from ragaccel.cli.progress import IndexingProgress
+from ragaccel.cli.progress import indexing_progress
 from ragaccel.cli.report import show_sources
 from ragaccel.cli.terminal import Terminal
 from ragaccel.passage import Passage
@@ -126,14 +128,16 @@ def test_an_old_version_that_is_kept_says_so(cli, docs):
     assert "over the limit" in record["reason"]
 
 
-def test_the_time_left_goes_by_the_work_done(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr("ragaccel.cli.progress.time.monotonic", lambda: clock[0])
-    progress = IndexingProgress(Terminal(quiet=True))
-    assert progress._time_left(Progress("reading", 0, 2, work_total=1000)) == ""
-    clock[0] = 160.0
-    standing = Progress("embedding", 1, 2, 10, 500, work_done=100, work_total=1000)
-    assert progress._time_left(standing) == "about 0:09:00 left"
+def test_progress_is_of_all_the_work():
+    terminal = Terminal()
+    terminal.err = Console(file=io.StringIO(), force_terminal=True, width=120, _environ={})
+    with indexing_progress(terminal) as draw:
+        draw(Progress("reading"))
+        assert "reading" not in terminal.err.file.getvalue()
+        draw(Progress("embedding", 1, 2, 10, 500, "a/[b].md", work_done=100, work_total=1000))
+    shown = terminal.err.file.getvalue()
+    for part in ("embedding", "1/2 files, 10/500 passages", "[b].md"):
+        assert part in shown
 
 
 def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
