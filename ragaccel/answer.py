@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
 from ragaccel.decode.cancelling import Cancellation, Cancelled
+from ragaccel.forking import claim_torch
 from ragaccel.highlighting import Highlighter, Segment, segments
 from ragaccel.reporting import citations, facts
 
@@ -170,6 +171,7 @@ class Stream(Iterator[str]):
         self._has_ended = False
 
     def __next__(self) -> str:
+        claim_torch()
         with self._busy:
             piece = None if self.closed else self._next()
         if self.cancellation.is_asked:  # by another thread too, which may have found it busy

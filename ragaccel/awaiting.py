@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ragaccel.decode.cancelling import Cancellation
+from ragaccel.forking import claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -21,19 +21,7 @@ _MOST = 64  # callers waiting at one time; the others queue
 _NAME = "ragaccel-async"
 
 
-class _Threads:
-    """Threads that wait for answers, started when needed; a forked process has its own."""
-
-    def __init__(self) -> None:
-        self.reset()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        self.executor = ThreadPoolExecutor(_MOST, thread_name_prefix=_NAME)
-
-
-_THREADS = _Threads()
+_THREADS = ThreadPoolExecutor(_MOST, thread_name_prefix=_NAME)  # started when needed
 
 Result = TypeVar("Result")
 
@@ -42,11 +30,13 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     """Run blocking work beside the event loop.
 
     Raises:
+        ForkError: this process was forked from one that had used a model.
         RuntimeError: in place of a SystemExit or KeyboardInterrupt, which would end the event loop
             and with it the requests of all others. No signal raises one in these threads: a
             callback of the request did.
     """
-    return await asyncio.get_running_loop().run_in_executor(_THREADS.executor, _kept_in, work)
+    claim_torch()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _kept_in, work)
 
 
 def _kept_in(work: Callable[[], Result]) -> Result:

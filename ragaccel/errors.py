@@ -37,7 +37,7 @@ class ModelRefusedError(RagaccelError):
 
 
 class ForkError(RagaccelError):
-    """A model that this process cannot use, because it was forked off while the model answered."""
+    """A model in a process that was forked from one that had already used a model."""
 
 
 class DocumentError(RagaccelError):

@@ -1,85 +1,58 @@
-"""Forking: what is told that its process is forked, so that the child can go on with it."""
+"""Forks: what a forked process must not use, and what it makes for itself."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ragaccel.errors import ForkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Made = TypeVar("Made")
+
+_FIRST = os.getpid()
+_torch_owner: list[int] = []  # the process that first used torch, also in those forked from it
 
 
-class _State:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.told: WeakSet[AcrossForks] = WeakSet()
-        self.in_turn: tuple[AcrossForks, ...] = ()
-        self.is_child = self.is_alone = False
+def claim_torch() -> None:
+    """Claim torch for this process: called before torch computes and before any lock is taken.
 
+    A forked process has none of its parent's threads: it would wait for ever for those of torch's
+    pool, and for locks that others held at the fork.
 
-_state = _State()
-
-
-class AcrossForks:
-    """An object that is told before its process is forked, and afterwards in both.
-
-    A child has none of the other threads: a lock that one of them held stays locked for ever, and
-    what it was changing stays half changed.
+    Raises:
+        ForkError: A process that this one was forked from has claimed it.
     """
-
-    def __init__(self) -> None:
-        with _state.lock:
-            _state.told.add(self)
-
-    def before_fork(self) -> None:
-        """Come to a state that can be copied."""
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Go on, in the process that forked or in the child."""
-
-
-class UsesTorch(AcrossForks):
-    """What computes with torch, by one thread in a child.
-
-    The threads of torch's pool are not copied, and a child that shared its work out among them
-    would wait for ever.
-    """
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Have torch share nothing out in a child."""
-        torch = sys.modules.get("torch")
-        if in_child and torch is not None and torch.get_num_threads() > 1:
-            torch.set_num_threads(1)
-            _state.is_alone = True
-
-
-def is_alone() -> bool:
-    """Whether torch computes with one thread because this process was forked."""
-    return _state.is_alone
+    process = os.getpid()
+    if not _torch_owner:
+        _torch_owner.append(process)
+    if _torch_owner[0] != process:
+        raise ForkError(
+            "this process was forked from one that had already used a model, and cannot use any: "
+            "load models after the fork, in each process, or start processes by spawn"
+        )
 
 
 def is_forked() -> bool:
-    """Whether this process was forked off, so that thread pools of libraries are dead in it."""
-    return _state.is_child
+    """Return whether this process was forked off, so that it has no threads of OpenMP's pools."""
+    return os.getpid() != _FIRST
 
 
-def _before() -> None:
-    _state.lock.acquire()
-    _state.in_turn = tuple(_state.told)
-    for told in _state.in_turn:
-        told.before_fork()
+class PerProcess(Generic[Made]):
+    """What each process makes for itself when it first asks, such as a lock.
 
+    A lock that another thread holds at a fork is never released in the forked process.
+    """
 
-def _after(*, in_child: bool) -> None:
-    _state.is_child |= in_child
-    for told in _state.in_turn:
-        told.after_fork(in_child=in_child)
-    _state.in_turn = ()
-    _state.lock.release()  # a plain lock, which the thread that goes on may release in the child
+    def __init__(self, make: Callable[[], Made]) -> None:
+        self._make = make
+        self._made: dict[int, Made] = {}
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before,
-        after_in_parent=lambda: _after(in_child=False),
-        after_in_child=lambda: _after(in_child=True),
-    )
+    def get(self) -> Made:
+        """Return this process's own; the same for all of its threads."""
+        process = os.getpid()
+        if process not in self._made:
+            self._made.setdefault(process, self._make())
+        return self._made[process]

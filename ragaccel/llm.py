@@ -11,6 +11,7 @@ from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
+from ragaccel.forking import claim_torch
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
@@ -78,6 +79,7 @@ class LLM:
     Raises:
         ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
         ConfigurationError: arguments that cannot work, or exclude each other.
+        ForkError: this process was forked from one that had used a model; requests raise it too.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class LLM:
         space: Space | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
+        claim_torch()
         given = check_options(
             {
                 "drafter": drafter,
@@ -177,6 +180,7 @@ class LLM:
             "space": space,
         }
         check_options(options)
+        claim_torch()
         model, tokenizer = open_model(
             name_or_path,
             rehearse=drafter is None,
@@ -197,6 +201,7 @@ class LLM:
                 nothing on a CPU, where compiling was measured not to pay.
             context: tokens that the passes attend to.
         """
+        claim_torch()
         if compile:
             self.model.compile()
         warm_passes(self.engine, context=context)
@@ -306,11 +311,13 @@ class LLM:
         return AsyncStream(self.stream(prompt, references=references, **settings))
 
     def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
+        claim_torch()
         settings = check_settings(settings)
         each = references_of_each(references, len(prompts))
         return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
+        claim_torch()
         settings, references = check_settings(settings), listed_references(references)
         plan = make_plan(
             self.model,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.checks import positive, shown, text
 from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.forking import claim_torch
 from ragaccel.inputs import as_texts
 from ragaccel.passage import Passage
 from ragaccel.prompt import Prompt, build_prompt, check_history
@@ -97,6 +98,7 @@ class RAG:
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
     ) -> Stream:
         """Answer piece by piece; arguments and errors are those of ``ask``."""
+        claim_torch()
         settings = check_settings(settings)
         settings.setdefault("max_new_tokens", self.max_new_tokens)
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -28,12 +27,6 @@ class Rehearsal:
     """
 
     def __init__(self) -> None:
-        self.reset()
-        if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        """Begin anew at the next ``start``."""
         self._lock = Lock()
         self._thread: Thread | None = None
         self._ready = Event()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from ragaccel.forking import claim_torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -54,6 +56,7 @@ class SharedModel:
 
     def load(self) -> LLM:
         """Return the LLM, loading it now if nobody has; errors are those of ``LLM.load``."""
+        claim_torch()
         with self._lock:
             if self._llm is None:
                 from ragaccel.llm import LLM
@@ -69,6 +72,7 @@ class SharedModel:
         All who wait for one model wait for one thread of its own, so that they take no thread
         from those who ask another. If one of them is cancelled, it is loaded all the same.
         """
+        claim_torch()
         if self._llm is not None:
             return self._llm
         return await asyncio.shield(asyncio.wrap_future(self._start_loading()))

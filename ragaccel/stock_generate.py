@@ -11,6 +11,7 @@ import torch
 
 from ragaccel.decode.request import Reference
 from ragaccel.errors import ConfigurationError
+from ragaccel.forking import claim_torch
 from ragaccel.inputs import read_prompt, references_of_each
 from ragaccel.models.stock_call import StockCall
 from ragaccel.models.tokenizer import Tokenizer
@@ -79,7 +80,9 @@ class CustomGenerate:
                 a cache that is passed in.
             CapacityError: a prompt and its answer do not fit the model's context.
             ModelRefusedError: the model cannot be decoded exactly.
+            ForkError: this process was forked from one that had used a model.
         """
+        claim_torch()
         mask = model_kwargs.get("attention_mask")
         processors, criteria = tuple(logits_processor), tuple(stopping_criteria)
         call = StockCall(input_ids, mask, processors, criteria, generation_config)

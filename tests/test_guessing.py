@@ -1,5 +1,4 @@
 import logging
-import os
 import subprocess
 import sys
 
@@ -268,18 +267,6 @@ def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatc
     ready.append(True)
     assert stream.finish().text == SAID
     assert llm.memory.figures().requests == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_rehearses_for_itself():
-    mine = Rehearsal()
-    assert mine.wait(60)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if not mine.is_ready() and mine._thread is None else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert mine.is_ready()
 
 
 def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_path):

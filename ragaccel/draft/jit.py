@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ragaccel.forking import PerProcess
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -57,19 +59,7 @@ def _compiled(function: Function, inline: str) -> Function:
     return kept
 
 
-class _Loading:
-    """The one lock under which functions are compiled, or loaded from where they are kept."""
-
-    def __init__(self) -> None:
-        self.reset()
-        if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        self.lock = RLock()
-
-
-_LOADING = _Loading()
+_LOADING = PerProcess(RLock)  # held where functions are compiled, or loaded
 
 
 def _load_in_turn(made: Any) -> None:
@@ -82,7 +72,7 @@ def _load_in_turn(made: Any) -> None:
     def in_turn(asked: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(asked)
         def wait(*args: Any, **kwargs: Any) -> Any:
-            with _LOADING.lock:
+            with _LOADING.get():
                 return asked(*args, **kwargs)
 
         return wait
@@ -97,7 +87,7 @@ def _import_numba() -> Any:
     That folder may be a stranger's, and the file says, among other things, where compiled functions
     are kept: they are unpickled from there. A program that imported numba before has chosen itself.
     """
-    with _LOADING.lock:
+    with _LOADING.get():
         if "numba" not in sys.modules:
             exists = os.path.exists
             os.path.exists = lambda path: path != _NUMBA_SETTINGS and exists(path)

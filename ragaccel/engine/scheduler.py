@@ -19,8 +19,7 @@ from ragaccel.decode.cancelling import Cancelled
 from ragaccel.decode.sharing import settle_together
 from ragaccel.engine.interrupts import is_interrupt, uninterrupted
 from ragaccel.engine.turns import Turn
-from ragaccel.errors import ForkError
-from ragaccel.forking import UsesTorch, is_alone
+from ragaccel.forking import claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +38,7 @@ _LONGEST_PATIENCE = 0.02  # seconds
 _ANY = -1  # asked for by thread after thread
 
 
-class Scheduler(UsesTorch):
+class Scheduler:
     """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
 
     A round is at most one chunk of one prompt and one verify pass of each queued session, so that
@@ -51,8 +50,6 @@ class Scheduler(UsesTorch):
     thread, such as a KeyboardInterrupt, is the main thread's, and others go on. Whoever cancels is
     gone after the round that is running.
 
-    A process that is forked off while nobody is answered can go on, torch with one thread there.
-
     Args:
         engine: of the sessions' verifiers.
         max_batch: most sequences in one pass.
@@ -60,7 +57,6 @@ class Scheduler(UsesTorch):
     """
 
     def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
-        super().__init__()
         self.max_batch, self._max_rows = max(1, max_batch), max_rows
         self.engine = engine
         self._turns: list[Turn] = []
@@ -70,12 +66,6 @@ class Scheduler(UsesTorch):
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
         self._ticks = count()
         self._pass_seconds = 0.0
-        self._has_told = self._is_torn = False
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Remember in a child that it has half of what others were answering."""
-        super().after_fork(in_child=in_child)
-        self._is_torn |= in_child and bool(self._turns)
 
     def steps(self, session: Session, cancellation: Cancellation | None = None) -> Iterator[Step]:
         """Decode one session to its end, beside whatever else is queued.
@@ -94,12 +84,12 @@ class Scheduler(UsesTorch):
         Raises:
             BaseException: what the first of them raised that raised anything.
             Cancelled: this was asked for, at the latest before the last round; none has a step.
-            ForkError: this process was forked off while other threads were answered.
+            ForkError: this process was forked from one that had used a model.
             ValueError: there are none.
         """
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
-        self._check_forked()
+        claim_torch()
         asker = get_ident()
         turns = [Turn(session, asker, cancellation) for session in sessions]
         with self._changed:
@@ -118,19 +108,6 @@ class Scheduler(UsesTorch):
         if not made:
             raise Cancelled("what was asked for was cancelled before its end")
         return made
-
-    def _check_forked(self) -> None:
-        if self._is_torn:
-            raise ForkError(
-                "this process was forked while another thread was answered by this model, and "
-                "cannot use it: load the model after the fork, or start processes by spawn"
-            )
-        if is_alone() and not self._has_told:
-            self._has_told = True
-            logger.warning(
-                "this process was forked from one that held a model, so torch answers with one "
-                "thread: load the model after the fork, or start processes by spawn, to use more"
-            )
 
     def _lead(self) -> None:
         """Run a round and hand over; where it is interrupted, the others' go on in the next."""

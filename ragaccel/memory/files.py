@@ -11,6 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, ClassVar
 
 from ragaccel.errors import ConfigurationError, MemoryWriteError
+from ragaccel.forking import PerProcess
 from ragaccel.memory.archive import Header, UnusableError, read_archive, write_archive
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Changes:
         with self._lock:
             self.count += 1
         if self._owner is not None and self._owner.path is not None and not self._owner.refused:
-            _unsaved.add(self._owner)
+            _unsaved.get().add(self._owner)
             if self.count % SAVED_EVERY == 0:
                 _save_quietly(self._owner)
 
@@ -103,7 +104,7 @@ class Filed(ABC):
                 ) from error
             self._saved = count
             if not self.unsaved:
-                _unsaved.discard(self)
+                _unsaved.get().discard(self)
 
     @property
     def unsaved(self) -> bool:
@@ -114,7 +115,7 @@ class Filed(ABC):
         """Take in what the file holds, or refuse it; to be called when all else is ready."""
         if self.path is None:
             return
-        for other in list(_unsaved):  # of this process: what it learned is in the file then
+        for other in list(_unsaved.get()):  # of this process: what it learned is in the file then
             if other.path == self.path and type(other) is type(self):
                 _save_quietly(other)
         try:
@@ -148,7 +149,7 @@ class Filed(ABC):
             f"{self.path} is not used: {reason}. Delete it or choose another path; "
             f"until then nothing is saved."
         )
-        _unsaved.discard(self)
+        _unsaved.get().discard(self)
         _logger.warning("%s", self.refused)
 
 
@@ -174,12 +175,13 @@ def _reason(error: Exception) -> str:
     return f"it is damaged, or no such file at all ({error or type(error).__name__})"
 
 
-_unsaved: set[Filed] = set()  # held, so that what a function's local LLM learned is saved
+# Held, so that what a function's local LLM learned is saved; by the process in which it did.
+_unsaved: PerProcess[set[Filed]] = PerProcess(set)
 
 
 @atexit.register
 def _save_all_at_exit() -> None:
-    for filed in list(_unsaved):
+    for filed in list(_unsaved.get()):
         _save_quietly(filed)
 
 

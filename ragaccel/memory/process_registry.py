@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import os
-from functools import cache
-from threading import Lock
 
+from ragaccel.forking import PerProcess
 from ragaccel.memory.registry import ReferenceRegistry
 
-
-class _Own:
-    """Made at its first use; a forked process has its own, since a lock may be held at a fork."""
-
-    def __init__(self) -> None:
-        self.reset()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        self.made, self.making = cache(ReferenceRegistry), Lock()
-
-
-_OWN = _Own()
+_OWN = PerProcess(ReferenceRegistry)
 
 
 def default_registry() -> ReferenceRegistry:
     """Return the registry that all of a process shares, made when first used."""
-    with _OWN.making:
-        return _OWN.made()
+    return _OWN.get()
 
 
 def auto_references_enabled() -> bool:

@@ -23,6 +23,7 @@ from ragaccel.errors import (
     ModelNotFoundError,
     ModelRefusedError,
 )
+from ragaccel.forking import claim_torch
 from ragaccel.models.architecture import read_max_positions, refuse_by_config
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.locate import LANGUAGE_MODEL, find_folder
@@ -106,6 +107,7 @@ def load_model(
         MissingExtraError: what spreads models is not installed.
         ConfigurationError: arguments that exclude each other.
     """
+    claim_torch()
     place = _place(device, device_map)
     source, arguments = _located(name_or_path, model_kwargs)
     known = {*_HUB_ARGUMENTS, "trust_remote_code"}
@@ -170,6 +172,7 @@ def as_target(
         ModelRefusedError: the model cannot be decoded exactly.
         ConfigurationError: it is no model of transformers.
     """
+    claim_torch()
     if isinstance(model, HuggingFaceModel):
         return model
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):

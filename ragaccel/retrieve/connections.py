@@ -1,7 +1,8 @@
-"""Connections: an index file open in SQLite, once a thread, and anew after a fork."""
+"""Connections: an index file open in SQLite, once in each thread of each process."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sqlite3
 import stat
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
-from ragaccel.forking import AcrossForks
+from ragaccel.forking import PerProcess
 from ragaccel.retrieve.formats import harden, require_format
 from ragaccel.retrieve.schema import damaged, index_command, reported, require_no_link
 
@@ -31,6 +32,7 @@ class _Held:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
         self.identity: tuple[int, int] | None = None
+        self.waits_for_fork = False
 
     def close(self) -> None:
         if self.connection is not None:
@@ -41,9 +43,71 @@ class _Held:
         self.close()
 
 
+class _Own:
+    """What a process has of the connections to a file."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        self.all_held: WeakSet[_Held] = WeakSet()
+        self.writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
+
+
 _everywhere: WeakSet[_Held] = WeakSet()
 _everywhere_lock = threading.Lock()
-_abandoned: list[_Held] = []  # for ever: what closes them would let go of the parent's locks
+_starting_lock = threading.Lock()  # of threads that use their first connection, and of forks
+_at_fork: list[_Held] = []
+_inherited: list[_Held] = []
+
+
+def _before_fork() -> None:
+    """Close every connection, once it is not in use; none is opened until the fork is made.
+
+    SQLite keeps one table of locks for all connections of a process. A child inherits the table,
+    but not the locks: beside an inherited connection, what it writes through one of its own is lost
+    when the parent closes the file.
+    """
+    _starting_lock.acquire()
+    _at_fork[:] = _all_held()
+    latest = time.monotonic() + _FORK_WAIT_SECONDS
+    for held in _at_fork:
+        held.waits_for_fork = held.lock.acquire(timeout=max(0.0, latest - time.monotonic()))
+        if held.waits_for_fork and held.connection and not held.connection.in_transaction:
+            held.close()
+    _everywhere_lock.acquire()
+
+
+def _after_fork() -> None:
+    _everywhere_lock.release()
+    for held in _at_fork:
+        if held.waits_for_fork:
+            held.lock.release()
+    _at_fork.clear()
+    _starting_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """Keep what the parent is amid a change with, to the end and past it: to close it undoes that.
+
+    A list alone would be emptied when Python exits.
+    """
+    for held in _at_fork:
+        if held.connection is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+            _inherited.append(held)
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )
+
+
+def _all_held() -> list[_Held]:
+    with _everywhere_lock:
+        return list(_everywhere)
 
 
 def is_open_here(path: Path) -> bool:
@@ -53,10 +117,8 @@ def is_open_here(path: Path) -> bool:
     process could then take the log away from under a connection, and what that writes is lost.
     """
     identity = _identity_of(path)
-    with _everywhere_lock:
-        held_now = list(_everywhere)
     return identity is not None and any(
-        held.connection is not None and held.identity == identity for held in held_now
+        held.connection is not None and held.identity == identity for held in _all_held()
     )
 
 
@@ -68,31 +130,21 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-class Connections(AcrossForks):
-    """The connections to an index file, one a thread, opened when first used.
+class Connections:
+    """The connections to an index file, one in each thread of each process, opened when first used.
 
-    Before a fork all are closed: SQLite takes the locks of a connection that a child inherits for
-    the child's own, even when the child opens another, and changes would be lost. A fork waits for
-    changes that other threads are making.
+    A fork closes all that are not in use, and waits for those that are.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
         self.path = path
         self._place = path.absolute()  # a program may change its folder
-        self._locked: list[_Held] = []
-        self._start()
-
-    def _start(self) -> None:
-        self._local = threading.local()
-        self._all_held: WeakSet[_Held] = WeakSet()
-        self._lock = threading.Lock()
-        self._writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
+        self._own = PerProcess(_Own)
 
     def close(self) -> None:
         """Close every connection, once it is not in use; the next use opens a new one."""
-        with self._lock:
-            all_held = list(self._all_held)
+        with _everywhere_lock:
+            all_held = list(self._own.get().all_held)
         for held in all_held:
             with held.lock:
                 held.close()
@@ -100,7 +152,7 @@ class Connections(AcrossForks):
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
         """The connection of this thread, opened if it is not; a fork waits for the end."""
-        held = self._own()
+        held = self._held()
         with held.lock:
             if held.connection is None:
                 self._open_into(held)
@@ -142,7 +194,7 @@ class Connections(AcrossForks):
                     f"{self.path} cannot be changed from within a search or another change: a"
                     " condition (where) may only look at passages"
                 )
-        with self._writers, self.using() as connection, reported(self.path):
+        with self._own.get().writers, self.using() as connection, reported(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -154,7 +206,7 @@ class Connections(AcrossForks):
 
     def follow(self) -> None:
         """Let go of a file that was replaced or deleted since this thread opened it."""
-        held = self._own()
+        held = self._held()
         with held.lock:
             connection = held.connection
             if connection is None or connection.in_transaction:
@@ -162,38 +214,13 @@ class Connections(AcrossForks):
             if held.identity != self._identity():
                 held.close()
 
-    # Forks
-
-    def before_fork(self) -> None:
-        """Close what no thread is changing something with."""
-        self._lock.acquire()
-        latest = time.monotonic() + _FORK_WAIT_SECONDS
-        for held in list(self._all_held):
-            if held.lock.acquire(timeout=max(0.0, latest - time.monotonic())):
-                self._locked.append(held)
-                if held.connection is not None and not held.connection.in_transaction:
-                    held.close()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Let the threads go on; a child starts anew."""
-        if in_child:
-            _abandoned.extend(held for held in self._all_held if held.connection is not None)
-            self._locked.clear()
-            self._start()
-            return
-        while self._locked:
-            self._locked.pop().lock.release()
-        self._lock.release()
-
-    # Opening
-
-    def _own(self) -> _Held:
-        held: _Held | None = getattr(self._local, "held", None)
+    def _held(self) -> _Held:
+        own = self._own.get()
+        held: _Held | None = getattr(own.local, "held", None)
         if held is None:
-            held = self._local.held = _Held()
-            with self._lock:
-                self._all_held.add(held)
-            with _everywhere_lock:
+            held = own.local.held = _Held()
+            with _starting_lock, _everywhere_lock:
+                own.all_held.add(held)
                 _everywhere.add(held)
         return held
 
@@ -202,7 +229,7 @@ class Connections(AcrossForks):
 
     def _open_into(self, held: _Held) -> None:
         held.identity = self._identity()
-        if held.identity and any(held.identity == other.identity for other in _abandoned):
+        if held.identity and any(held.identity == other.identity for other in _inherited):
             raise IndexBusyError(
                 f"this process was forked in the middle of a change to {self.path}, and cannot use"
                 " it: fork before or after, or start processes by spawn"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.forking import UsesTorch
+from ragaccel.forking import PerProcess, claim_torch
 from ragaccel.retrieve.embedder_settings import (
     EmbedderSettings,
     explained,
@@ -67,12 +67,15 @@ def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformer
     return SentenceTransformerEmbedder(find_model_folder(name_or_path))
 
 
-class SentenceTransformerEmbedder(UsesTorch):
+class SentenceTransformerEmbedder:
     """A sentence-transformers model in a folder; safe to call from several threads.
 
     BERT, RoBERTa and their like with mean or first-token pooling, the default model among them, run
     through :class:`ragaccel.retrieve.encoder.TextEncoder`, which loads in half the time and gives
     the same vectors; any other model through sentence-transformers itself.
+
+    A process that was forked from one that had used a model cannot embed (ForkError). To
+    open an embedder, and to count tokens, uses none.
 
     Args:
         folder: The model's folder.
@@ -80,7 +83,6 @@ class SentenceTransformerEmbedder(UsesTorch):
     """
 
     def __init__(self, folder: Path, device: str | None = None) -> None:
-        super().__init__()
         self.folder = folder
         self.device = device
         self.settings = EmbedderSettings(folder)
@@ -88,14 +90,7 @@ class SentenceTransformerEmbedder(UsesTorch):
         self._encoder: TextEncoder | None = None
         self._model: Any = None
         self._fingerprint = ""
-        self._lock = threading.Lock()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Wait for no thread that is not there any more."""
-        if self._encoder is not None or self._model is not None:
-            super().after_fork(in_child=in_child)
-        if in_child:
-            self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     @property
     def max_tokens(self) -> int:
@@ -170,13 +165,14 @@ class SentenceTransformerEmbedder(UsesTorch):
         return np.asarray(vectors, dtype=np.float32)
 
     def _load_tokenizer(self) -> Any:
-        with self._lock:
+        with self._lock.get():
             if self._tokenizer is None:
                 self._tokenizer = _read_tokenizer(self.folder)
             return self._tokenizer
 
     def _load_encoder(self) -> TextEncoder:
-        with self._lock:
+        claim_torch()
+        with self._lock.get():
             if self._encoder is None:
                 with explained(self.folder):
                     from ragaccel.retrieve.encoder import TextEncoder
@@ -188,7 +184,8 @@ class SentenceTransformerEmbedder(UsesTorch):
             return self._encoder
 
     def _load_model(self) -> Any:
-        with self._lock:
+        claim_torch()
+        with self._lock.get():
             if self._model is None:
                 try:
                     from sentence_transformers import SentenceTransformer

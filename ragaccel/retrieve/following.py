@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.forking import AcrossForks
+from ragaccel.forking import PerProcess
 from ragaccel.retrieve.index import VectorIndex
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ragaccel.retrieve.store import Store
 
 
-class FollowedVectors(AcrossForks):
+class FollowedVectors:
     """The vector index of a store; loaded when first asked for, then changed by what changed.
 
     Safe to ask from several threads, and while another process writes to the store. A forked
@@ -30,12 +30,11 @@ class FollowedVectors(AcrossForks):
     """
 
     def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
-        super().__init__()
         self._store = store
         self._dimension = dimension
         self._index: VectorIndex | None = None
         self._state = ("", "")
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     @contextmanager
     def current(self) -> Iterator[VectorIndex]:
@@ -43,24 +42,19 @@ class FollowedVectors(AcrossForks):
 
         They stay so to the end, so that every passage found is there to be read.
         """
-        with self._lock:
+        with self._lock.get():
             yield self._followed()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Forget, in a child, what another thread was in the middle of changing."""
-        if in_child and self._lock.locked():
-            self._index, self._lock = None, threading.Lock()
 
     def _followed(self) -> VectorIndex:
         state = self._store.state()
-        if self._index is None or state[0] != self._state[0]:
+        index, self._index = self._index, None  # a change that does not end leaves nothing behind
+        if index is None or state[0] != self._state[0]:
             index = VectorIndex(self._dimension())
             index.build(self._store.vectors())
-            self._index = index
         elif state != self._state:
-            self._follow(self._index)
-        self._state = state
-        return self._index
+            self._follow(index)
+        self._index, self._state = index, state
+        return index
 
     def _follow(self, index: VectorIndex) -> None:
         """Bring in what was changed; a row's vector never changes."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.errors import MissingExtraError
-from ragaccel.forking import AcrossForks, is_forked
+from ragaccel.forking import PerProcess, is_forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ _TUNING_QUERIES = 256
 _NEIGHBOURS = 10
 
 
-class VectorIndex(AcrossForks):
+class VectorIndex:
     """Inner-product search over vectors with keys; exact up to ``flat_limit`` vectors, IVF beyond.
 
     The number of IVF cells a query visits is not guessed: it is doubled until the neighbours found
@@ -43,10 +43,9 @@ class VectorIndex(AcrossForks):
     """
 
     def __init__(self, dimension: int, flat_limit: int = FLAT_LIMIT) -> None:
-        super().__init__()
         self.dimension = dimension
         self.flat_limit = flat_limit
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._faiss = _import_faiss()
         self._index = self._flat()
         self._trained_on = 0
@@ -81,12 +80,12 @@ class VectorIndex(AcrossForks):
 
     def keys(self) -> Keys:
         """The keys held, ascending."""
-        with self._lock:
+        with self._lock.get():
             return np.sort(self._entries(self._index)[0])
 
     def search(self, query: Vectors, k: int) -> list[tuple[int, float]]:
         """The k nearest to a query [D], as (key, inner product), nearest first."""
-        with self._lock:
+        with self._lock.get():
             k = min(k, len(self))
             if not k:
                 return []
@@ -99,22 +98,17 @@ class VectorIndex(AcrossForks):
 
     def ranking(self, query: Vectors) -> Iterator[tuple[int, float]]:
         """All keys with their inner product with a query [D], nearest first; always exact."""
-        with self._lock:
+        with self._lock.get():
             keys, vectors = self._entries(self._index)
         scores = vectors @ _floats(query)
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
-    def after_fork(self, *, in_child: bool) -> None:
-        """Let nothing wait, in a child, for a thread that is not there."""
-        if in_child:
-            self._lock = threading.Lock()
-
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Hold the lock; in a forked process with one thread, for OpenMP would wait for others."""
         cores = 1 if is_forked() else self._faiss.omp_get_max_threads()
-        with self._lock, self._threads(cores):
+        with self._lock.get(), self._threads(cores):
             yield
 
     @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.forking import UsesTorch
+from ragaccel.forking import claim_torch
 from ragaccel.retrieve.embedder_settings import explained, require_known_modules
 from ragaccel.retrieve.records import embedded_text
 
@@ -24,7 +24,7 @@ class Reranker(Protocol):
         """How well each passage answers the question; larger is better."""
 
 
-class CrossEncoderReranker(UsesTorch):
+class CrossEncoderReranker:
     """A sentence-transformers cross-encoder, e.g. ``cross-encoder/ms-marco-MiniLM-L6-v2``.
 
     Args:
@@ -33,23 +33,20 @@ class CrossEncoderReranker(UsesTorch):
     """
 
     def __init__(self, name_or_path: str | Path, device: str | None = None) -> None:
-        super().__init__()
         self.name = str(name_or_path)
         self.device = device
         self._model: Any = None
         self._lock = threading.Lock()
 
-    def after_fork(self, *, in_child: bool) -> None:
-        """Wait for no thread that is not there any more."""
-        if self._model is not None:
-            super().after_fork(in_child=in_child)
-        if in_child:
-            self._lock = threading.Lock()
-
     def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
-        """How well each passage answers the question, in the model's own measure."""
+        """How well each passage answers the question, in the model's own measure.
+
+        Raises:
+            ForkError: This process was forked from one that had used a model.
+        """
         if not passages:
             return []
+        claim_torch()
         pairs = [(question, embedded_text(passage)) for passage in passages]
         with self._lock:
             scores = self._load().predict(pairs, show_progress_bar=False)

@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from ragaccel.memory import process_registry
 from ragaccel.memory.process_registry import auto_references_enabled, default_registry
 from ragaccel.passage import Passage
 
@@ -25,7 +24,7 @@ def test_automatic_references_can_be_switched_off(monkeypatch, said):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_its_own_whatever_was_held_at_the_fork():
     default_registry().register(Passage("ferry", TEXT))
-    with default_registry()._lock, process_registry._OWN.making:
+    with default_registry()._lock:
         child = os.fork()
         if child == 0:
             own = default_registry()

@@ -1,5 +1,6 @@
 """Forks: a collection that was opened before a process was forked off is used in both."""
 
+import gc
 import multiprocessing
 import threading
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ import pytest
 
 from ragaccel.errors import IndexBusyError
 from ragaccel.passage import Passage
+from ragaccel.retrieve import connections
 from ragaccel.retrieve.collection import Collection
-from ragaccel.retrieve.connections import Connections
 from ragaccel.retrieve.index import VectorIndex
 from ragaccel.retrieve.store import Store
 
@@ -160,7 +161,8 @@ def test_a_lock_that_another_thread_held_is_free_in_a_child(collection):
     held, go_on = threading.Event(), threading.Event()
 
     def hold():
-        with collection._vectors.current(), collection._store._database._connections._writers:
+        own = collection._store._database._connections._own.get()
+        with collection._vectors.current(), own.writers:
             held.set()
             go_on.wait(WAIT_SECONDS)
 
@@ -210,15 +212,11 @@ def test_a_child_inherits_no_open_file(collection):
         pass
 
 
-def test_what_is_forgotten_is_not_told_of_forks(tmp_path):
-    calls = []
-
-    class Told(Connections):
-        def before_fork(self):
-            calls.append(self)
-            super().before_fork()
-
-    Told(tmp_path / "x.db")
-    with forked(lambda: None):
-        pass
-    assert calls == []
+def test_a_forgotten_collection_leaves_no_connection(tmp_path):
+    before = set(connections._everywhere)
+    collection = Collection(tmp_path / "x.db")
+    put(collection, "start", 0)
+    assert set(connections._everywhere) - before
+    del collection
+    gc.collect()
+    assert set(connections._everywhere) <= before

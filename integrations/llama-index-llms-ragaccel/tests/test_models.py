@@ -2,13 +2,22 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
 from llama_index.core.llms import ChatMessage
-from ragaccel import LLM, CapacityError, ConfigurationError, ModelNotFoundError, shared_model
+from ragaccel import (
+    LLM,
+    CapacityError,
+    ConfigurationError,
+    ForkError,
+    ModelNotFoundError,
+    shared_model,
+)
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel
@@ -140,11 +149,18 @@ def test_a_name_of_nothing_is_said(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-def test_a_forked_process_asks_with_threads_of_its_own():
+def test_a_forked_process_is_refused_at_once_and_its_parent_goes_on():
     llm = Ragaccel(llm=RecordingLLM())
     assert asyncio.run(llm.acomplete("?")).text
     child = os.fork()
     if child == 0:
-        done = asyncio.run(asyncio.wait_for(llm.acomplete("?"), 20)).text
-        os._exit(0 if done else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        signal.alarm(20)
+        with suppress(BaseException):
+            with pytest.raises(ForkError):
+                llm.complete("?")
+            with pytest.raises(ForkError):
+                asyncio.run(llm.acomplete("?"))
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert llm.complete("?").text

@@ -1,6 +1,9 @@
 import asyncio
 import copy
+import os
 import pickle
+import signal
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import sleep
@@ -9,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from langchain_core.caches import InMemoryCache
-from ragaccel import LLM, ModelNotFoundError, shared_model
+from ragaccel import LLM, ForkError, ModelNotFoundError, shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
 
@@ -188,3 +191,22 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     first, second = RagaccelLLM(llm=tiny_llm()), RagaccelLLM(llm=tiny_llm(None))
     assert first.identifying["llm"] != second.identifying["llm"]
     assert first.identifying == RagaccelLLM(llm=tiny_llm()).identifying
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_refused_at_once_and_its_parent_goes_on():
+    chat = ChatRagaccel(llm=tiny_llm(), max_tokens=2)
+    assert chat.invoke("Who?")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with suppress(BaseException):
+            with pytest.raises(ForkError):
+                chat.invoke("Who?")
+            with pytest.raises(ForkError):
+                asyncio.run(chat.ainvoke("Who?"))
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert chat.invoke("Who?")

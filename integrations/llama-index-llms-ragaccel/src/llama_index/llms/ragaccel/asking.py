@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_index.llms.ragaccel.messages import text_of
@@ -196,7 +195,7 @@ async def _beside(call: Call) -> tuple[Ask, AsyncStream]:
     few that prepare the prompts of others.
     """
     await call.model.aload()
-    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), _asked, call)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _asked, call)
 
 
 def _asked(call: Call) -> tuple[Ask, AsyncStream]:
@@ -204,7 +203,4 @@ def _asked(call: Call) -> tuple[Ask, AsyncStream]:
     return ask, ask.astream()
 
 
-@lru_cache(maxsize=1)
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Threads of this process: a forked one has none of its parent's."""
-    return ThreadPoolExecutor(_PREPARING, thread_name_prefix=f"ragaccel-asking-{process}")
+_THREADS = ThreadPoolExecutor(_PREPARING, thread_name_prefix="ragaccel-asking")
