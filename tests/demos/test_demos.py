@@ -156,7 +156,7 @@ DEMO_FILES = sorted(path.name for path in DEMOS.glob("*.py"))
 
 
 def test_the_demos_are_all_here():
-    assert len(DEMO_FILES) == 6
+    assert len(DEMO_FILES) == 7
 
 
 @pytest.mark.parametrize("name", DEMO_FILES)
