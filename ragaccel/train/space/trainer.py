@@ -204,7 +204,9 @@ class SpaceTrainer(Trainer):
         return SequentialSampler(self.rows)
 
     def _save(self, output_dir: str | None = None, _state: Any = None) -> None:
-        """Write what is learned: nothing of a base that stays as it is."""
+        """Write what is learned, in the first process: nothing of a base that stays as it is."""
+        if not self.args.should_save:
+            return
         folder = Path(str(output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         learned = {name: weight.data for name, weight in self.model.trained().items()}
