@@ -1,5 +1,6 @@
 """Options: the arguments and flags that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +38,13 @@ ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time we
 Continue = Annotated[
     bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
 ]
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number")
+    return number
+
 
 # Settings: what a RAGACCEL_* variable or ragaccel.toml may say as well (settings.py).
 Model = Annotated[
@@ -99,7 +107,10 @@ Shared = Annotated[
 K = Annotated[int, typer.Option("-k", metavar="N", min=1, max=1000, help="Passages to retrieve.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[
-    float, typer.Option(metavar="T", min=0, help="0: the likeliest token; above: sample.")
+    float,
+    typer.Option(
+        metavar="T", min=0, callback=_finite, help="0: the likeliest token; above: sample."
+    ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
 Color = Annotated[

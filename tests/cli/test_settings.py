@@ -113,6 +113,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
         ("k = 0", "k = 0: "),
         ("k = 99999999999999999999999", "k = 99999999999999999999999: "),
         ("temperature = nan", "temperature = NaN: "),
+        ("temperature = inf", "temperature = Infinity: inf is not a finite number"),
         ("max_tokens = 0", "max_tokens = 0: "),
         ("k = 2.5", "k = 2.5: "),
         ("k = true", "k = true: give a value"),
