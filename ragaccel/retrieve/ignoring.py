@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +17,9 @@ if TYPE_CHECKING:
 
 IGNORE_FILES = (".gitignore", ".ragaccelignore")
 _MAX_BYTES = 1_000_000
-
-
 _MAX_PATTERN = 4096  # characters; no path is longer
 _MAX_NAME = 255
-_BRACKET = re.compile(r"\[[!^]?\]?[^\]]*\]")
+_TOKEN = re.compile(r"\\(.)|\[([!^]?)(\]?[^\]]+\])|\[", re.DOTALL)
 
 
 class IgnoreRules:
@@ -102,51 +101,24 @@ def _pattern(line: str) -> _Pattern | None:
     globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
     if globs[-1] == "**":  # what is inside, not the folder itself
         globs.append("?*")
-    try:
-        parts = tuple(None if glob == "**" else _translated(glob) for glob in globs)
-    except re.error:
-        return None
+    parts = tuple(None if glob == "**" else _translated(glob) for glob in globs)
     return _Pattern(parts, negated, folders_only)
 
 
 def _translated(glob: str) -> re.Pattern[str]:
     """A glob for one part of a path as a regular expression that never takes back a star."""
-    between = [""]  # stars
-    width = position = 0
-    last_bracket = glob.rfind("]")
-    while position < len(glob):
-        letter = glob[position]
-        bracket = _BRACKET.match(glob, position) if position < last_bracket else None
-        end = position + 1
-        width += 1
-        if letter == "*":
-            width -= 1
-            if between[-1] or len(between) == 1:
-                between.append("")
-        elif letter == "?":
-            between[-1] += "."
-        elif bracket:
-            between[-1] += _translated_bracket(bracket.group()[1:-1])
-            end = bracket.end()
-        else:
-            end += letter == "\\" and end < len(glob)
-            between[-1] += re.escape(glob[end - 1])
-        position = end
-    if width > _MAX_NAME:
+    if len(_TOKEN.sub("?", glob).replace("*", "")) > _MAX_NAME:
         return _NOTHING
-    first, *middle, last = between if len(between) > 1 else (between[0], "")
-    stars = "".join(
-        f"(?=(?P<s{n}>.*?{part}))(?P=s{n})" for n, part in enumerate(middle)
-    )  # what was looked ahead for is not tried again
-    tail = f".*{last}" if len(between) > 1 else ""
-    return re.compile(first + stars + tail, re.DOTALL)
+    return re.compile(fnmatch.translate(_TOKEN.sub(_as_fnmatch, glob)))
 
 
-def _translated_bracket(inside: str) -> str:
-    negated = inside[0] in "!^"
-    letters = inside[1:] if negated else inside
-    letters = re.sub(r"([\\\[&~|^])", r"\\\1", letters).replace("--", r"-\-")
-    return f"[{'^' if negated else ''}{letters}]"
+def _as_fnmatch(token: re.Match[str]) -> str:
+    """An escaped letter, a bracket or a lone opening one as fnmatch writes it."""
+    escaped, negated, inside = token.groups()
+    if inside:
+        return f"[{'!' if negated else ''}{inside}"
+    letter = escaped or "["
+    return f"[{letter}]" if letter in "*?[" else letter
 
 
 def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:
