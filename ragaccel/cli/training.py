@@ -92,10 +92,10 @@ class TrainingProgress(Listener):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Draw where training stands."""
         done, total = state.global_step, state.max_steps
-        losses = (row["loss"] for row in reversed(state.log_history) if "loss" in row)
-        told = f"loss {next(losses, float('nan')):.3f}"
-        self._bars.update(self._steps, completed=done, total=total, visible=True, told=told)
-        self._line(done, total, f"step {done:,} of {total:,}: {told}")
+        losses = [row["loss"] for row in state.log_history if "loss" in row]
+        told = f": loss {losses[-1]:.3f}" if losses else ""
+        self._bars.update(self._steps, completed=done, total=total, visible=True, told=told[2:])
+        self._line(done, total, f"step {done:,} of {total:,}{told}")
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Tell the tokens a pass that held-out answers would take."""

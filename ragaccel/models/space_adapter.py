@@ -221,13 +221,7 @@ class SpaceAdapter:
 
 
 def new_adapter(
-    model: Any,
-    num_masks: int,
-    rank: int,
-    *,
-    shared_mask: bool = False,
-    targets: Sequence[str] | None = None,
-    seed: int = 0,
+    model: Any, num_masks: int, rank: int, *, shared_mask: bool = False, seed: int = 0
 ) -> SpaceAdapter:
     """Make an untrained adapter: its changes are none, its masks the mean of the vocabulary.
 
@@ -236,12 +230,7 @@ def new_adapter(
         num_masks: tokens guessed ahead.
         rank: of the changes; 0 for mask embeddings alone.
         shared_mask: one embedding for all mask tokens, as in the paper; else one each.
-        targets: last parts of the names of the layers that are changed; ``None`` for all but the
-            head.
         seed: of the first weights.
-
-    Raises:
-        ConfigurationError: no layer is called so.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = model.get_input_embeddings().weight.detach().float().cpu()
@@ -250,12 +239,8 @@ def new_adapter(
     masks += torch.randn(masks.shape, generator=generator) * weight.std() * 0.1
     changes = {}
     for name, (given, taken) in linear_sizes(model).items() if rank else ():
-        if targets is None or name.rpartition(".")[2] in targets:
-            down = torch.randn(rank, given, generator=generator) * given**-0.5
-            changes[name] = (down, torch.zeros(taken, rank))
-    if rank and not changes:
-        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear_sizes(model)}))
-        raise ConfigurationError(f"no linear layer is called {targets}: there are {known}")
+        down = torch.randn(rank, given, generator=generator) * given**-0.5
+        changes[name] = (down, torch.zeros(taken, rank))
     return SpaceAdapter(base_of(model), num_masks, masks, changes)
 
 

@@ -36,11 +36,10 @@ def test_what_is_saved_is_loaded(tmp_path, family, shared):
     found.check(model)
 
 
-def test_layers_can_be_chosen():
-    adapter = new_adapter(tiny_model("llama"), 2, 4, targets=["q_proj", "v_proj"])
-    assert len(adapter.changes) == 4
-    with pytest.raises(ConfigurationError, match="there are down_proj"):
-        new_adapter(tiny_model("llama"), 2, 4, targets=["nothing"])
+def test_every_layer_but_the_head_is_changed():
+    adapter = new_adapter(tiny_model("llama"), 2, 4)
+    assert len(adapter.changes) == 14
+    assert "lm_head" not in adapter.changes
     assert not new_adapter(tiny_model("llama"), 2, 0).changes
 
 
