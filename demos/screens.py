@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         words = ("ask", "demos/documents", *question)
         screen = Console(file=io.StringIO(), record=True, width=WIDTH)
         screen.print(Text.assemble(("$ ", "dim"), (f"ragaccel {shlex.join(words)}", "bold")))
-        screen.print(Text.from_ansi(shown(*words)))
+        screen.print(Text.from_ansi(shown(*words).rstrip()))
         screen.save_svg(str(folder / f"{name}.svg"), title="ragaccel")
 
 
