@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from torch.utils.data import Dataset
@@ -38,11 +39,9 @@ class Rows(Dataset[list[Plan]]):
         return self._count
 
     def __getitem__(self, number: int) -> list[Plan]:
-        epoch = max(0, self._epoch)
-        while self._starts[min(epoch, len(self._starts) - 1)] > number:
-            epoch -= 1
-        while self.first_of(epoch + 1) <= number:
-            epoch += 1
+        while self._starts[-1] <= number:
+            self._load(len(self._starts) - 1)
+        epoch = bisect_right(self._starts, number) - 1
         self._load(epoch)
         return self._rows[number - self._starts[epoch]]
 
