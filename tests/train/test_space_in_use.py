@@ -3,13 +3,19 @@
 import pytest
 import torch
 from small_tokenizers import byte_level
+from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
+from tiny_models import VOCAB, make_tiny_model
 
+from ragaccel.decode.tree import DraftTree, attach_probes
 from ragaccel.draft.space import PaperSpaceDrafter
+from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.llm import LLM
 from ragaccel.models.gated import ungate_linears
+from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.train.space.evaluate import count_passes, guess
+from ragaccel.train.space.layout import Plan
 from ragaccel.train.space.samples import Sample
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
@@ -53,6 +59,31 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
         assert list(answer.token_ids) == tokens
         assert answer.stats.verify_passes == passes
         assert passes < len(tokens)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
+    """A packed row against the decoder's cache, tree and adapter that was loaded."""
+    network = network_of(family, dtype=torch.float64)
+    with torch.no_grad():  # what is written is rounded
+        for weight in network.trained().values():
+            weight.copy_(weight.bfloat16())
+    network.publish(tmp_path, byte_level(), {}, torch.float64)
+    sample = SAMPLES[0]
+    first = len(sample.prompt_ids) - 1
+    packed = all_logits(network, batch_of([Plan(sample, tuple(range(first, first + 4)))]))
+    target = HuggingFaceModel(make_tiny_model(family))
+    target.use_space(SpaceAdapter.load(tmp_path))
+    cache = target.new_cache(None, None)
+    target.forward(run_rows(sample.prompt_ids[:-1], cache), 1)
+    cache.keep(range(first))
+    chain = DraftTree.chain(sample.token_ids[first : first + 4])
+    tree = attach_probes(chain, range(VOCAB, VOCAB + MASKS), range(4))
+    with torch.inference_mode():
+        logits = target.forward(tree_rows(tree, cache), len(tree))
+    torch.testing.assert_close(logits[:4], packed[first : first + 4], rtol=1e-5, atol=1e-6)
+    masks = packed[len(sample) : len(sample) + 4 * MASKS]
+    torch.testing.assert_close(logits[4:], masks, rtol=1e-4, atol=1e-5)
 
 
 def greedy(model, prompt, count):
