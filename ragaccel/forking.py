@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-_FIRST = os.getpid()
 _torch_owner: list[int] = []  # the process that first used torch, also in those forked from it
 
 
@@ -33,11 +32,6 @@ def claim_torch() -> None:
             "this process was forked from one that had already used a model, and cannot use any: "
             "load models after the fork, in each process, or start processes by spawn"
         )
-
-
-def is_forked() -> bool:
-    """Return whether this process was forked off, so that it has no threads of OpenMP's pools."""
-    return os.getpid() != _FIRST
 
 
 class PerProcess(Generic[Made]):

@@ -158,6 +158,29 @@ assert abs(embedder.embed_documents(texts) - vectors).max() == 0
     assert done.returncode == 0, done.stderr
 
 
+def test_vectors_that_were_trained_on_all_cores_leave_a_child_its_models():
+    done = ran("""
+import faiss
+import numpy as np
+from ragaccel.retrieve.index import VectorIndex
+
+torch.set_num_threads(2)
+faiss.omp_set_num_threads(2)
+rows = np.random.default_rng(0).normal(size=(4000, 16)).astype(np.float32)
+vectors = VectorIndex(16, flat_limit=500)
+vectors.build([(np.arange(3000), rows[:3000])])
+assert not vectors.is_exact
+
+def computes():
+    square = torch.ones(800, 800)
+    vectors.add(np.arange(3000, 4000), rows[3000:])
+    return torch.get_num_threads() == 2 and (square @ square)[0, 0] == 800 and len(vectors) == 4000
+
+assert in_child(computes) == 0
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_memory_that_was_not_saved_is_saved_by_the_process_that_learned(tmp_path):
     path = tmp_path / "memory.bin"
     done = ran(f"""

@@ -6,6 +6,7 @@ Shapes: N vectors held, D their dimension, n vectors given.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.errors import MissingExtraError
-from ragaccel.forking import PerProcess, is_forked
+from ragaccel.forking import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -59,24 +60,24 @@ class VectorIndex:
 
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:
         """Start anew with the given (keys [n], vectors [n, D])."""
-        with self._changing():
+        with self._lock.get():
             self._clear()
             for keys, vectors in parts:
                 self._put(keys, vectors)
-            self._resettle()
+            self._on_all_cores(self._resettle)
 
     def add(self, keys: Keys, vectors: Vectors) -> None:
         """Add vectors [n, D] under new keys [n]."""
-        with self._changing():
-            self._put(keys, vectors)
-            self._resettle()
+        with self._lock.get():
+            self._on_all_cores(self._put, keys, vectors)
+            self._on_all_cores(self._resettle)
 
     def remove(self, keys: Keys) -> None:
         """Remove the vectors of keys; keys that are not held are passed over."""
-        with self._changing():
-            self._index.remove_ids(np.asarray(keys, dtype=np.int64))
+        with self._lock.get():
+            self._on_all_cores(self._index.remove_ids, np.asarray(keys, dtype=np.int64))
             self._keys = np.setdiff1d(self._keys, keys)
-            self._resettle()
+            self._on_all_cores(self._resettle)
 
     def keys(self) -> Keys:
         """The keys held, ascending."""
@@ -110,12 +111,30 @@ class VectorIndex:
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock; in a forked process with one thread, for OpenMP would wait for others."""
-        cores = 1 if is_forked() else self._faiss.omp_get_max_threads()
-        with self._lock.get(), self._threads(cores):
-            yield
+    def _on_all_cores(self, change: Callable[..., object], *arguments: object) -> None:
+        """Run a change of the index in a thread of its own, with which OpenMP's threads end.
+
+        A process that is forked later would wait for them for ever, with torch too, which may share
+        them.
+        """
+        cores = self._faiss.omp_get_max_threads()
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._faiss.omp_set_num_threads(cores)
+                change(*arguments)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run)  # a fork holds a lock of executors while it waits
+        thread.start()
+        try:
+            thread.join()
+        finally:  # also where a signal interrupts
+            thread.join()
+        done.result()
 
     @contextmanager
     def _threads(self, number: int) -> Iterator[None]:
