@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from ragaccel.retrieve.given import (
     require_k,
     require_storable,
     require_texts,
-    unit_vector,
     unit_vectors,
 )
 from ragaccel.retrieve.places import InPlace
@@ -213,7 +212,7 @@ class Collection(InPlace):
             ConfigurationError: It is no vector, or k is below 1.
             IndexMismatchError: The collection holds vectors of another length.
         """
-        query = unit_vector(vector)
+        query = unit_vectors(cast("Any", [vector]))[0]
         k = require_k(k)
         with self._reading():
             with self._vectors.current() as index:

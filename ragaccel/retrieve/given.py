@@ -44,20 +44,6 @@ def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
     return unit.astype(np.float32)
 
 
-def unit_vector(vector: ArrayLike) -> NDArray[np.float32]:
-    """One vector [D] brought to length 1.
-
-    Raises:
-        ConfigurationError: As :func:`unit_vectors`.
-    """
-    try:
-        row = np.asarray(vector, dtype=np.float64)[None]
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"a vector must be a row of numbers: {error}") from None
-    unit: NDArray[np.float32] = unit_vectors(row)[0]
-    return unit
-
-
 def metadata_text(passages: Sequence[Passage], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metadata of each passage as JSON; of none if none is given.
 
