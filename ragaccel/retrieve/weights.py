@@ -77,8 +77,9 @@ def file_sha256(path: Path) -> str:
 
 
 def _memory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "ragaccel" / "weights.json"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ragaccel", appauthor=False) / "weights.json"
 
 
 def _remembered() -> dict[str, Any]:
