@@ -106,19 +106,15 @@ def train_space(
             samples, held_out = _answered(job, recipe, model, (samples, held_out), listener)
     listener.note(_told("to train on", samples))
     listener.note(_told("to evaluate on", held_out))
-    facts = {
-        "recipe": recipe.as_dict(),
-        "model": asdict(base_of(model)),
-        "samples": {"count": len(samples.rows), "digest": samples.digest},
-        "num_processes": arguments.world_size,
-    }
     if is_first:
-        claim(job.kept_in / "run.json", facts)
+        claim(job.kept_in / "run.json", _facts(recipe, model, samples, arguments.world_size))
     saved_dtype = model.dtype
     network = SpaceNetwork(_trainable(model, recipe), recipe)
     rows = Rows(samples.rows, recipe, arguments.world_size)
     trainer = SpaceTrainer(network, rows, arguments, held_out=held_out.rows, callbacks=[listener])
     figures = trainer.fit()
+    if not is_first:
+        return None
     training = {
         "recipe": recipe.as_dict(),
         "samples": len(samples.rows),
@@ -127,13 +123,21 @@ def train_space(
         "tokens": rows.count_tokens(),
         "held_out": None if figures is None else figures.as_dict(),
     }
-    if not is_first:
-        return None
     _write(job.kept_in / "log.json", trainer.state.log_history)
     network.publish(job.out, tokenizer.tokenizer, training, saved_dtype)
     each = round(trainer.seconds / rows.steps, 4)
     seconds = {"seconds": round(trainer.seconds, 1), "seconds_per_step": each}
     return {**training, "out": str(job.out), **seconds}
+
+
+def _facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> dict[str, Any]:
+    """Everything that a run's outcome depends on."""
+    return {
+        "recipe": recipe.as_dict(),
+        "model": asdict(base_of(model)),
+        "samples": {"count": len(samples.rows), "digest": samples.digest},
+        "num_processes": num_processes,
+    }
 
 
 def claim(file: Path, facts: dict[str, Any]) -> None:
