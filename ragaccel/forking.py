@@ -50,3 +50,11 @@ class PerProcess(Generic[Made]):
         if process not in self._made:
             self._made.setdefault(process, self._make())
         return self._made[process]
+
+    def __reduce__(self) -> str:
+        """Refuse to be pickled, used or not, as locks do.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("what each process makes for itself cannot be pickled")
