@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -24,14 +25,23 @@ def claim_torch() -> None:
     Raises:
         ForkError: A process that this one was forked from has claimed it.
     """
-    process = os.getpid()
     if not _torch_owner:
-        _torch_owner.append(process)
-    if _torch_owner[0] != process:
+        _torch_owner.append(os.getpid())
+    if not owns_torch():
         raise ForkError(
             "this process was forked from one that had already used a model, and cannot use any: "
             "load models after the fork, in each process, or start processes by spawn"
         )
+
+
+def owns_torch() -> bool:
+    """Return whether this process may use torch: no process that it was forked from has."""
+    return _torch_owner in ([], [os.getpid()])
+
+
+def keep_forever(inherited: object) -> None:
+    """Keep what a parent process owns from being closed here: not even the end of Python does."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 class PerProcess(Generic[Made]):

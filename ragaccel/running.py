@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.forking import keep_forever, owns_torch
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from ragaccel.decode.session import Session
     from ragaccel.engine.scheduler import Scheduler
     from ragaccel.guessing import Guessing
+
+
+class _Resources(ExitStack):
+    """What requests hold until they end; what a forked process inherits is not freed there.
+
+    Other threads of its parent may have held the locks that this takes.
+    """
+
+    def __exit__(self, *details: Any) -> bool:
+        if not owns_torch():
+            keep_forever(self.pop_all())
+        return bool(super().__exit__(*details))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,7 @@ class Runner:
         Raises:
             Cancelled: this was asked for before its end.
         """
-        with ExitStack() as stack:
+        with _Resources() as stack:
             session = self._open(job, stack)
             for step in self.scheduler.steps(session, cancellation):
                 yield session, step
@@ -67,12 +81,12 @@ class Runner:
             Cancelled: this was asked for before their end.
         """
         waiting = deque(enumerate(jobs))
-        running: dict[Session, tuple[int, ExitStack]] = {}
-        with ExitStack() as everything:
+        running: dict[Session, tuple[int, _Resources]] = {}
+        with _Resources() as everything:
             while waiting or running:
                 while waiting and len(running) < self.scheduler.max_batch:
                     number, job = waiting.popleft()
-                    own = everything.enter_context(ExitStack())
+                    own = everything.enter_context(_Resources())
                     running[self._open(job, own)] = number, own
                 for session, step in self.scheduler.advance(list(running), cancellation):
                     number, own = running[session]
@@ -81,7 +95,7 @@ class Runner:
                         own.close()
                     yield number, session, step
 
-    def _open(self, job: Job, stack: ExitStack) -> Session:
+    def _open(self, job: Job, stack: _Resources) -> Session:
         verifier = stack.enter_context(closing(self.scheduler.engine.open(job.request)))
         session = stack.enter_context(
             self._guessing.session(

@@ -14,7 +14,7 @@ _WAIT_SECONDS = 240
 
 # In a process of its own, where a child that hangs can be ended.
 _BEFORE = """
-import asyncio, os, signal, sys, threading, warnings
+import asyncio, os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import torch
 import ragaccel
@@ -103,11 +103,13 @@ def are_refused():
         )) if not is_refused(use)
     ] == []
 
-llm, said = tiny_llm(), []
+llm, said, codes = tiny_llm(), [], []
 is_amid, is_held, forked = threading.Event(), threading.Event(), threading.Event()
 asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
+llm._guessing.warm_up()  # from here on answers are remembered, which takes a lock
 wanted = llm.generate(**asked).text
 shared, begun, begun_for_asyncio = shared_model(), llm.stream(**asked), llm.astream(**asked)
+assert next(begun)
 assert in_child(are_refused) == 0
 amid = threading.Thread(
     target=lambda: said.append(llm.generate(**asked, logits_processors=[wait]).text)
@@ -116,6 +118,17 @@ amid.start()
 assert is_amid.wait(60)
 assert in_child(are_refused) == 0
 assert in_child(lambda: in_child(are_refused) == 0) == 0  # to fork once more mends nothing
+
+
+def frees():
+    begun.close()
+    return begun.closed
+
+with llm._guessing._lock, llm.memory.of("").history._lock:
+    threading.Thread(target=lambda: codes.append(in_child(frees))).start()
+    while not codes:
+        time.sleep(0.1)
+assert codes == [0]
 forked.set()
 amid.join()
 assert said == [wanted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sqlite3
 import stat
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ragaccel.errors import ConfigurationError, IndexBusyError, NothingIndexedError
-from ragaccel.forking import PerProcess
+from ragaccel.forking import PerProcess, keep_forever
 from ragaccel.retrieve.formats import harden, require_format
 from ragaccel.retrieve.schema import damaged, index_command, reported, require_no_link
 
@@ -86,13 +85,10 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Keep what the parent is amid a change with, to the end and past it: to close it undoes that.
-
-    A list alone would be emptied when Python exits.
-    """
+    """Keep what the parent is amid a change with: to close it would undo that."""
     for held in _at_fork:
         if held.connection is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+            keep_forever(held)
             _inherited.append(held)
     _after_fork()
 
