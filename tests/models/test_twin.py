@@ -16,12 +16,18 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import Masks, run_rows
-from ragaccel.models import huggingface
+from ragaccel.models import huggingface, length_check
 from ragaccel.models.attention import NAME, attending, attention_forward, enter_layer
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.twin import make_twin
 
 PROMPT = random_prompt(20)
+
+
+@pytest.fixture(autouse=True)
+def findings_of_its_own(monkeypatch):
+    """What a small copy shows of code that a test replaces is not remembered for other tests."""
+    monkeypatch.setattr(length_check, "_FOUND", {})
 
 
 def answer(target, new=20):
@@ -87,8 +93,9 @@ def test_a_twin_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
         def attend(self, layer, states, **settings):
             return super().attend(layer, states, **{**settings, "window": 2})
 
-    monkeypatch.setattr(huggingface, "PassAttention", Deaf)
     model = tiny_model("llama")
+    HuggingFaceModel(model)  # what its small copy shows is known: the model itself is checked
+    monkeypatch.setattr(huggingface, "PassAttention", Deaf)
     with caplog.at_level(logging.DEBUG, logger="ragaccel"):
         target = HuggingFaceModel(model)
     assert "decoding with the model's own attention: LlamaForCausalLM deviates" in caplog.text
