@@ -282,7 +282,7 @@ def test_a_failed_save_now_and_then_costs_nothing(tmp_path, monkeypatch):
     for _ in range(files.SAVED_EVERY):
         memory.of("").remember([1, 2], [3])
     assert memory.unsaved
-    files._unsaved.discard(memory)
+    files._unsaved.get().discard(memory)
 
 
 def test_the_name_of_a_namespace_is_a_string():
