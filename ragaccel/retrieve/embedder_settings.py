@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ENCODERS = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
+_ROBERTAS = ("camembert", "roberta", "xlm-roberta")  # they count positions from the padding's id
 _SPECIAL = ("processing_kwargs", "query_length", "document_length", "query_expansion")
 _MOST_NESTED = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
@@ -54,7 +55,7 @@ class EmbedderSettings:
         saved = _read_object(folder / "sentence_bert_config.json")
         names = _read_object(folder / "tokenizer_config.json")
         limits = (saved.get("max_seq_length"), names.get("model_max_length"))
-        positions = int(self.config.get("max_position_embeddings", 512))
+        positions = _num_positions(self.config)
         self.max_length = min(int(next((limit for limit in limits if limit), positions)), positions)
         modules = _modules(folder)
         self.modules = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
@@ -136,6 +137,13 @@ def _is_plain_encoder(config: dict[str, Any]) -> bool:
         and not config.get("is_decoder", False)
         and "quantization_config" not in config
     )
+
+
+def _num_positions(config: dict[str, Any]) -> int:
+    """How many tokens a model has positions for."""
+    positions = int(config.get("max_position_embeddings", 512))
+    left_out = config.get("model_type") in _ROBERTAS
+    return positions - (int(config.get("pad_token_id", 1)) + 1 if left_out else 0)
 
 
 def _pooling(config: dict[str, Any]) -> str:

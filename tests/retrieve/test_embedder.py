@@ -54,6 +54,17 @@ def test_our_encoder_equals_sentence_transformers(tmp_path, settings):
     assert np.abs(ours.embed_query(TEXTS[0]) - query).max() < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["camembert", "roberta", "xlm-roberta"])
+def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_path, kind):
+    folder = tiny_encoders.save_encoder(tmp_path, kind=kind)
+    (folder / "sentence_bert_config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text("{}")
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert ours.max_tokens == 63  # of 66 positions the padding's takes one, two special tokens two
+    whole, longer = ours.embed_documents(["a " * 63, "a " * 200])
+    assert np.abs(whole - longer).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     "settings",
     [
