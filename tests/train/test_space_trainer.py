@@ -173,6 +173,19 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path):
         claim(file, {})
 
 
+def test_another_trainings_checkpoints_are_not_taken_for_the_runs_own(tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    with pytest.raises(ConfigurationError, match="holds checkpoints of another training"):
+        claim(tmp_path / "run.json", {"seed": 1})
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_copy_of_a_checkpoint_that_somebody_kept_stays(tmp_path):
+    (tmp_path / "checkpoint-1-kept").mkdir()
+    trainer_of(tmp_path, held_out=(), steps=2, save_every=1).fit()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1-kept", "checkpoint-2"]
+
+
 def test_a_damaged_checkpoint_is_told(tmp_path):
     trainer_of(tmp_path, steps=2).fit()
     (tmp_path / "checkpoint-2" / "model.safetensors").write_bytes(b"half")

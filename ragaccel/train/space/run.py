@@ -151,6 +151,10 @@ def claim(file: Path, facts: dict[str, Any]) -> None:
         ConfigurationError: another run's folder; names what differs.
     """
     if not file.exists():
+        if any(file.parent.glob("checkpoint-*")):
+            raise ConfigurationError(
+                f"{file.parent} holds checkpoints of another training: name another folder"
+            )
         _write(file, facts)
         return
     try:

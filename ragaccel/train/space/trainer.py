@@ -259,7 +259,8 @@ def _move_in(partial: Path, folder: Path) -> None:
         made.rename(folder / made.name)
     _flush(folder)
     for old in folder.glob("checkpoint-*"):
-        if old.name != made.name:
+        is_ours = old.name.removeprefix("checkpoint-").isdecimal()  # not a copy that somebody kept
+        if is_ours and old.name != made.name:
             old.rename(partial / old.name)
     shutil.rmtree(partial)
 
