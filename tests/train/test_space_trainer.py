@@ -234,6 +234,11 @@ def test_bfloat16_trains(tmp_path):
     assert trainer.fit().right[0] > 0.8
 
 
+def test_the_recipe_alone_decides_the_precision(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as accelerate's launcher sets it
+    assert trainer_of(tmp_path).accelerator.mixed_precision == "no"
+
+
 def test_devices_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES"):
         make_arguments(make_recipe(), tmp_path, "cuda:1")

@@ -85,6 +85,7 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
         )
     except ImportError:
         raise MissingExtraError("accelerate", "train") from None
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not a variable
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # a process trains on one: more take torchrun
     return arguments
