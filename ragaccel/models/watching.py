@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ragaccel.errors import ConfigurationError
 
@@ -50,7 +51,7 @@ class WeightWatch:
         self._weights = list(weights)
         self._kinds = [_kind(weight) for weight in weights]
         self._is_marked = False
-        self._stamps = _stamps(self._weights)
+        self._stamps, self._storages = _stamps(self._weights), _storages(self._weights)
 
     def mark(self) -> None:
         """Tell that any of the weights may have been changed."""
@@ -68,12 +69,15 @@ class WeightWatch:
         """
         self.refuse_others()
         stamps = _stamps(self._weights)
-        if stamps == self._stamps and not self._is_marked:
+        # New storage may lie where that which was freed did, as after half().float().
+        freed = [storage is not None and storage.expired() for storage in self._storages]
+        if stamps == self._stamps and not self._is_marked and not any(freed):
             return []
         self._refuse_kinds()
-        pairs = zip(self._weights, self._stamps, stamps, strict=True)
-        changed = [one for one, before, now in pairs if before != now or self._is_marked]
+        known = zip(self._weights, self._stamps, stamps, freed, strict=True)
+        changed = [one for one, old, new, gone in known if gone or old != new or self._is_marked]
         self._stamps, self._is_marked = stamps, False
+        self._storages = _storages(self._weights)
         self.version += 1
         return changed
 
@@ -238,6 +242,12 @@ def _stamp(tensor: Tensor) -> tuple[int, int]:
     """The same for any tensor; torch counts nothing of one that was made in inference mode."""
     version = 0 if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
+
+
+def _storages(tensors: Sequence[Tensor]) -> list[Any]:
+    """The storage of each, without keeping it; None where a tensor has none of its own."""
+    weak: Any = StorageWeakRef
+    return [weak(one.untyped_storage()) if type(one) in _STOCK else None for one in tensors]
 
 
 def _kind(weight: Tensor) -> tuple[torch.dtype, torch.device]:

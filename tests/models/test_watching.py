@@ -164,3 +164,15 @@ def test_storage_that_weights_have_left_is_not_kept():
     layer.weight.data = torch.zeros(64, 64)
     assert left() is None
     assert watch.look() == [layer.weight]
+
+
+def test_other_storage_at_the_same_address_is_seen():
+    numbers = np.zeros((4, 4), dtype=np.float32)
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight.data = torch.from_numpy(numbers)
+    watch = WeightWatch(layer, [layer.weight])
+    assert watch.look() == []
+    layer.weight.data = torch.empty(4, 4)  # as half().float() does: freed, then allocated there
+    layer.weight.data = torch.from_numpy(numbers)
+    assert [weight is layer.weight for weight in watch.look()] == [True]
+    assert watch.look() == []
