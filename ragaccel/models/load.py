@@ -32,7 +32,7 @@ from ragaccel.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder")
+_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -221,7 +221,11 @@ def _located(
     runs_code = model_kwargs.get("trust_remote_code", False)
     more = ("*.py",) if runs_code else ()
     folder = find_folder(name_or_path, LANGUAGE_MODEL, hub, more)
-    elsewhere = ("token", "cache_dir")  # for code that a repository names in another one
+    elsewhere = (
+        "token",
+        "cache_dir",
+        "local_files_only",
+    )  # for code that a repository names in another one
     arguments = {key: hub[key] for key in elsewhere if key in hub}
     return str(folder), {**arguments, "trust_remote_code": runs_code}
 

@@ -5,8 +5,10 @@ Language models, embedding models, rerankers and SPACE adapters are all found he
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TIMEOUT_SECONDS = 5.0
+_UNSTORED = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
 _WEIGHTS = ("*.safetensors", "*.bin")  # in a cache or a folder; pickles are never downloaded
+_PART = re.compile(r"-\d+-of-\d+\.")  # of weights in several files
 _WORDS = ("*.txt", "*.model", "*.tiktoken", "*.jinja")  # of tokenizers
 
 
@@ -69,7 +73,7 @@ def find_folder(
     Args:
         name_or_path: a folder or a name on the hub.
         kind: what it is to be.
-        hub: revision, token, cache_dir and subfolder, where given.
+        hub: revision, token, cache_dir, subfolder and local_files_only, where given.
         more: patterns of other files to download with it.
 
     Raises:
@@ -90,11 +94,16 @@ def find_folder(
         )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
         raise kind.no(name, "there is no such folder, and nothing on the hub has such a name")
-    return cached_folder(name, kind, hub) or download(name, kind, hub, more)
+    return cached_folder(name, kind, hub, more) or download(name, kind, hub, more)
 
 
-def cached_folder(name: str, kind: Kind, hub: Mapping[str, Any]) -> Path | None:
-    """Return where the cache holds what has this name on the hub, if its weights are whole."""
+def cached_folder(
+    name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()
+) -> Path | None:
+    """Return where the cache holds what has this name on the hub, if its weights are whole.
+
+    Where code is asked for as well (``*.py`` in ``more``), the code that it names must be there.
+    """
     cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
     in_cache = os.path.join(cache, f"models--{name.replace('/', '--')}")
     if not os.path.isdir(in_cache) or not _can_be_on_hub(name):
@@ -106,8 +115,8 @@ def cached_folder(name: str, kind: Kind, hub: Mapping[str, Any]) -> Path | None:
         file = try_to_load_from_cache(
             name, prefix + marker, cache_dir=hub.get("cache_dir"), revision=hub.get("revision")
         )
-        if isinstance(file, str) and _has_weights(Path(file).parent):
-            return Path(file).parent
+        if isinstance(file, str) and _has_weights(folder := Path(file).parent):
+            return folder if "*.py" not in more or _has_code(folder) else None
     return None
 
 
@@ -118,11 +127,9 @@ def download(name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...
     """
     cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
     here = f"it is neither a folder nor in the cache ({cache}), and"
-    if constants.HF_HUB_OFFLINE:
-        raise kind.no(
-            name,
-            f"{here} HF_HUB_OFFLINE forbids asking the hub: download it first, or unset it",
-        )
+    if constants.HF_HUB_OFFLINE or hub.get("local_files_only"):
+        what = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "local_files_only"
+        raise kind.no(name, f"{here} {what} forbids asking the hub: download it first, or unset it")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -137,6 +144,9 @@ def download(name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...
             name, f"{here} the hub answers: {said}. Private and gated models need a token"
         ) from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNSTORED:
+            why = f"{here} it cannot be stored there ({error.strerror})"
+            raise kind.no(name, why) from error
         raise kind.no(
             name,
             f"{here} the hub cannot be reached ({type(error).__name__}): check the name, or the "
@@ -170,7 +180,21 @@ def _has_weights(folder: Path) -> bool:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             return all((folder / part).is_file() for part in parts)
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+    found = [file.name for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    # Parts without their index are what a download that broke off left.
+    has_index = (folder / "pytorch_model.bin.index.json").is_file()
+    return any(has_index or not _PART.search(name) for name in found)
+
+
+def _has_code(folder: Path) -> bool:
+    """Whether a folder holds the Python files that its configs name."""
+    named: list[Any] = []
+    for file in ("config.json", "tokenizer_config.json"):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            for one in json.loads((folder / file).read_text("utf-8")).get("auto_map", {}).values():
+                named.extend(one if isinstance(one, list) else [one])
+    own = [one for one in named if isinstance(one, str) and "--" not in one]
+    return all((folder / f"{one.partition('.')[0]}.py").is_file() for one in own)
 
 
 def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:

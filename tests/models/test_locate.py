@@ -10,6 +10,7 @@ import pytest
 from fake_hub import COMMIT
 
 from ragaccel.errors import ModelNotFoundError
+from ragaccel.models.load import outline_model
 from ragaccel.models.locate import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
 
 SERVED = (
@@ -112,3 +113,37 @@ def test_an_embedding_model_may_have_no_config_at_its_top(tmp_path):
     assert cached_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path}) is None
     with pytest.raises(ModelNotFoundError, match=r"without a config\.json: no model"):
         find_folder(snapshot, LANGUAGE_MODEL, {})
+
+
+def test_parts_without_an_index_are_a_download_that_broke_off(tmp_path):
+    cached(tmp_path, ["config.json", "model-00001-of-00030.safetensors"])
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path}) is None
+
+
+def test_code_that_is_asked_for_must_be_in_the_cache(tmp_path):
+    snapshot = cached(tmp_path, ["config.json", "model.safetensors"])
+    names = {"AutoConfig": "own.Config", "AutoModel": "someone/else--other.Model"}
+    (snapshot / "config.json").write_text(json.dumps({"auto_map": names}))
+    hub = {"cache_dir": tmp_path}
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, hub) == snapshot
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, hub, ("*.py",)) is None
+    fill(snapshot, ["own.py"])
+    assert cached_folder("someone/tiny", LANGUAGE_MODEL, hub, ("*.py",)) == snapshot
+
+
+def test_local_files_only_asks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("ragaccel.models.locate._ask_hub", lambda *_: pytest.fail("asked"))
+    with pytest.raises(ModelNotFoundError, match="local_files_only forbids asking the hub"):
+        outline_model("someone/tiny", cache_dir=tmp_path, local_files_only=True)
+
+
+def test_a_full_disk_is_not_called_a_network_that_is_down(tmp_path, monkeypatch):
+    def fill_up(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("ragaccel.models.locate._ask_hub", lambda *_: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fill_up)
+    with pytest.raises(ModelNotFoundError, match="cannot be stored there"):
+        find_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path})
