@@ -79,11 +79,11 @@ def file_sha256(path: Path) -> str:
 def _memory() -> Path:
     from platformdirs import user_cache_path
 
-    return user_cache_path("ragaccel", appauthor=False) / "weights.json"
+    return user_cache_path("ragaccel", appauthor=False).expanduser() / "weights.json"
 
 
 def _remembered() -> dict[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
         known = json.loads(_memory().read_text(encoding="utf-8"))
         if isinstance(known, dict):
             return known
@@ -92,6 +92,5 @@ def _remembered() -> dict[str, Any]:
 
 def _remember(known: dict[str, Any], key: str, digest: str) -> None:
     """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
-    memory = _memory()
-    with suppress(OSError), replacing(memory) as file:
+    with suppress(OSError, RuntimeError), replacing(_memory()) as file:
         file.write(json.dumps({**known, key: digest}, indent=1).encode())
