@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,15 +29,37 @@ def each_on_one_core(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     Texts need nothing from each other, so the cores need not wait for each other after every
     matrix product; on a busy machine that waiting makes a query of 7 ms take a second.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _ONE_THREAD as threads:
         if threads == 1 or len(jobs) == 1:
             return [job() for job in jobs]
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(lambda job: job(), jobs))
-    finally:
-        torch.set_num_threads(threads)
+
+
+class _OneThread:
+    """Has torch use one thread an operation while anybody is inside; gives how many it used before.
+
+    torch has one such number a process: of those who overlap, the last one out restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = Lock(), 0, 1
+
+    def __enter__(self) -> int:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_num_threads()
+            self._inside += 1
+            torch.set_num_threads(1)
+            return self._before
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            torch.set_num_threads(1 if self._inside else self._before)
+
+
+_ONE_THREAD = _OneThread()
 
 
 class TextEncoder:

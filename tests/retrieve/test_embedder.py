@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -289,3 +291,26 @@ def test_a_tiny_cross_encoder_reranks(tmp_path, store, embedder):
     assert len(scores) == 2
     assert scores[0] != scores[1]
     assert reranker.scores("x", []) == []
+
+
+def test_embedding_at_one_time_leaves_torch_its_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        started, goes_on = Event(), Event()
+
+        def outer():
+            started.set()
+            goes_on.wait(10)
+            return torch.zeros(1)
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(each_on_one_core, [outer])
+            started.wait(10)
+            second = pool.submit(each_on_one_core, [lambda: torch.ones(torch.get_num_threads())])
+            assert len(second.result()[0]) == 1
+            goes_on.set()
+            first.result()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
