@@ -39,7 +39,8 @@ def each_on_one_core(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
 class _OneThread:
     """Has torch use one thread an operation while anybody is inside; gives how many it used before.
 
-    torch has one such number a process: of those who overlap, the last one out restores it.
+    torch keeps that number for each thread and for those that begin later: whoever leaves restores
+    what the first of those who overlap had found.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class _OneThread:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
-            torch.set_num_threads(1 if self._inside else self._before)
+            torch.set_num_threads(self._before)
 
 
 _ONE_THREAD = _OneThread()

@@ -297,20 +297,27 @@ def test_embedding_at_one_time_leaves_torch_its_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        started, goes_on = Event(), Event()
+        begun, begun_as_well, ended = Event(), Event(), Event()
 
-        def outer():
-            started.set()
-            goes_on.wait(10)
+        def first():
+            begun.set()
+            begun_as_well.wait(10)
             return torch.zeros(1)
 
+        def second():
+            begun_as_well.set()
+            ended.wait(10)
+            return torch.ones(torch.get_num_threads())
+
         with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(each_on_one_core, [outer])
-            started.wait(10)
-            second = pool.submit(each_on_one_core, [lambda: torch.ones(torch.get_num_threads())])
-            assert len(second.result()[0]) == 1
-            goes_on.set()
-            first.result()
+            one = pool.submit(each_on_one_core, [first])
+            begun.wait(10)
+            other = pool.submit(each_on_one_core, [second])
+            one.result()
+            ended.set()
+            other.result()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
