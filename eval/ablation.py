@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eval.recordings import Recorded
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 DRAFTERS = {"64_history": (64, True), "16": (16, False)}
 Figures = dict[str, float]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.decoding.tree import DraftTree, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 
 class LookupDrafter:

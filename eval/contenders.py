@@ -14,9 +14,8 @@ from eval.passes import synchronize, watching
 from eval.recycling import RecyclingDrafter
 from eval.runs import Run, model_stage
 from eval.stock import Generate, GenerateStatic
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.trie import TrieDrafter
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from eval.forced import Forcing
     from eval.jobs import Job
     from eval.targets import Target
-    from ragaccel.decode.interfaces import Drafter, Verifier
+    from ragaccel.decoding.session import Drafter, Verifier
 
 PAPER_K = 20
 PROMPT_LOOKUP_TOKENS = 10  # transformers' own example

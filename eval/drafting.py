@@ -27,8 +27,8 @@ import numpy as np
 from eval.draft_tables import drafting_table
 from eval.script import measured, new_parser
 from eval.tree_drafting import measure_trees
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.ngram_index import NgramIndex
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from eval.recordings import FITTED, read_recorded, set_files, set_tokenizer
 from eval.script import new_parser, note
-from ragaccel.decode.context import Context
+from ragaccel.decoding.session import Context
 from ragaccel.draft.corpus import (
     MAX_GAP,
     MAX_MATCH,

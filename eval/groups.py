@@ -12,9 +12,8 @@ import torch
 from eval.forced import to_device
 from eval.passes import synchronize
 from eval.stock import FollowAll, greedy
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.engine.select import Chooser
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from eval.jobs import Job
     from eval.targets import Target
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.tree import DraftTree
     from ragaccel.engine.engine import Engine
 
 ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError
 from ragaccel.prompt import build_prompt
 

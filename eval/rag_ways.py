@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from eval.rag_clock import Asked, TimedSource
     from eval.targets import Target
     from ragaccel import Passage, Stream
-    from ragaccel.decode.request import Request
+    from ragaccel.decoding.request import Request
     from ragaccel.models.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.examples import MissingDataError, in_data, read_rows
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 if TYPE_CHECKING:
     import argparse

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ragaccel.decode.tree import Origin
+from ragaccel.decoding.tree import Origin
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
 from ragaccel.draft.evidence import Evidence, Table, default_evidence
@@ -25,8 +25,8 @@ from ragaccel.draft.texts import BOUNDARY
 from ragaccel.draft.votes import new_votes
 
 if TYPE_CHECKING:
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.session import Context
+    from ragaccel.decoding.tree import DraftTree
 
 _FADE = 0.5  # of what was seen of a token, when it is seen again
 

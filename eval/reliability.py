@@ -31,8 +31,8 @@ from ragaccel.memory.history import History
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.session import Context
+    from ragaccel.decoding.tree import DraftTree
 
 BINS = 10
 Guess = tuple[float, bool]  # estimated chance, whether it was accepted

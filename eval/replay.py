@@ -24,9 +24,8 @@ from eval.baselines import LookupDrafter, SuffixDrafter
 from eval.examples import MissingDataError
 from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
 from eval.script import new_parser, note
-from ragaccel.decode.interfaces import Choices
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import Choices, Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import History
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from eval.recordings import Recorded
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.interfaces import Drafter
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.session import Context, Drafter
+    from ragaccel.decoding.tree import DraftTree
 
 
 class ReplayVerifier:

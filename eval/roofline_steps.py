@@ -11,8 +11,8 @@ import torch
 
 from eval.forced import following
 from eval.passes import synchronize, watching
-from ragaccel.decode.request import Reference, Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Session
 from ragaccel.draft.trie import TrieDrafter
 
 if TYPE_CHECKING:

@@ -186,7 +186,7 @@ class Seen:
 def watching(seen: Seen) -> Iterator[None]:
     """Let every draft of every session be seen, and every answer."""
     from ragaccel.answer import Answer
-    from ragaccel.decode.session import Session
+    from ragaccel.decoding.session import Session
 
     draft, make = Session.draft, Answer.of
     alive: list[Any] = []  # so that no two sessions have one id

@@ -24,9 +24,9 @@ from eval.machine import ROOT
 from eval.recordings import Recorded, read_recorded, set_files, set_tokenizer
 from eval.replay import ReplayVerifier
 from eval.script import result
-from ragaccel.decode.budget import worth_verifying
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import Session
+from ragaccel.decoding.speculation import worth_verifying
 from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
 from ragaccel.memory.history import History
 

@@ -39,13 +39,13 @@ _MODULE_OF = {
     "Segment": "highlighting",
     "Document": "passage",
     "Passage": "passage",
-    "Reference": "decode.request",
-    "Context": "decode.context",
-    "Drafter": "decode.interfaces",
-    "NoDrafter": "decode.interfaces",
-    "DraftTree": "decode.tree",
-    "Origin": "decode.tree",
-    "Stats": "decode.result",
+    "Reference": "decoding.request",
+    "Context": "decoding.session",
+    "Drafter": "decoding.session",
+    "NoDrafter": "decoding.session",
+    "DraftTree": "decoding.tree",
+    "Origin": "decoding.tree",
+    "Stats": "decoding.stats",
     "CopyDrafter": "draft.copying",
     "TrieDrafter": "draft.trie",
     "SpaceDrafter": "draft.space",
@@ -108,11 +108,10 @@ if TYPE_CHECKING:
     from ragaccel.arguments import check_arguments, says_nothing
     from ragaccel.awaiting import AsyncStream
     from ragaccel.citing import CopiedSpan, copied_spans
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.interfaces import Drafter, NoDrafter
-    from ragaccel.decode.request import Reference
-    from ragaccel.decode.result import Stats
-    from ragaccel.decode.tree import DraftTree, Origin
+    from ragaccel.decoding.request import Reference
+    from ragaccel.decoding.session import Context, Drafter, NoDrafter
+    from ragaccel.decoding.stats import Stats
+    from ragaccel.decoding.tree import DraftTree, Origin
     from ragaccel.draft.copying import CopyDrafter
     from ragaccel.draft.mixture import Mixture
     from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
-from ragaccel.decode.cancelling import Cancellation, Cancelled
+from ragaccel.decoding.request import Cancellation, Cancelled
 from ragaccel.forking import claim_torch
 from ragaccel.highlighting import Highlighter, Segment, segments
 from ragaccel.reporting import citations, facts
@@ -16,7 +16,7 @@ from ragaccel.reporting import citations, facts
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ragaccel.decode.result import GenerationResult, Stats
+    from ragaccel.decoding.stats import GenerationResult, Stats
     from ragaccel.passage import NearestSentence, Passage
 
 __all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]

@@ -18,7 +18,7 @@ from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
 from ragaccel.references import as_passages
 
 if TYPE_CHECKING:
-    from ragaccel.decode.request import Reference
+    from ragaccel.decoding.request import Reference
     from ragaccel.memory.registry import Match
     from ragaccel.memory.scopes import Lookup
     from ragaccel.models.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ragaccel.decode.cancelling import Cancellation
+from ragaccel.decoding.request import Cancellation
 from ragaccel.forking import claim_torch
 
 if TYPE_CHECKING:

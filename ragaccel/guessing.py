@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.session import Session
+from ragaccel.decoding.session import Session
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.space import SpaceDrafter
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
-    from ragaccel.decode.interfaces import Drafter, Verifier
-    from ragaccel.decode.request import Request
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Drafter, Verifier
     from ragaccel.memory.namespaces import Memory, Recollection
     from ragaccel.models.tokenizer import Tokenizer
 

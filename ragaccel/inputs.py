@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Prompt

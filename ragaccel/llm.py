@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
     from typing_extensions import Unpack
 
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
     from ragaccel.inputs import AnyReference, Batch, OnePrompt
     from ragaccel.loading import Space
     from ragaccel.memory.namespaces import Memory

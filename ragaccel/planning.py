@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.decode.request import Request, Sampling
+from ragaccel.decoding.request import Request, Sampling
 from ragaccel.errors import ConfigurationError
 from ragaccel.inputs import as_texts, read_prompt
 from ragaccel.models.caller_rules import criterion_rules, logits_processors
@@ -17,7 +17,7 @@ from ragaccel.settings import SAMPLING, Settings, check_names, remembers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
     from ragaccel.inputs import AnyReference
     from ragaccel.models.generation_config import GenerationDefaults
     from ragaccel.models.huggingface import HuggingFaceModel

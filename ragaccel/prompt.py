@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.checks import shown, text
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.passage import Passage
 from ragaccel.references import (

@@ -67,7 +67,7 @@ class Rehearsal:
 
 def rehearse() -> None:
     """Draft, learn and remember on a few tokens: compiles all that these need."""
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
     from ragaccel.draft.trie import TrieDrafter
     from ragaccel.memory.namespaces import Memory
 

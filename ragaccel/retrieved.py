@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.passage import Passage
 from ragaccel.references import refer, require_references
 

@@ -12,11 +12,9 @@ from ragaccel.forking import keep_forever, owns_torch
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ragaccel.decode.cancelling import Cancellation
-    from ragaccel.decode.interfaces import Drafter
-    from ragaccel.decode.request import Request
-    from ragaccel.decode.result import Step
-    from ragaccel.decode.session import Session
+    from ragaccel.decoding.request import Cancellation, Request
+    from ragaccel.decoding.session import Drafter, Session
+    from ragaccel.decoding.stats import Step
     from ragaccel.engine.scheduler import Scheduler
     from ragaccel.guessing import Guessing
 

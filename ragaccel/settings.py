@@ -10,7 +10,7 @@ from ragaccel import checks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
 """Those that say how tokens are chosen."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.forking import claim_torch
 from ragaccel.inputs import read_prompt, references_of_each
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.interfaces import Drafter
-    from ragaccel.decode.request import Request
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Drafter
     from ragaccel.stock_engines import StockEngine
 
 

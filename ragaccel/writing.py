@@ -6,15 +6,15 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.decode.cancelling import Cancellation
+from ragaccel.decoding.request import Cancellation
 from ragaccel.models.detokenizer import IncrementalDecoder
 from ragaccel.running import Job
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ragaccel.decode.result import Step
-    from ragaccel.decode.session import Session
+    from ragaccel.decoding.session import Session
+    from ragaccel.decoding.stats import Step
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.planning import Plan
     from ragaccel.running import Runner

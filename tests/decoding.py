@@ -5,8 +5,8 @@ from contextlib import ExitStack, closing
 from fakes import RandomDrafter
 from tiny_models import VOCAB
 
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import DraftTree, merge
+from ragaccel.decoding.session import Session
+from ragaccel.decoding.tree import DraftTree, merge
 from ragaccel.engine.scheduler import Scheduler
 
 

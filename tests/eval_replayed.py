@@ -1,7 +1,7 @@
 """A recorded answer that is copied whole, as the replay reads it."""
 
 from eval.recordings import Recorded
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 EOS = 1
 PASSAGE = tuple(range(20, 60))

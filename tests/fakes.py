@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ragaccel.decode.interfaces import Choices
-from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.decoding.session import Choices
+from ragaccel.decoding.tree import DraftTree, Origin
 from ragaccel.models.shielding import Shield
 
 

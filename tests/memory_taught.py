@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ragaccel.decode.context import Context
+from ragaccel.decoding.session import Context
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.namespaces import Memory
 

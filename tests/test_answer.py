@@ -4,8 +4,8 @@ import threading
 import pytest
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.decode.cancelling import Cancelled
-from ragaccel.decode.result import GenerationResult, Stats
+from ragaccel.decoding.request import Cancelled
+from ragaccel.decoding.stats import GenerationResult, Stats
 from ragaccel.highlighting import Segment
 from ragaccel.passage import Passage
 

@@ -12,7 +12,7 @@ from tiny_models import make_tiny_model
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from ragaccel import custom_generate
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
 from ragaccel.models import generation_config

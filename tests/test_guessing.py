@@ -8,8 +8,8 @@ import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
 from ragaccel import rehearsal
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM

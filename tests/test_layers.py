@@ -20,13 +20,13 @@ def modules_of(folder):
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        (modules_of("decode"), ["torch", "transformers", "numpy", "faiss"]),
+        (modules_of("decoding"), ["torch", "transformers", "numpy", "faiss"]),
         (
-            ["ragaccel.decode.session", *modules_of("draft"), *modules_of("memory")],
+            ["ragaccel.decoding.session", *modules_of("draft"), *modules_of("memory")],
             ["torch", "transformers", "faiss"],
         ),
     ],
-    ids=["decode", "draft"],
+    ids=["decoding", "drafting"],
 )
 def test_light_layers_load_nothing_heavy(modules, forbidden):
     code = (

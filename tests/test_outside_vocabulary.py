@@ -11,9 +11,9 @@ from tiny_models import make_tiny_model
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ragaccel import CopyDrafter, TrieDrafter
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Reference
-from ragaccel.decode.tree import DraftTree, check_tree, within_vocabulary
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree, check_tree, within_vocabulary
 from ragaccel.llm import LLM
 from ragaccel.rehearsal import REHEARSAL
 

@@ -5,7 +5,7 @@ from small_tokenizers import byte_level
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from word_tokenizer import WordTokenizer
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.models.load import bundled_reader_path
 from ragaccel.models.tokenizer import Tokenizer

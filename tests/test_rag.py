@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 
-from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError

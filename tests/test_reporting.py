@@ -3,7 +3,7 @@
 import json
 
 from ragaccel.answer import Answer
-from ragaccel.decode.result import GenerationResult, Stats
+from ragaccel.decoding.stats import GenerationResult, Stats
 from ragaccel.passage import Passage
 from ragaccel.reporting import citations
 

@@ -2,7 +2,7 @@ import pytest
 import small_tokenizers
 from tiny_llm import say, tiny_llm
 
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.registry import ReferenceRegistry
 from ragaccel.models.tokenizer import Tokenizer

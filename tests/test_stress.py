@@ -7,8 +7,8 @@ import threading
 import pytest
 from tiny_llm import tiny_llm, tiny_tokenizer
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.llm import LLM
 
 PROMPTS = [

@@ -14,7 +14,7 @@ from eval.script import note
 from eval.speed import run_rounds
 from eval.summary import summarize
 from eval.warm import capture_passes
-from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from eval.recordings import Recorded
     from eval.targets import Target
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
 
     Point = dict[str, Any]
 

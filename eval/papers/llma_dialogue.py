@@ -31,7 +31,7 @@ from eval.papers.recorded_sets import (
 from eval.recordings import encode_apart, lay_out
 from eval.replay import Tally
 from eval.script import measured, new_parser, note, result
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

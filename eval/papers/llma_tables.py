@@ -35,7 +35,7 @@ from eval.papers.recorded_sets import (
 )
 from eval.recordings import encode_apart, lay_out
 from eval.script import measured, new_parser, result
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,13 +22,13 @@ from eval.papers.lookahead_tables import branches_table
 from eval.papers.published import published
 from eval.papers.recorded_sets import add_replayed_options, chosen_models, describe_paper_run
 from eval.script import measured, new_parser, result
-from ragaccel.decode.tree import DraftTree, merge
+from ragaccel.decoding.tree import DraftTree, merge
 from ragaccel.draft.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 DECODING_LENGTHS = (16, 32, 64, 128)
 BRANCH_LENGTH = 24  # as our drafter ships

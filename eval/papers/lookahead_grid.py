@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from eval.ledger import Ledger
     from eval.papers.lookahead_sets import Sets
     from eval.recordings import Recorded
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
 
 MEMORIES = ("cold", "grown")
 MOST_GUESSES = ReplayVerifier.max_rows - 1

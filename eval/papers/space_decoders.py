@@ -15,8 +15,8 @@ from eval.lossless import compare, rows_of
 from eval.speed import run_rounds
 from eval.summary import summarize
 from eval.warm import capture_passes
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Sampling
+from ragaccel.decoding.request import Sampling
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.draft.trie import TrieDrafter
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from eval.jobs import Job
     from eval.targets import Target
-    from ragaccel.decode.interfaces import Drafter, Verifier
-    from ragaccel.decode.request import Request
-    from ragaccel.decode.session import Session
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Drafter, Session, Verifier
 
     Row = dict[str, Any]
 

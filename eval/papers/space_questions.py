@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eval.jobs import Job
 from eval.reader import clapnq_questions
 from eval.steps import CACHE
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.retrieve.embedder import load_embedder
 from recipes.reader.corpus import load_articles, load_questions
 from recipes.reader.evaluate import SHAPES

@@ -179,7 +179,7 @@ _WARM_UP = {"max_new_tokens": 1}
 
 
 def _plain() -> object:
-    from ragaccel.decode.interfaces import NoDrafter
+    from ragaccel.decoding.session import NoDrafter
 
     return NoDrafter()
 

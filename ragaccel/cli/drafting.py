@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ragaccel.cli.settings import Settings
-    from ragaccel.decode.interfaces import Drafter
+    from ragaccel.decoding.session import Drafter
     from ragaccel.llm import LLM
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ragaccel.cli.exits import ExitCode
 from ragaccel.cli.room import load_llm
-from ragaccel.decode.interfaces import NoDrafter
+from ragaccel.decoding.session import NoDrafter
 
 if TYPE_CHECKING:
     from ragaccel.cli.settings import Settings

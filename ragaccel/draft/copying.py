@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.draft.first_occurrences import MAX_N as PAPER_MAX_N
 from ragaccel.draft.first_occurrences import FirstOccurrences
 from ragaccel.draft.ngram_index import MAX_N, NgramIndex
@@ -17,7 +17,7 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
     from ragaccel.draft.texts import Match, Texts
 
 # Replayed with 100 recorded answers of each of llma_msmarco, clapnq, mtrag_un, pubmedqa and qmsum

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ragaccel.draft.texts import Match, Texts
 
 if TYPE_CHECKING:
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 MAX_N = 5
 MAX_REFERENCE_TOKENS = 768

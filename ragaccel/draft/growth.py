@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids
 from ragaccel.draft.evidence import FREQUENT, Evidence, Table
 from ragaccel.draft.jit import compiled
@@ -17,7 +17,7 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.tree import Origin
+    from ragaccel.decoding.tree import Origin
 
 LEAST_PROB = 1e-4
 """The least chance of acceptance that is worth a node."""

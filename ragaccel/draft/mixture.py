@@ -5,15 +5,14 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.decode.tree import behind, merge
+from ragaccel.decoding.tree import behind, merge
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.interfaces import Drafter
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.session import Context, Drafter
+    from ragaccel.decoding.tree import DraftTree
 
 NUM_CONTINUED = 3
 """How many of the model's own guesses others go on from."""

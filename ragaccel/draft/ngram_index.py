@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ragaccel.draft.texts import BOUNDARY, PADDING, Match, Texts
 
 if TYPE_CHECKING:
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 MAX_N = 8
 """The longest n-gram that is looked up; longer matches are told apart by comparing further."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from ragaccel.decode.tree import Origin
+from ragaccel.decoding.tree import Origin
 from ragaccel.draft.corpus import CONTEXT, ROOT, Corpus, Ids, append
 from ragaccel.draft.evidence import OUTPUT, PROMPT, REFERENCE, SOURCES
 from ragaccel.draft.ngram_index import sorted_places
@@ -15,7 +15,7 @@ from ragaccel.draft.restoring import MAX_IDS
 from ragaccel.draft.texts import BOUNDARY
 
 if TYPE_CHECKING:
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
 _ROOM = 512  # tokens of an answer, before the arrays are made larger
 

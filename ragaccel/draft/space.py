@@ -12,15 +12,14 @@ from itertools import accumulate, takewhile
 from operator import mul
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.tree import DraftTree, Origin
+from ragaccel.decoding.tree import DraftTree, Origin
 from ragaccel.draft.space_calibration import Ending, Ranked, SpaceCalibration
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.accept import Acceptance
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Acceptance, Context
 
 SOURCE = "space"
 LEAST_PROB = 0.01

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragaccel.decode.tree import Origin
+from ragaccel.decoding.tree import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.request import Reference
+    from ragaccel.decoding.request import Reference
+    from ragaccel.decoding.session import Context
 
 BOUNDARY = -1  # stands before every text; no token equals it, so no match crosses it
 PADDING = 32  # boundaries in front, so that this many tokens can be read before any place

@@ -27,8 +27,8 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.decode.context import Context
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.session import Context
+    from ragaccel.decoding.tree import DraftTree
 
 NUM_COMMON = 48
 """How many common tokens are guessed where nothing matches."""

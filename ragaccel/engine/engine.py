@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.interfaces import Choices
-    from ragaccel.decode.request import Request
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Choices
+    from ragaccel.decoding.tree import DraftTree
     from ragaccel.engine.cost import PassCost
     from ragaccel.engine.prefixes import Holding
     from ragaccel.engine.target import TargetModel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.decode.request import NO_RULES
+from ragaccel.decoding.request import NO_RULES
 from ragaccel.engine.cost import PassCost
 from ragaccel.replacing import replacing
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from ragaccel.decode.request import Request
+    from ragaccel.decoding.request import Request
 
 _FORMAT = "ragaccel pass costs 1"
 _SAVE_AFTER = 256  # passes

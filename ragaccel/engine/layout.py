@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_probes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.tree import DraftTree, attach_probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ragaccel.checks import shown
-from ragaccel.decode.request import NO_RULES
+from ragaccel.decoding.request import NO_RULES
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.request import Request
+    from ragaccel.decoding.request import Request
 
 _NEVER = float("-inf")
 

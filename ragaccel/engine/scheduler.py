@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ragaccel.decode.cancelling import Cancelled
-from ragaccel.decode.sharing import settle_together
+from ragaccel.decoding.request import Cancelled
+from ragaccel.decoding.session import settle_together
 from ragaccel.engine.interrupts import is_interrupt, uninterrupted
 from ragaccel.engine.turns import Turn
 from ragaccel.forking import claim_torch
@@ -24,11 +24,10 @@ from ragaccel.forking import claim_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ragaccel.decode.cancelling import Cancellation
-    from ragaccel.decode.interfaces import Choices
-    from ragaccel.decode.result import Step
-    from ragaccel.decode.session import Session
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.request import Cancellation
+    from ragaccel.decoding.session import Choices, Session
+    from ragaccel.decoding.stats import Step
+    from ragaccel.decoding.tree import DraftTree
     from ragaccel.engine.engine import Engine
 
 logger = logging.getLogger("ragaccel")

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from ragaccel.decode.interfaces import PROBE_RANKS, Choices
+from ragaccel.decoding.session import PROBE_RANKS, Choices
 from ragaccel.engine.noise import TokenNoise
 from ragaccel.engine.processing import ScoreProcessing
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.request import Request, Sampling
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.request import Request, Sampling
+    from ragaccel.decoding.tree import DraftTree
 
 
 _NO_IDS = torch.empty(0, 0, dtype=torch.int64)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal, cast
 from ragaccel.engine.interrupts import is_interrupt
 
 if TYPE_CHECKING:
-    from ragaccel.decode.cancelling import Cancellation
-    from ragaccel.decode.interfaces import Choices
-    from ragaccel.decode.result import Step
-    from ragaccel.decode.session import Session
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.request import Cancellation
+    from ragaccel.decoding.session import Choices, Session
+    from ragaccel.decoding.stats import Step
+    from ragaccel.decoding.tree import DraftTree
     from ragaccel.engine.verifier import EngineVerifier
 
 

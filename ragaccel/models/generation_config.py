@@ -24,7 +24,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from ragaccel.decode.request import MAX_NEW_TOKENS, NO_RULES, ScoreRules
+from ragaccel.decoding.request import MAX_NEW_TOKENS, NO_RULES, ScoreRules
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:

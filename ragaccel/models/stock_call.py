@@ -12,7 +12,7 @@ import torch
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.caller_rules import is_stateful
 from ragaccel.models.stock_rules import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.request import Reference
+    from ragaccel.decoding.request import Reference
 
 _OWN = "custom_generate=ragaccel.custom_generate"
 _HARMLESS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache",

@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ragaccel.decode.request import Sampling
+from ragaccel.decoding.request import Sampling
 from ragaccel.models.caller_rules import CriterionRule, is_stateful
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decode.request import StopRule
+    from ragaccel.decoding.request import StopRule
 
 _NEVER = -float("inf")
 # In the order in which they are applied, by transformers and by us.

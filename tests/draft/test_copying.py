@@ -1,10 +1,9 @@
 import pytest
 from fakes import ScriptedVerifier
 
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference, Request
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import Origin, check_tree
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Context, Session
+from ragaccel.decoding.tree import Origin, check_tree
 from ragaccel.draft.copying import CopyDrafter, path_probs
 from ragaccel.errors import ConfigurationError
 

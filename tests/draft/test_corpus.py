@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
 from ragaccel.draft.corpus import (
     CONTEXT,
     MAX_GAP,

@@ -1,9 +1,9 @@
 import pytest
 from fakes import RandomDrafter
 
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
-from ragaccel.decode.tree import DraftTree, check_tree
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
+from ragaccel.decoding.tree import DraftTree, check_tree
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.errors import ConfigurationError

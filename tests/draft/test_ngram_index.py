@@ -3,8 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
 from ragaccel.draft.first_occurrences import FirstOccurrences
 from ragaccel.draft.ngram_index import MAX_CANDIDATES, MAX_N, NEAR, NgramIndex, sorted_places
 from ragaccel.draft.texts import Match

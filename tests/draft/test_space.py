@@ -7,13 +7,9 @@ from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decode.accept import accept
-from ragaccel.decode.context import Context
-from ragaccel.decode.interfaces import Choices
-from ragaccel.decode.request import Reference, Request
-from ragaccel.decode.session import Session
-from ragaccel.decode.sharing import settle_together
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Choices, Context, Session, accept, settle_together
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.space import (

@@ -11,11 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ragaccel.decode.accept import accept
-from ragaccel.decode.context import Context
-from ragaccel.decode.interfaces import Choices
-from ragaccel.decode.request import Reference
-from ragaccel.decode.tree import check_tree
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Choices, Context, accept
+from ragaccel.decoding.tree import check_tree
 from ragaccel.draft import trie
 from ragaccel.draft.calibration import Calibration
 from ragaccel.draft.corpus import CONTEXT, match_beyond, match_length
@@ -230,8 +228,8 @@ def test_votes_are_those_of_every_place_that_matches(seed):
 
 SCENARIO = """
 import json, random, sys
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.session import Context
+from ragaccel.decoding.request import Reference
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.memory.history import ANSWER_COUNTS, History
 rng = random.Random(3)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import attention
 from ragaccel.engine.attention import CHUNK, PassAttention
 from ragaccel.engine.kv_cache import KVCache

@@ -11,8 +11,8 @@ from decoding import open_session
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.interrupts import uninterrupted
 from ragaccel.engine.scheduler import Scheduler

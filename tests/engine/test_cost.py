@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decode.budget import worth_verifying
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.speculation import worth_verifying
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.draft.copying import path_probs
 from ragaccel.engine.cost import PassCost
 

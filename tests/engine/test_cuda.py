@@ -9,9 +9,9 @@ from space_models import masks_of, random_adapter
 from tiny_models import FAMILIES, VOCAB, generate, make_tiny_model, random_prompt
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.layout import run_rows, tree_rows
@@ -64,7 +64,7 @@ def test_one_synchronization_a_step():
     verifier = engine.open(request)
     verifier.prefill(request)
     tree = Cheat(list(request.prompt_ids), random_prompt(9)).draft
-    from ragaccel.decode.context import Context
+    from ragaccel.decoding.session import Context
 
     drafted = tree(Context(request.prompt_ids), 8)
     verifier.verify(drafted)

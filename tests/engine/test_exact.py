@@ -10,10 +10,9 @@ from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, 
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import NoDrafter, Session
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
 from ragaccel.errors import ConfigurationError

@@ -12,9 +12,9 @@ from plain_kernel import PlainKernel
 from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.graphs import StepGraphs
 from ragaccel.engine.layout import run_rows

@@ -11,9 +11,9 @@ from plain_kernel import PlainKernel
 from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import graphs, static_pass
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from ragaccel.decode.request import Request, Sampling
+from ragaccel.decoding.request import Request, Sampling
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kept_costs import KeptCosts, PassKind, way_of_choosing
 from ragaccel.engine.measuring import measure_passes, measure_threads

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import (
     Masks,

@@ -8,9 +8,8 @@ import torch
 from decoding import Cheat, decode
 from tiny_models import generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.engine import engine as engine_module
 from ragaccel.engine import kv_cache
 from ragaccel.engine.arena import Arena, StateLayout

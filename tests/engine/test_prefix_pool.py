@@ -8,7 +8,7 @@ from decoding import Cheat, decode
 from static_passes import static_target
 from tiny_models import generate, random_prompt, tiny_model
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine import kv_cache
 from ragaccel.engine.arena import Arena, StateLayout
 from ragaccel.engine.engine import Engine

@@ -5,8 +5,8 @@ from decoding import Cheat, decode
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.models.huggingface import HuggingFaceModel
 

@@ -8,8 +8,8 @@ from decoding import Cheat, decode, open_session, run_together
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request, Sampling
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import CapacityError

@@ -16,8 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.processing import ScoreProcessing
 from ragaccel.engine.select import Chooser, token_paths
 

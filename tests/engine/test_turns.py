@@ -10,9 +10,8 @@ from decoding import open_session
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.cancelling import Cancellation, Cancelled
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Cancellation, Cancelled, Request
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.huggingface import HuggingFaceModel

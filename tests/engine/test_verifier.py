@@ -6,9 +6,8 @@ from decoding import Cheat
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.huggingface import HuggingFaceModel

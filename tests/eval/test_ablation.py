@@ -11,8 +11,8 @@ from recorded import SENTENCE, write_inputs
 from eval import ablation, report
 from eval.ablation import LongestOnly, PartOfPast, calling, variants
 from eval.recordings import Recorded
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
 from ragaccel.draft import votes
 from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT, default_evidence
 from ragaccel.draft.searched import SearchedText

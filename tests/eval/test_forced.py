@@ -12,7 +12,7 @@ from eval.contenders import DEFAULT, Ours, make_contender
 from eval.forced import FORCED_LOGIT, following
 from eval.random_models import build_random_model
 from eval.targets import load_target
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.layout import run_rows, tree_rows
 

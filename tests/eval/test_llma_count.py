@@ -14,7 +14,7 @@ from eval.papers.llma_count import count, counted_of
 from eval.recordings import Recorded, encode_apart, lay_out
 from eval.replay import replay_set
 from eval.targets import load_tokenizer
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 EOS = 1
 SHARED = ("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "triggered")

@@ -12,7 +12,7 @@ from eval.papers import llma_dialogue, llma_layout, llma_sweep, llma_tables
 from eval.papers.decoders import NO_DRAFTS, TREES, Bench, llma
 from eval.papers.recorded_sets import answered_rows
 from eval.recordings import Recorded, lay_out
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
 BELL = "A bell rings in fog, and boats keep to the west of it."

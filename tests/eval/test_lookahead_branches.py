@@ -11,9 +11,9 @@ from eval.papers import lookahead_branches
 from eval.papers.lookahead_branches import BranchesApart, branches, leaves, points
 from eval.papers.lookahead_grid import replay_rows
 from eval.recordings import Recorded
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Reference
-from ragaccel.decode.tree import DraftTree
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.draft.trie import TrieDrafter
 
 #      9 ── 1 ── 2

@@ -10,7 +10,7 @@ from eval.papers import lookahead_memory
 from eval.papers.lookahead_grid import replay_rows, trie_point
 from eval.papers.lookahead_memory import Frozen, Parted, mixed, parted, states, warmed
 from eval.recordings import FITTED, Recorded
-from ragaccel.decode.request import Reference
+from ragaccel.decoding.request import Reference
 from ragaccel.memory.history import History
 
 

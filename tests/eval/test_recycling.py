@@ -6,10 +6,9 @@ import numpy as np
 from fakes import ScriptedVerifier
 
 from eval.recycling import Adjacency, RecyclingDrafter
-from ragaccel.decode.context import Context
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import check_tree
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import Context, Session
+from ragaccel.decoding.tree import check_tree
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.successors import ROW_BYTES, WIDTH
 

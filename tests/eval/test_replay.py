@@ -12,7 +12,7 @@ from eval import replay, report
 from eval.baselines import LookupDrafter, SuffixDrafter
 from eval.recordings import Recorded
 from eval.replay import Contender, Tally
-from ragaccel.decode.context import Context
+from ragaccel.decoding.session import Context
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.trie import TrieDrafter
 

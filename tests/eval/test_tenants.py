@@ -9,7 +9,7 @@ pytest.importorskip("llama_index.llms.ragaccel")
 
 from eval import tenants
 from ragaccel.answer import Answer
-from ragaccel.decode.session import Session
+from ragaccel.decoding.session import Session
 
 
 @pytest.mark.parametrize("mode", tenants.MODES)

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 
-from ragaccel.decode.context import Context
+from ragaccel.decoding.session import Context
 from ragaccel.draft.trie import TrieDrafter
 from ragaccel.errors import ConfigurationError
 from ragaccel.memory.namespaces import Memory

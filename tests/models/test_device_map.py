@@ -10,7 +10,7 @@ from small_tokenizers import byte_level
 from space_models import masks_of, random_adapter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.draft.space import SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.models.load import load_model

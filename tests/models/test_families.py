@@ -11,8 +11,8 @@ from tiny_models import (
     tiny_model,
 )
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request, Sampling
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.models.huggingface import HuggingFaceModel
 

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from ragaccel import custom_generate
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.session import Session
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.models.caller_rules import StatefulProcessor, criterion_rules, logits_processors

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measuring import warm_passes
 from ragaccel.errors import ModelRefusedError

@@ -12,7 +12,7 @@ from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import (
     ConfigurationError,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.models import packing
 from ragaccel.models.huggingface import HuggingFaceModel

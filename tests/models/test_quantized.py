@@ -9,7 +9,7 @@ from fakes import RandomDrafter
 from small_tokenizers import byte_level
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.models.load import load_model
 

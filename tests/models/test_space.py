@@ -10,8 +10,8 @@ from space_models import masks_of, random_adapter, wearing
 from static_passes import static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decode.request import Request, Sampling
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.draft.trie import TrieDrafter

@@ -10,8 +10,8 @@ from static_passes import static_target
 from tiny_llm import tiny_tokenizer
 from tiny_models import generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.llm import LLM
 

@@ -9,7 +9,7 @@ from small_tokenizers import KINDS, byte_level
 from tiny_models import generate, make_tiny_model, random_prompt
 from transformers import StopStringCriteria
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.detokenizer import IncrementalDecoder

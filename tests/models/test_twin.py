@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache

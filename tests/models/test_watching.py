@@ -11,7 +11,7 @@ from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
 
 from eval.fuzz.tiny_model import save_tiny_model
-from ragaccel.decode.request import Request
+from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError, ModelRefusedError
 from ragaccel.llm import LLM

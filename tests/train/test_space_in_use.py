@@ -7,7 +7,7 @@ from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
 from tiny_models import VOCAB, make_tiny_model
 
-from ragaccel.decode.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.draft.space import PaperSpaceDrafter
 from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.llm import LLM

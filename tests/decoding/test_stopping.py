@@ -1,7 +1,7 @@
 import pytest
 
-from ragaccel.decode.request import Request
-from ragaccel.decode.stopping import ending
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import ending
 
 
 class EndsAt:

@@ -1,16 +1,20 @@
-"""The decoding loop: draft, verify, accept, commit, until the answer ends."""
+"""The two seams of decoding: who guesses (Drafter) and who decides (Verifier)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ragaccel.decode.accept import Acceptance, accept
-from ragaccel.decode.budget import Group, Returns, worth_probing, worth_verifying
-from ragaccel.decode.context import Context
-from ragaccel.decode.result import FinishReason, GenerationResult, Stats, Step
-from ragaccel.decode.stopping import ending
-from ragaccel.decode.tree import (
+from ragaccel.decoding.speculation import (
+    Group,
+    Returns,
+    worth_probing,
+    worth_verifying,
+    worth_verifying_together,
+)
+from ragaccel.decoding.stats import FinishReason, GenerationResult, Stats, Step
+from ragaccel.decoding.tree import (
     DraftTree,
     MalformedTreeError,
     attach_probes,
@@ -22,11 +26,227 @@ from ragaccel.decode.tree import (
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.decode.interfaces import Choices, Drafter, Verifier
-    from ragaccel.decode.request import Request
-    from ragaccel.decode.tree import Origin
+    from ragaccel.decoding.request import Reference, Request
+    from ragaccel.decoding.tree import Origin
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens. Holds settings only; what a request teaches is in its context.
+
+    A drafter that learns from the tokens the model nearly chose has an attribute
+    ``num_runner_ups``: so many of them come with every choice, in ``context.last``.
+
+    One that wants mask tokens under some nodes only has a method ``probe_gains(context, tree)``:
+    how many tokens those under each node are expected to add to the pass after this one. Without it
+    they hang under every node.
+    """
+
+    @property
+    def probe_ids(self) -> Sequence[int]:
+        """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's.
+
+        They hang as a chain under a node. Ids from the model's vocabulary size on are the masks of
+        the SPACE adapter it wears.
+        """
+        ...
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess at most ``budget`` tokens in a tree rooted at the last token of ``context``."""
+        ...
+
+
+class NoDrafter:
+    """Never guesses: plain autoregressive decoding, the baseline."""
+
+    probe_ids: tuple[int, ...] = ()
+
+    def draft(self, context: Context, budget: int) -> DraftTree:  # noqa: ARG002
+        """Return the root alone."""
+        return DraftTree.chain(context.token_ids[-1:])
+
+
+PROBE_RANKS = 4
+"""How many of the likeliest tokens are told of every probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the target model chose after every node of a tree, probes included.
+
+    ``next_ids`` is [len(tree)]. ``runner_ups`` is [len(tree)] lists of the next likeliest tokens,
+    likeliest first, when they were asked for. ``probed`` is [num_probes] lists of at most
+    ``PROBE_RANKS`` pairs: the tokens most likely to follow each mask token, and how likely, the
+    likeliest first; empty tells nothing of them.
+    """
+
+    next_ids: Sequence[int]
+    runner_ups: Sequence[Sequence[int]] = ()
+    probed: Sequence[Sequence[tuple[int, float]]] = ()
+
+
+class Verifier(Protocol):
+    """A target model and its KV cache over one sequence.
+
+    One that can have mask tokens read together with the prompt, at no pass of their own, has a
+    method ``foresee(probe_ids)``, to be called first, and then ``foreseen``: as
+    ``Choices.probed``, for the first tokens of the answer. One with an attribute ``vocab_size``
+    is shown guesses of token ids below it only.
+    """
+
+    @property
+    def max_rows(self) -> int:
+        """The most nodes one verify pass takes: root, guesses and probes."""
+        ...
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether trees must not branch."""
+        ...
+
+    def prefill(self, request: Request) -> None:
+        """Cache the prompt but for its last token, which is the root of the first tree.
+
+        Raises:
+            CapacityError: the prompt and its answer do not fit.
+        """
+        ...
+
+    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+        """Choose the next token after every node, in one forward pass."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes of the last verified tree in the KV cache and forget the others.
+
+        ``path`` starts with the root and follows parents to children; an empty one keeps none.
+        Recorded now, moved at the start of the next pass.
+        """
+        ...
+
+    def cost_seconds(self, rows: int) -> float:
+        """Estimate how long a verify pass over ``rows`` nodes takes at the present length."""
+        ...
+
+    def close(self) -> None:
+        """Give the cache back; whoever opened the verifier calls it."""
+        ...
+
+
+T = TypeVar("T")
+
+
+class Context:
+    """The tokens so far, the references, and what became of the last draft.
+
+    Grows by what each verify pass emits; its last token is the root of the next draft tree.
+    Drafters read it and change nothing. The first ``num_prompt`` of ``token_ids`` are the prompt;
+    ``foreseen`` is what mask tokens behind it showed, if any were read with it.
+    """
+
+    def __init__(self, token_ids: Sequence[int], references: Sequence[Reference] = ()) -> None:
+        self.token_ids = list(token_ids)
+        self.references = tuple(references)
+        self.num_prompt = len(self.token_ids)
+        self.last: Acceptance | None = None
+        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
+        self._shared: dict[Any, Any] = {}
+
+    def advance(self, acceptance: Acceptance) -> None:
+        """Append what a verify pass emitted."""
+        self.token_ids += acceptance.emitted
+        self.last = acceptance
+
+    def shared(self, make: Callable[[Context], T]) -> T:
+        """Return what ``make`` builds for this request, built once for all drafters that ask."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        built: T = self._shared[make]
+        return built
+
+    def forget(self) -> None:
+        """Build anew what drafters share: one of them was interrupted while it built."""
+        self._shared.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What became of one draft tree.
+
+    ``path`` holds the nodes that agree with the target model, from the root down; after each of
+    them stands one token the target model chose. The first ``num_emitted`` of these tokens are
+    emitted: all of them, unless the answer ends among them.
+    """
+
+    tree: DraftTree
+    choices: Choices
+    path: tuple[int, ...]
+    num_emitted: int
+
+    @property
+    def emitted(self) -> list[int]:
+        """The emitted tokens: accepted guesses, then the bonus token unless it was cut."""
+        return [self.choices.next_ids[node] for node in self.committed]
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """The nodes the KV cache keeps: all that precedes the last emitted token."""
+        return self.path[: self.num_emitted]
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The nodes whose guesses were emitted; the bonus token has none."""
+        return self.path[1 : self.num_emitted + 1]
+
+    @property
+    def num_accepted(self) -> int:
+        """How many emitted tokens had been guessed."""
+        return len(self.accepted)
+
+    def cut(self, num_emitted: int) -> Acceptance:
+        """Keep only the first ``num_emitted`` tokens, as if the others had never been chosen."""
+        return replace(self, num_emitted=num_emitted)
+
+
+def accept(tree: DraftTree, choices: Choices) -> Acceptance:
+    """Walk down from the root along the target model's choices for as long as the tree holds them.
+
+    Every emitted token is one the target model chose for exactly its context, so the output is
+    that of decoding one token at a time, greedy and sampled alike.
+    """
+    child = {
+        (tree.parents[node], tree.token_ids[node]): node for node in range(1, 1 + tree.num_drafts)
+    }
+    path = [0]
+    while (node := child.get((path[-1], choices.next_ids[path[-1]]))) is not None:
+        path.append(node)
+    return Acceptance(tree, choices, tuple(path), len(path))
+
+
+def ending(
+    request: Request, token_ids: Sequence[int], start: int
+) -> tuple[int, FinishReason | None]:
+    """Say how many of the answer's tokens to keep, and why it ends there; None if it goes on.
+
+    ``token_ids`` are the new tokens, those from ``start`` on not judged yet. Length and end
+    tokens cut first and every stop rule sees only what the rules before it left, so that no rule
+    is ever shown a token that decoding one at a time would not have reached. Where several reasons
+    fall on one token, "stop" goes before "length".
+    """
+    keep = min(len(token_ids), request.max_new_tokens)
+    reason: FinishReason | None = "length" if keep == request.max_new_tokens else None
+    for i in range(start, keep):
+        if token_ids[i] in request.eos_ids:
+            keep, reason = i + 1, "stop"
+            break
+    for rule in request.stop_rules:
+        if keep == start:
+            break
+        end = rule.cut(token_ids[:keep], start)
+        if end is not None:
+            keep, reason = min(keep, max(end, start + 1)), "stop"
+    return keep, reason
 
 
 class Session:
@@ -292,3 +512,70 @@ class Session:
 def _origins(acceptance: Acceptance) -> tuple[tuple[Origin, ...], ...]:
     origins = [acceptance.tree.origins[node] for node in acceptance.accepted]
     return tuple(origins + [()] * (acceptance.num_emitted - len(origins)))
+
+
+def settle_together(
+    sessions: Sequence[Session],
+    trees: Sequence[DraftTree],
+    cost_seconds: Callable[[int], float],
+    max_rows: int,
+) -> list[DraftTree]:
+    """Narrow drafted trees to what is worth verifying in one pass of all, and settle them.
+
+    Sessions with a given number of guesses keep theirs; the others share one budget. A guess is
+    charged its part of what all guesses add to a pass of the roots alone, in shares of what such
+    a pass takes for each sequence.
+    """
+    widths = [session.rows_per_node for session in sessions]
+    free = [i for i, session in enumerate(sessions) if session.chooses_width]
+    kept = list(trees)
+    fixed = [i for i in range(len(kept)) if i not in set(free)]
+    given = sum(len(kept[i]) * widths[i] for i in fixed)
+    if free:
+        narrowed = worth_verifying_together(
+            [trees[i] for i in free],
+            lambda rows: cost_seconds(given + rows),
+            [widths[i] for i in free],
+            max_rows=max_rows - given,
+            expected_besides=sum(sum(kept[i].path_probs) for i in fixed),
+        )
+        for i, tree in zip(free, narrowed, strict=True):
+            kept[i] = tree
+    groups = _probed(sessions, kept, cost_seconds, max_rows)
+    added = [
+        tree.num_drafts + sum(group.rows for group in own)
+        for tree, own in zip(kept, groups, strict=True)
+    ]
+    roots = cost_seconds(len(sessions))
+    whole = cost_seconds(len(sessions) + sum(added))
+    plain = roots / len(sessions)
+    price = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
+    return [
+        session.settle(tree, price * rows, plain, own)
+        for session, tree, rows, own in zip(sessions, kept, added, groups, strict=True)
+    ]
+
+
+def _probed(
+    sessions: Sequence[Session],
+    trees: Sequence[DraftTree],
+    cost_seconds: Callable[[int], float],
+    max_rows: int,
+) -> list[list[Group]]:
+    """Choose the probes of each session: all where it has no choice, else the most gainful."""
+    kept: list[list[Group]] = []
+    offered: list[Group] = []
+    for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
+        own = session.probe_groups(tree)
+        kept.append([] if session.chooses_probes else own)
+        offered += [replace(group, owner=i) for group in own if session.chooses_probes]
+    taken = worth_probing(
+        offered,
+        cost_seconds,
+        rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
+        expected=sum(sum(tree.path_probs) for tree in trees),
+        max_rows=max_rows,
+    )
+    for group in taken:
+        kept[group.owner].append(group)
+    return kept

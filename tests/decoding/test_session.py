@@ -1,10 +1,9 @@
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decode.interfaces import Choices, NoDrafter
-from ragaccel.decode.request import Request
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import DraftTree, MalformedTreeError, Origin, merge
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import Choices, NoDrafter, Session
+from ragaccel.decoding.tree import DraftTree, MalformedTreeError, Origin, merge
 from ragaccel.errors import ConfigurationError
 
 

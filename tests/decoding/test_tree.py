@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ragaccel.decode.tree import (
+from ragaccel.decoding.tree import (
     DraftTree,
     MalformedTreeError,
     Origin,

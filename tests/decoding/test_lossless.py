@@ -5,10 +5,9 @@ import random
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decode.interfaces import NoDrafter
-from ragaccel.decode.request import Reference, Request
-from ragaccel.decode.session import Session
-from ragaccel.decode.tree import DraftTree, merge
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import NoDrafter, Session
+from ragaccel.decoding.tree import DraftTree, merge
 from ragaccel.draft.copying import CopyDrafter
 from ragaccel.draft.mixture import Mixture
 from ragaccel.draft.trie import TrieDrafter

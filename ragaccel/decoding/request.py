@@ -11,6 +11,7 @@ from ragaccel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 MAX_NEW_TOKENS = 256
 """Most tokens of an answer where nobody says how many."""
 
@@ -173,3 +174,23 @@ def _check(settings: object, check: checks.Check, *names: str) -> None:
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise ConfigurationError(f"{name} must be {wanted}, not {value}")
+
+
+class Cancelled(RuntimeError):  # noqa: N818 - nothing went wrong
+    """What was asked for was cancelled before its end."""
+
+
+class Cancellation:
+    """Asked for from any thread, for good; whoever computes looks between two rounds.
+
+    A plain attribute: it may be set wherever garbage is collected, where no lock may be waited for.
+    """
+
+    __slots__ = ("is_asked",)
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def ask(self) -> None:
+        """Have the work end after the round that it is in."""
+        self.is_asked = True

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from ragaccel.decode.tree import Origin
+    from ragaccel.decoding.tree import Origin
+
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

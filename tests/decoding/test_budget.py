@@ -4,7 +4,7 @@ from operator import mul
 
 import pytest
 
-from ragaccel.decode.budget import (
+from ragaccel.decoding.speculation import (
     FIRST_WIDTH,
     LONGEST_REST,
     PATIENCE,
@@ -12,7 +12,7 @@ from ragaccel.decode.budget import (
     worth_verifying,
     worth_verifying_together,
 )
-from ragaccel.decode.tree import DraftTree, check_tree
+from ragaccel.decoding.tree import DraftTree, check_tree
 
 
 def chain(probs):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ragaccel.decode.tree import likeliest
+from ragaccel.decoding.tree import likeliest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ragaccel.decode.tree import DraftTree
+    from ragaccel.decoding.tree import DraftTree
 
 
 def worth_verifying(
