@@ -25,16 +25,14 @@ import numpy as np
 from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
 from eval.replay import Contender, Tally
 from eval.script import measured, new_parser, note, result
-from ragaccel.draft import growth, votes
-from ragaccel.draft.calibration import Calibration
-from ragaccel.draft.corpus import Corpus, Ids, match_length
-from ragaccel.draft.evidence import SOURCES, Evidence, default_evidence
-from ragaccel.draft.jit import compiled
-from ragaccel.draft.successors import Successors, no_successors
-from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
-from ragaccel.draft.votes import Votes, collect
-from ragaccel.memory.history import History
-from ragaccel.memory.remembered import first_of
+from ragaccel.drafting import expansion as growth
+from ragaccel.drafting import expansion as votes
+from ragaccel.drafting.arrays import compiled
+from ragaccel.drafting.calibration import Calibration
+from ragaccel.drafting.expansion import SOURCES, Evidence, Votes, collect, default_evidence
+from ragaccel.drafting.history import History, first_of
+from ragaccel.drafting.suffix_array import Corpus, Ids, Successors, match_length, no_successors
+from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,12 +16,12 @@ from eval.runs import Run, model_stage
 from eval.stock import Generate, GenerateStatic
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.memory import Memory
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.guessing import Guessing
-from ragaccel.memory.namespaces import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -29,8 +29,7 @@ from eval.script import measured, new_parser
 from eval.tree_drafting import measure_trees
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.ngram_index import NgramIndex
+from ragaccel.drafting.ngram import CopyDrafter, NgramIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

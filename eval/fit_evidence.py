@@ -1,6 +1,6 @@
 """Fit what matches are worth: the weights of the trie drafter, from recorded answers.
 
-    python -m eval.fit_evidence --data DATA --out ragaccel/draft/evidence.json
+    python -m eval.fit_evidence --data DATA --out ragaccel/drafting/evidence.json
 
 At each token of each answer all votes are gathered, as the drafter would have them, and the weights
 follow the gradient of the log-loss of the token that came. The rows are ``recordings.FITTED``:
@@ -23,7 +23,18 @@ from torch import Tensor, nn
 from eval.recordings import FITTED, read_recorded, set_files, set_tokenizer
 from eval.script import new_parser, note
 from ragaccel.decoding.session import Context
-from ragaccel.draft.corpus import (
+from ragaccel.drafting.arrays import compiled
+from ragaccel.drafting.expansion import (
+    BEYOND_UP_TO,
+    CLEAR,
+    LEAST_PAST,
+    LONGEST_SUPPORT,
+    MAX_PAST_VOTES,
+    MAX_VOTES,
+    PAST_PROMPT,
+)
+from ragaccel.drafting.history import History
+from ragaccel.drafting.suffix_array import (
     MAX_GAP,
     MAX_MATCH,
     Corpus,
@@ -32,11 +43,7 @@ from ragaccel.draft.corpus import (
     match_length,
     position,
 )  # fmt: skip
-from ragaccel.draft.evidence import LONGEST_SUPPORT, PAST_PROMPT
-from ragaccel.draft.jit import compiled
-from ragaccel.draft.searched import SearchedText
-from ragaccel.draft.votes import BEYOND_UP_TO, CLEAR, LEAST_PAST, MAX_PAST_VOTES, MAX_VOTES
-from ragaccel.memory.history import History
+from ragaccel.drafting.trie import SearchedText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

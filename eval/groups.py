@@ -14,7 +14,7 @@ from eval.passes import synchronize
 from eval.stock import FollowAll, greedy
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.engine.select import Chooser
 

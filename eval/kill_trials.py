@@ -504,7 +504,7 @@ class Remembered(Numbered):
             self.place.unlink(missing_ok=True)
 
     def _opened(self, place: Path | None) -> Any:
-        from ragaccel.memory.namespaces import Memory
+        from ragaccel.drafting.memory import Memory
 
         return Memory(path=place, fingerprint="model", vocab_size=60)
 

@@ -8,21 +8,30 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ragaccel.decoding.tree import Origin
-from ragaccel.draft.calibration import Calibration
-from ragaccel.draft.corpus import CONTEXT, Ids, empty_corpus
-from ragaccel.draft.evidence import Evidence, Table, default_evidence
-from ragaccel.draft.growth import LEAST_PROB, Limits, grow, new_pool, tree_of
-from ragaccel.draft.jit import compiled
-from ragaccel.draft.successors import (
+from ragaccel.drafting.arrays import Table, compiled
+from ragaccel.drafting.calibration import Calibration
+from ragaccel.drafting.expansion import (
+    LEAST_PROB,
+    Evidence,
+    Limits,
+    default_evidence,
+    grow,
+    new_pool,
+    new_votes,
+    tree_of,
+)
+from ragaccel.drafting.ngram import BOUNDARY
+from ragaccel.drafting.suffix_array import (
+    CONTEXT,
     ROW_BYTES,
     WIDTH,
+    Ids,
     Successors,
     count_pair,
+    empty_corpus,
     no_successors,
     with_rows,
 )
-from ragaccel.draft.texts import BOUNDARY
-from ragaccel.draft.votes import new_votes
 
 if TYPE_CHECKING:
     from ragaccel.decoding.session import Context

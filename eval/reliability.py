@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
 from eval.replay import Contender, Tally
 from eval.script import measured, new_parser, result
-from ragaccel.draft.trie import TrieDrafter
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,10 +26,10 @@ from eval.recordings import add_set_options, read_recorded, set_files, set_token
 from eval.script import new_parser, note
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import Choices, Session
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.trie import TrieDrafter
-from ragaccel.memory.history import History
-from ragaccel.memory.namespaces import Memory
+from ragaccel.drafting.history import History
+from ragaccel.drafting.memory import Memory
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -13,7 +13,7 @@ from eval.forced import following
 from eval.passes import synchronize, watching
 from ragaccel.decoding.request import Reference, Request
 from ragaccel.decoding.session import Session
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,8 +27,8 @@ from eval.script import result
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import Session
 from ragaccel.decoding.speculation import worth_verifying
-from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
+from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
 
 if TYPE_CHECKING:
     import argparse

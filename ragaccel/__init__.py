@@ -46,14 +46,14 @@ _MODULE_OF = {
     "DraftTree": "decoding.tree",
     "Origin": "decoding.tree",
     "Stats": "decoding.stats",
-    "CopyDrafter": "draft.copying",
-    "TrieDrafter": "draft.trie",
-    "SpaceDrafter": "draft.space",
-    "PaperSpaceDrafter": "draft.space",
+    "CopyDrafter": "drafting.ngram",
+    "TrieDrafter": "drafting.trie",
+    "SpaceDrafter": "drafting.space",
+    "PaperSpaceDrafter": "drafting.space",
     "SpaceAdapter": "models.space_adapter",
-    "Mixture": "draft.mixture",
-    "Memory": "memory.namespaces",
-    "AnswerMemory": "memory.answers",
+    "Mixture": "drafting.mixture",
+    "Memory": "drafting.memory",
+    "AnswerMemory": "drafting.answer_memory",
     "Match": "memory.registry",
     "ReferenceRegistry": "memory.registry",
     "ReferenceScope": "memory.scopes",
@@ -112,10 +112,12 @@ if TYPE_CHECKING:
     from ragaccel.decoding.session import Context, Drafter, NoDrafter
     from ragaccel.decoding.stats import Stats
     from ragaccel.decoding.tree import DraftTree, Origin
-    from ragaccel.draft.copying import CopyDrafter
-    from ragaccel.draft.mixture import Mixture
-    from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
-    from ragaccel.draft.trie import TrieDrafter
+    from ragaccel.drafting.answer_memory import AnswerMemory
+    from ragaccel.drafting.memory import Memory
+    from ragaccel.drafting.mixture import Mixture
+    from ragaccel.drafting.ngram import CopyDrafter
+    from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
+    from ragaccel.drafting.trie import TrieDrafter
     from ragaccel.errors import (
         CapacityError,
         ConfigurationError,
@@ -135,8 +137,6 @@ if TYPE_CHECKING:
     )
     from ragaccel.highlighting import Highlighter, Segment
     from ragaccel.llm import LLM
-    from ragaccel.memory.answers import AnswerMemory
-    from ragaccel.memory.namespaces import Memory
     from ragaccel.memory.process_registry import auto_references_enabled, default_registry
     from ragaccel.memory.registry import Match, ReferenceRegistry
     from ragaccel.memory.scopes import (

@@ -9,9 +9,9 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from ragaccel.decoding.session import Session
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.space import SpaceDrafter
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ragaccel.decoding.request import Request
     from ragaccel.decoding.session import Drafter, Verifier
-    from ragaccel.memory.namespaces import Memory, Recollection
+    from ragaccel.drafting.memory import Memory, Recollection
     from ragaccel.models.tokenizer import Tokenizer
 
 logger = logging.getLogger("ragaccel")
@@ -107,7 +107,7 @@ class Guessing:
             logger.warning("an answer is not remembered: %s", error)
 
     def _opened(self) -> Memory:
-        from ragaccel.memory.namespaces import Memory  # imports numba: not any sooner
+        from ragaccel.drafting.memory import Memory  # imports numba: not any sooner
 
         if isinstance(self._given, Memory):
             return self._given
@@ -125,7 +125,7 @@ def _with_space(drafter: Drafter, probe_ids: Sequence[int], kept: Recollection |
 
 
 def _over_the_past(kept: Recollection | None) -> Drafter:
-    from ragaccel.draft.trie import TrieDrafter
+    from ragaccel.drafting.trie import TrieDrafter
 
     if kept is None:
         return TrieDrafter()

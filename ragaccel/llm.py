@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ragaccel.decoding.session import Drafter
+    from ragaccel.drafting.memory import Memory
     from ragaccel.inputs import AnyReference, Batch, OnePrompt
     from ragaccel.loading import Space
-    from ragaccel.memory.namespaces import Memory
     from ragaccel.planning import Plan
     from ragaccel.settings import Settings
 

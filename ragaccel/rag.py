@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ragaccel.answer import Answer, Stream
+    from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.llm import LLM
-    from ragaccel.memory.answers import AnswerMemory
     from ragaccel.prompt import Message, Template
     from ragaccel.settings import Settings
 

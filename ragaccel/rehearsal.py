@@ -51,8 +51,10 @@ class Rehearsal:
 
     def _run(self) -> None:
         try:
-            from ragaccel.draft.calibration import follow  # the last one that a rehearsal compiles
-            from ragaccel.draft.jit import is_missing, never_compiles
+            from ragaccel.drafting.arrays import is_missing, never_compiles
+            from ragaccel.drafting.calibration import (
+                follow,  # the last one that a rehearsal compiles
+            )
 
             if never_compiles():
                 return
@@ -68,8 +70,8 @@ class Rehearsal:
 def rehearse() -> None:
     """Draft, learn and remember on a few tokens: compiles all that these need."""
     from ragaccel.decoding.session import Context
-    from ragaccel.draft.trie import TrieDrafter
-    from ragaccel.memory.namespaces import Memory
+    from ragaccel.drafting.memory import Memory
+    from ragaccel.drafting.trie import TrieDrafter
 
     kept = Memory().of("")
     kept.history.add([1, 2, 3, 1, 2], [3, 1])

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ragaccel.decoding.session import Context
-from ragaccel.draft.trie import TrieDrafter
-from ragaccel.memory.namespaces import Memory
+from ragaccel.drafting.memory import Memory
+from ragaccel.drafting.trie import TrieDrafter
 
 VOCABULARY = 60
 

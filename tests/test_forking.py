@@ -197,7 +197,7 @@ assert in_child(computes) == 0
 def test_a_memory_that_was_not_saved_is_saved_by_the_process_that_learned(tmp_path):
     path = tmp_path / "memory.bin"
     done = ran(f"""
-from ragaccel.memory.namespaces import Memory
+from ragaccel.drafting.memory import Memory
 path = {str(path)!r}
 memory = Memory(path=path, fingerprint="x", vocab_size=99)
 memory.of("").remember([1, 2, 3], [4, 5])

@@ -10,11 +10,11 @@ from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from ragaccel import rehearsal
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.draft.copying import CopyDrafter
+from ragaccel.drafting.history import History
+from ragaccel.drafting.memory import Memory
+from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.memory.history import History
-from ragaccel.memory.namespaces import Memory
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.rehearsal import REHEARSAL, Rehearsal
 
@@ -184,7 +184,7 @@ def test_what_fails_in_a_rehearsal_costs_no_answer(monkeypatch, caplog):
 
 def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
     commands = []
-    monkeypatch.setattr("ragaccel.draft.jit.is_missing", lambda function: True)
+    monkeypatch.setattr("ragaccel.drafting.arrays.is_missing", lambda function: True)
     monkeypatch.setattr(
         subprocess, "run", lambda command, **settings: commands.append((command, settings))
     )

@@ -22,7 +22,7 @@ def modules_of(folder):
     [
         (modules_of("decoding"), ["torch", "transformers", "numpy", "faiss"]),
         (
-            ["ragaccel.decoding.session", *modules_of("draft"), *modules_of("memory")],
+            ["ragaccel.decoding.session", *modules_of("drafting")],
             ["torch", "transformers", "faiss"],
         ),
     ],

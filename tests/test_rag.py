@@ -3,10 +3,10 @@ import pytest
 from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.answer_memory import AnswerMemory
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError
-from ragaccel.memory.answers import AnswerMemory
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG
 from ragaccel.rehearsal import REHEARSAL

@@ -15,8 +15,8 @@ from eval.speed import run_rounds
 from eval.summary import summarize
 from eval.warm import capture_passes
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     import argparse

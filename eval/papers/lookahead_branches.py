@@ -23,7 +23,7 @@ from eval.papers.published import published
 from eval.papers.recorded_sets import add_replayed_options, chosen_models, describe_paper_run
 from eval.script import measured, new_parser, result
 from ragaccel.decoding.tree import DraftTree, merge
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

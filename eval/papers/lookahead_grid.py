@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from eval.replay import Contender, ReplayVerifier, Tally
 from eval.script import note
-from ragaccel.draft.trie import NoPast, PastTexts, TrieDrafter
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
+from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,13 +28,13 @@ from eval.papers.lookahead_tables import memory_states_table
 from eval.papers.published import published
 from eval.papers.recorded_sets import add_replayed_options, chosen_models, describe_paper_run
 from eval.script import measured, new_parser, note, result
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from eval.recordings import Recorded
-    from ragaccel.draft.trie import PastTexts
+    from ragaccel.drafting.trie import PastTexts
 
 ASKED, WARM_ROWS = 50, (10, 50, 100, 200)
 MOST_READ = 400

@@ -25,7 +25,7 @@ from eval.papers.lookahead_tables import sweep_table
 from eval.papers.published import published
 from eval.papers.recorded_sets import add_paper_options, chosen_models, describe_paper_run
 from eval.script import measured, new_parser, result
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,9 @@ from eval.summary import summarize
 from eval.warm import capture_passes
 from ragaccel.decoding.request import Sampling
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

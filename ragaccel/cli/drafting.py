@@ -22,11 +22,11 @@ def drafter_of(settings: Settings, llm: LLM) -> Drafter | None:
     """Make the drafter that is named; None for the model's own: trees, and SPACE if it is worn."""
     kind = settings.drafter
     if kind == "copy":
-        from ragaccel.draft.copying import CopyDrafter
+        from ragaccel.drafting.ngram import CopyDrafter
 
         return CopyDrafter()
     if kind == "space":
-        from ragaccel.draft.space import SpaceDrafter
+        from ragaccel.drafting.space import SpaceDrafter
 
         return SpaceDrafter(llm.probe_ids)
     return None

@@ -8,10 +8,10 @@ from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 from ragaccel.decoding.request import Reference, Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.decoding.tree import DraftTree, merge
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.trie import TrieDrafter
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 
 class EndsWith:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ragaccel.decoding.speculation import worth_verifying
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.draft.copying import path_probs
+from ragaccel.drafting.ngram import path_probs
 from ragaccel.engine.cost import PassCost
 
 

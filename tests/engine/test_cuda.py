@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree, attach_probes
-from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.engine.noise import TokenNoise

@@ -13,13 +13,11 @@ from eval.ablation import LongestOnly, PartOfPast, calling, variants
 from eval.recordings import Recorded
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
-from ragaccel.draft import votes
-from ragaccel.draft.evidence import PAST_ANSWER, PAST_PROMPT, default_evidence
-from ragaccel.draft.searched import SearchedText
-from ragaccel.draft.successors import no_successors
-from ragaccel.draft.trie import NoPast, TrieDrafter
-from ragaccel.memory.history import History
-from ragaccel.memory.remembered import first_of
+from ragaccel.drafting import expansion as votes
+from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT, default_evidence
+from ragaccel.drafting.history import History, first_of
+from ragaccel.drafting.suffix_array import no_successors
+from ragaccel.drafting.trie import NoPast, SearchedText, TrieDrafter
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from eval.recordings import Recorded
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 #      9 ── 1 ── 2
 #      │    └─── 3

@@ -11,7 +11,7 @@ from eval.papers.lookahead_grid import replay_rows, trie_point
 from eval.papers.lookahead_memory import Frozen, Parted, mixed, parted, states, warmed
 from eval.recordings import FITTED, Recorded
 from ragaccel.decoding.request import Reference
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
 
 
 def row(number, passage=None, start=70):

@@ -17,7 +17,7 @@ from eval.papers.lookahead_sweep import add_times, distinct, spread
 from eval.papers.lookahead_tables import gains, weights
 from eval.plots.grids import sets_of
 from eval.recordings import Recorded
-from ragaccel.memory.history import History
+from ragaccel.drafting.history import History
 
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
 

@@ -9,8 +9,8 @@ from eval.recycling import Adjacency, RecyclingDrafter
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import Context, Session
 from ragaccel.decoding.tree import check_tree
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.successors import ROW_BYTES, WIDTH
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.suffix_array import ROW_BYTES, WIDTH
 
 
 def cycle(context):

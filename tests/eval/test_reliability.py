@@ -11,7 +11,7 @@ from eval import reliability, report
 from eval.plots.reliability_diagram import reliability_svg
 from eval.reliability import Watched, bins_of, figures
 from eval.replay import Contender, Tally
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 
 def guesses(bias=0.0, num=20_000):

@@ -13,8 +13,8 @@ from eval.baselines import LookupDrafter, SuffixDrafter
 from eval.recordings import Recorded
 from eval.replay import Contender, Tally
 from ragaccel.decoding.session import Context
-from ragaccel.draft.copying import CopyDrafter
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 
 def tally_of(contender, recorded=COPIED):

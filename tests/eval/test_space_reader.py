@@ -28,7 +28,7 @@ from eval.papers.space_decoders import (
 from eval.papers.space_questions import draw_jobs
 from eval.plots.gallery import pictures_of
 from eval.targets import load_target
-from ragaccel.draft.space import SpaceDrafter
+from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.models.load import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
 from recipes.reader.examples import ExampleMaker

@@ -8,7 +8,7 @@ from recorded import make_job, make_target, write_inputs
 from eval import rows_cost, speed
 from eval.contenders import DEFAULT, Ours, make_contender
 from eval.ledger import Ledger
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.trie import TrieDrafter
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
 COSTS = "--cost-repeats=1"

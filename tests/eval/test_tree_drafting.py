@@ -9,7 +9,7 @@ from recorded import SENTENCE, write_inputs
 from eval import drafting, report, tree_drafting
 from eval.recordings import Recorded
 from eval.tree_drafting import behind_others, full_history, steps, time_steps
-from ragaccel.draft.trie import NoPast, TrieDrafter
+from ragaccel.drafting.trie import NoPast, TrieDrafter
 
 
 def test_steps_are_those_of_a_session():

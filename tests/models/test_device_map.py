@@ -11,7 +11,7 @@ from space_models import masks_of, random_adapter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request
-from ragaccel.draft.space import SpaceDrafter
+from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.models.load import load_model
 from ragaccel.models.twin import make_twin

@@ -12,9 +12,9 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.tree import DraftTree, attach_probes
-from ragaccel.draft.mixture import Mixture
-from ragaccel.draft.space import PaperSpaceDrafter, SpaceDrafter
-from ragaccel.draft.trie import TrieDrafter
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.layout import Masks, run_rows, tree_rows
 from ragaccel.engine.measuring import warm_passes

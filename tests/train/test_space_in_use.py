@@ -8,7 +8,7 @@ from space_runs import COUNT, trainer_of
 from tiny_models import VOCAB, make_tiny_model
 
 from ragaccel.decoding.tree import DraftTree, attach_probes
-from ragaccel.draft.space import PaperSpaceDrafter
+from ragaccel.drafting.space import PaperSpaceDrafter
 from ragaccel.engine.layout import run_rows, tree_rows
 from ragaccel.llm import LLM
 from ragaccel.models.gated import ungate_linears

@@ -1,1 +1,0 @@
-"""Drafters: where the guesses come from; standard library and numpy."""

@@ -1,0 +1,253 @@
+"""Calibration: how likely a drafted token is accepted, learned while decoding."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from math import exp
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ragaccel.drafting.arrays import State, Table, checked, compiled
+from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Pool
+from ragaccel.drafting.suffix_array import Ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+RATE = 0.02
+"""How much one outcome moves a correction; constant, so that old outcomes fade."""
+_LARGEST = 3.0  # a factor of twenty in the odds
+
+
+class Calibration:
+    """Corrections to the odds of a guess, by its source, the length of its match and its depth.
+
+    The logarithm of a correction is the sum of three: of the source, of the source and length, of
+    the source and depth. They follow the outcomes by stochastic gradient descent on the log-loss,
+    so what is seen of one length tells something of the others. Shared by threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: all corrections are 1."""
+        with self._lock:
+            self._reset()
+
+    def _reset(self) -> None:
+        sources = len(SOURCES)
+        self._by_source = np.zeros(sources)
+        self._by_length = np.zeros((sources, ODDS_LENGTHS + 1))
+        self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
+        self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
+
+    def learn(self, pool: Pool, nodes: Ids, emitted: Ids) -> None:
+        """Learn from a grown tree and the tokens that came after its root.
+
+        Every guess under a node that came true has an outcome, whether it was verified or not.
+        """
+        with self._lock:
+            follow(
+                pool, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
+                self.odds,
+            )  # fmt: skip
+
+    def state(self) -> State:
+        """What it learned, as arrays that do not change later; ``restore`` takes them in again."""
+        with self._lock:
+            return {
+                "by_source": self._by_source.copy(),
+                "by_length": self._by_length.copy(),
+                "by_depth": self._by_depth.copy(),
+            }
+
+    def restore(self, state: State) -> None:
+        """Know what a state knows, and nothing else.
+
+        Raises:
+            ValueError: arrays of another kind, or corrections beyond the bound.
+        """
+        sources, most = len(SOURCES), _LARGEST
+        by_source = checked(state, "by_source", np.float64, (sources,), low=-most, high=most)
+        shape = (sources, ODDS_LENGTHS + 1)
+        by_length = checked(state, "by_length", np.float64, shape, low=-most, high=most)
+        shape = (sources, ODDS_DEPTHS + 1)
+        by_depth = checked(state, "by_depth", np.float64, shape, low=-most, high=most)
+        with self._lock:
+            self._reset()
+            self._by_source, self._by_length, self._by_depth = by_source, by_length, by_depth
+            write_odds(by_source, by_length, by_depth, self.odds)
+
+
+@compiled
+def bounded(logarithm: float) -> float:
+    """A correction's logarithm, no larger than may be: what winds up takes long to come back."""
+    return min(max(logarithm, -_LARGEST), _LARGEST)
+
+
+@compiled
+def follow(
+    pool: Pool, nodes: Ids, emitted: Ids, rate: float,
+    by_source: Table, by_length: Table, by_depth: Table, odds: Table,
+) -> None:  # fmt: skip
+    """Move the corrections a step towards the outcomes, and write their product to ``odds``."""
+    node = 0
+    for step in range(len(emitted)):
+        if node < 0:
+            break
+        depth = min(step, ODDS_DEPTHS)
+        true_child = -1
+        before = pool.path_probs[nodes[node]]
+        for child in range(node + 1, len(nodes)):
+            guess = nodes[child]
+            if pool.parents[guess] != node:
+                continue
+            came_true = pool.token_ids[guess] == emitted[step]
+            if came_true:
+                true_child = child
+            kind, length = pool.kinds[guess], min(pool.lengths[guess], ODDS_LENGTHS)
+            error = rate * ((1.0 if came_true else 0.0) - pool.path_probs[guess] / before)
+            by_source[kind] = bounded(by_source[kind] + error)
+            by_length[kind, length] = bounded(by_length[kind, length] + error)
+            by_depth[kind, depth] = bounded(by_depth[kind, depth] + error)
+        node = true_child
+    write_odds(by_source, by_length, by_depth, odds)
+
+
+@compiled
+def write_odds(by_source: Table, by_length: Table, by_depth: Table, odds: Table) -> None:
+    """Write the product of the corrections to ``odds``."""
+    for kind in range(odds.shape[0]):
+        for length in range(odds.shape[1]):
+            for depth in range(odds.shape[2]):
+                logarithm = by_source[kind] + by_length[kind, length] + by_depth[kind, depth]
+                odds[kind, length, depth] = np.exp(bounded(logarithm))
+
+
+DEPTHS, RANKS = 8, 4  # beyond, all count as the last
+SPACE_RATE = 0.05
+"""How much one outcome moves a correction; constant, so that old outcomes fade."""
+VALUE = 0.8
+"""Tokens that mask tokens are expected to add, until it is known."""
+VALUE_RATE = 0.05
+RETURN_RATE = 0.01
+"""How much a value that is not tried comes back to what was expected at first, each pass."""
+_SPACE_LARGEST = 4.0  # a factor of fifty in the odds
+_MOST_VALUE = 64.0
+_CLEAR = 1e-4  # chances nearer to 0 or 1 count as this
+
+
+Ranked = list[list[tuple[int, float]]]
+"""For each place ahead the likeliest tokens and their chances, the likeliest first."""
+
+
+class Ending(IntEnum):
+    """Where a verify pass ended: which leaf of its tree was accepted."""
+
+    ROOT = 0
+    """No guess was right, or there was none."""
+    WITHIN = 1
+    """The model went another way than the guesses below."""
+    END = 2
+    """All of a branch was right: what was copied may go on."""
+
+    @classmethod
+    def of(cls, node: int, *, has_children: bool) -> Ending:
+        """Tell it of a node."""
+        if node == 0:
+            return cls.ROOT
+        return cls.WITHIN if has_children else cls.END
+
+
+class SpaceCalibration:
+    """Learns while decoding; shared by threads, one for each namespace.
+
+    The logarithm of a guess's odds is the model's own, corrected by a sum of two: of how far ahead
+    it is, and of its rank. Both follow the outcomes by stochastic gradient descent on the log-loss.
+    ``values`` are the tokens that mask tokens added to the pass after one that ended so.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._by_depth, self._by_rank = [0.0] * DEPTHS, [0.0] * RANKS
+            self.values: list[float] = [VALUE] * len(Ending)
+
+    def chance(self, depth: int, rank: int, own: float) -> float:
+        """Correct the chance the model gave a token so far ahead, if all before it are right."""
+        own = min(max(own, _CLEAR), 1.0 - _CLEAR)
+        correction = self._by_depth[min(depth, DEPTHS - 1)] + self._by_rank[min(rank, RANKS - 1)]
+        return 1.0 / (1.0 + (1.0 - own) / own * exp(-correction))
+
+    def corrected(self, ranked: Ranked) -> Ranked:
+        """Correct the chances of all that was guessed."""
+        return [
+            [(token, self.chance(depth, rank, own)) for rank, (token, own) in enumerate(row)]
+            for depth, row in enumerate(ranked)
+        ]
+
+    def learn(self, ranked: Ranked, came: Sequence[int]) -> None:
+        """Learn from what was guessed for each place and the tokens that came.
+
+        A place tells something only if the tokens before it were among the guesses.
+        """
+        with self._lock:
+            for depth, (row, token) in enumerate(zip(ranked, came, strict=False)):
+                for rank, (guess, own) in enumerate(row):
+                    error = SPACE_RATE * (float(guess == token) - self.chance(depth, rank, own))
+                    _move(self._by_depth, min(depth, DEPTHS - 1), error)
+                    _move(self._by_rank, min(rank, RANKS - 1), error)
+                if all(guess != token for guess, _ in row):
+                    break
+
+    def count(self, ending: Ending, added: int) -> None:
+        """Note how many tokens mask tokens added after a pass that ended so."""
+        with self._lock:
+            values = self.values
+            for other in Ending:
+                rate = VALUE_RATE if other == ending else RETURN_RATE
+                values[other] += rate * ((added if other == ending else VALUE) - values[other])
+
+    def rest(self) -> None:
+        """Note a pass without mask tokens: what they would have added is less sure."""
+        with self._lock:
+            self.values = [value + RETURN_RATE * (VALUE - value) for value in self.values]
+
+    def state(self) -> State:
+        """What it learned, as arrays; ``restore`` takes them in again."""
+        with self._lock:
+            return {
+                "by_depth": np.array(self._by_depth),
+                "by_rank": np.array(self._by_rank),
+                "values": np.array(self.values),
+            }
+
+    def restore(self, state: State) -> None:
+        """Know what a state knows, and nothing else; an empty one is of a time before SPACE.
+
+        Raises:
+            ValueError: arrays of another kind, or numbers beyond their bounds.
+        """
+        if not state:
+            self.clear()
+            return
+        most = _SPACE_LARGEST
+        by_depth = checked(state, "by_depth", np.float64, (DEPTHS,), low=-most, high=most)
+        by_rank = checked(state, "by_rank", np.float64, (RANKS,), low=-most, high=most)
+        values = checked(state, "values", np.float64, (len(Ending),), low=0.0, high=_MOST_VALUE)
+        with self._lock:
+            self._by_depth, self._by_rank = by_depth.tolist(), by_rank.tolist()
+            self.values = values.tolist()
+
+
+def _move(corrections: list[float], place: int, step: float) -> None:
+    corrections[place] = min(max(corrections[place] + step, -_SPACE_LARGEST), _SPACE_LARGEST)

@@ -1,0 +1,202 @@
+"""SPACE (arXiv 2402.11809): trees drafted from what a model predicts at mask tokens.
+
+Follow SPACE (Yi et al., 2024, arXiv 2402.11809). Mask tokens hang under nodes of the tree that is
+verified; what the model would choose after those under the accepted leaf are the next guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate, takewhile
+from operator import mul
+from typing import TYPE_CHECKING
+
+from ragaccel.decoding.tree import DraftTree, Origin
+from ragaccel.drafting.calibration import Ending, Ranked, SpaceCalibration
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ragaccel.decoding.session import Acceptance, Context
+
+
+SOURCE = "space"
+LEAST_PROB = 0.01
+"""The least chance of acceptance that is worth a node."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpaceDrafter:
+    """Drafts a tree of the likeliest tokens at the mask tokens, and asks for them where they pay.
+
+    Where the paper's layout hangs mask tokens under every candidate, this one says what those under
+    each node are expected to add, by the chance that decoding ends there and by what they added
+    before; only those that are worth their rows are verified. In place of one candidate a place
+    it guesses several where the model is in doubt. Both are learned by ``calibration``.
+
+    Args:
+        probe_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.probe_ids``).
+        calibration: how far the chances are to be believed; one for each namespace.
+
+    Raises:
+        ConfigurationError: no mask token.
+    """
+
+    probe_ids: Sequence[int]
+    calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
+
+    def __post_init__(self) -> None:
+        require_masks(self.probe_ids)
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Learn from what became of the last guesses, then guess at most ``budget`` tokens."""
+        state: _Drafted = context.shared(self._open)
+        self._learn(context, state)
+        state.ranked = (
+            ranked_after(context.last) if context.last else [list(row) for row in context.foreseen]
+        )
+        state.num_tokens = len(context.token_ids)
+        chances = self.calibration.corrected(state.ranked)
+        return likeliest_tree(context.token_ids[-1], chances, budget)
+
+    def probe_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
+        """Tell how many tokens the mask tokens under each node are expected to add. [len(tree)]."""
+        leaf = list(tree.path_probs)
+        has_children = [False] * len(tree)
+        for node in range(1, len(tree)):
+            leaf[tree.parents[node]] -= tree.path_probs[node]
+            has_children[tree.parents[node]] = True
+        values = self.calibration.values
+        return [
+            max(0.0, leaf[node]) * values[Ending.of(node, has_children=has_children[node])]
+            for node in range(len(tree))
+        ]
+
+    def _learn(self, context: Context, state: _Drafted) -> None:
+        last = context.last
+        if last is None or last is state.learned:
+            return
+        state.learned = last
+        came = context.token_ids[state.num_tokens :] if state.num_tokens else []
+        self.calibration.learn(state.ranked, came)
+        if state.ending is None:
+            self.calibration.rest()
+        elif state.ranked:
+            self.calibration.count(state.ending, added_by_space(last))
+        state.ending = _ending(last)
+
+    def _open(self, context: Context) -> _Drafted:  # noqa: ARG002
+        return _Drafted()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaperSpaceDrafter:
+    """Drafts as the paper does: one candidate a place, mask tokens under all of them.
+
+    With k mask tokens and a budget of k the verify pass has the paper's (k + 1)^2 rows: the last
+    token and k candidates, each with a group of k mask tokens.
+
+    Args:
+        probe_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.probe_ids``).
+
+    Raises:
+        ConfigurationError: no mask token.
+    """
+
+    probe_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_masks(self.probe_ids)
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess the model's first choice at each mask token, at most ``budget`` of them."""
+        best = [row[0] for row in takewhile(len, ranked_after(context.last))][:budget]
+        probs = accumulate((chance for _, chance in best), mul, initial=1.0)
+        origins = ((), *[(Origin(SOURCE, 0),)] * len(best))
+        return DraftTree.chain(
+            [context.token_ids[-1], *(token for token, _ in best)], list(probs), origins
+        )
+
+
+class _Drafted:
+    """What was drafted last for one request."""
+
+    def __init__(self) -> None:
+        self.ranked: Ranked = []
+        self.num_tokens = 0  # of the context, when it was drafted
+        self.ending: Ending | None = None  # of the pass whose mask tokens were read, if any
+        self.learned: Acceptance | None = None
+
+
+def require_masks(probe_ids: Sequence[int]) -> None:
+    """Raise ConfigurationError where there is no mask token."""
+    if not len(probe_ids):
+        raise ConfigurationError(
+            "SPACE needs mask tokens: load the model with a SPACE adapter (space=...) and give "
+            "llm.probe_ids"
+        )
+
+
+def ranked_after(last: Acceptance | None) -> Ranked:
+    """Read what the last pass found at the mask tokens under its accepted leaf.
+
+    They stand behind the token that was emitted last, so the first of them tells what follows it.
+    """
+    if last is None or not last.committed or not last.choices.probed:
+        return []
+    tree = last.tree
+    first = len(tree) - tree.num_probes
+    probes = tree.probes_of(last.committed[-1])
+    return [list(last.choices.probed[probe - first]) for probe in probes]
+
+
+def likeliest_tree(root: int, chances: Ranked, budget: int) -> DraftTree:
+    """Grow a tree whose likeliest node comes first; what stands at one place follows any before it.
+
+    Args:
+        root: the last token.
+        chances: for each place ahead tokens, and how likely each is if those before it are right.
+        budget: most guesses.
+    """
+    tokens, parents, probs = [root], [-1], [1.0]
+    depths = [0]
+    waiting: list[tuple[float, int, int]] = []
+    while True:
+        node = len(tokens) - 1
+        if depths[node] < len(chances):
+            seen: set[int] = set()
+            for token, chance in chances[depths[node]]:
+                prob = probs[node] * min(1.0, chance)
+                if prob >= LEAST_PROB and token not in seen:
+                    seen.add(token)
+                    heappush(waiting, (-prob, node, token))
+        if not waiting or len(tokens) > budget:
+            break
+        prob, parent, token = heappop(waiting)
+        tokens.append(token)
+        parents.append(parent)
+        probs.append(-prob)
+        depths.append(depths[parent] + 1)
+    origins = ((), *[(Origin(SOURCE, 0),)] * (len(tokens) - 1))
+    return DraftTree(tuple(tokens), tuple(parents), tuple(probs), origins)
+
+
+def added_by_space(acceptance: Acceptance) -> int:
+    """Count the accepted guesses that no other drafter had made."""
+    origins = acceptance.tree.origins
+    return sum(
+        all(origin.source == SOURCE for origin in origins[node]) for node in acceptance.accepted
+    )
+
+
+def _ending(acceptance: Acceptance) -> Ending | None:
+    """Tell where a pass ended, if there were mask tokens."""
+    if not acceptance.committed or not acceptance.tree.num_probes:
+        return None
+    leaf, tree = acceptance.committed[-1], acceptance.tree
+    if not tree.probes_of(leaf):
+        return None
+    has_children = leaf in tree.parents[1 : 1 + tree.num_drafts]
+    return Ending.of(leaf, has_children=has_children)

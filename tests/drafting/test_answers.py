@@ -1,0 +1,283 @@
+import dataclasses
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from ragaccel.drafting import memory as files
+from ragaccel.drafting.answer_memory import AnswerMemory, SimilarAnswer
+from ragaccel.drafting.history import AnswerFigures
+from ragaccel.drafting.memory import Memory
+from ragaccel.errors import ConfigurationError
+
+WORDS = ["ferry", "seven", "leaves", "returns", "moon", "cheese"]
+
+
+def embed(texts):
+    """Count words: what a test can follow."""
+    return np.array([[text.count(word) for word in WORDS] for text in texts], np.float32) + 0.01
+
+
+def found(memory, question, namespace="", k=2):
+    return [one.answer for one in memory.similar(question, namespace, k)]
+
+
+def test_the_most_similar_questions_answer_first():
+    memory = AnswerMemory(embed)
+    memory.add("ferry leaves seven", "At seven.")
+    memory.add("ferry leaves", "Daily.")
+    memory.add("moon cheese", "No.")
+    best, second = memory.similar("ferry leaves")
+    assert (best.question, best.answer) == ("ferry leaves", "Daily.")
+    assert best.similarity == pytest.approx(1)
+    assert second.answer == "At seven."
+    assert 0.6 <= second.similarity < best.similarity
+    assert found(memory, "ferry leaves", k=1) == ["Daily."]
+    assert found(memory, "ferry leaves", k=9) == ["Daily.", "At seven."]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        best.answer = "x"
+
+
+def test_what_is_not_similar_enough_is_not_found():
+    memory = AnswerMemory(embed, least_similarity=0.9)
+    memory.add("ferry leaves seven", "At seven.")
+    assert found(memory, "ferry leaves") == []
+    assert found(memory, "ferry leaves seven") == ["At seven."]
+
+
+def test_of_equally_similar_ones_the_newer_comes_first():
+    memory = AnswerMemory(embed)
+    for number in range(37):
+        memory.add(f"ferry {number}", f"answer {number}")
+    assert found(memory, "ferry", k=3) == ["answer 36", "answer 35", "answer 34"]
+    memory.add("ferry 3", "answer 3 again")
+    assert found(memory, "ferry", k=2) == ["answer 3 again", "answer 36"]
+
+
+def test_the_same_question_has_one_answer_and_is_embedded_once():
+    calls = []
+    memory = AnswerMemory(lambda texts: calls.append(texts) or embed(texts))
+    memory.add("ferry", "old")
+    memory.add("ferry", "new")
+    assert calls == [["ferry"]]
+    assert found(memory, "ferry") == ["new"]
+    assert memory.figures().entries == 1
+    assert memory.figures().num_bytes == len("ferry") + len("new") + 4 * len(WORDS)
+
+
+@pytest.mark.parametrize(("question", "answer"), [("", "a"), ("q", ""), (" \n", "a"), ("q", "\t")])
+def test_blank_ones_are_not_remembered(question, answer):
+    memory = AnswerMemory(embed)
+    memory.add(question, answer)
+    assert memory.figures().entries == 0
+    assert memory.similar("") == []
+
+
+def test_nothing_of_one_namespace_is_found_in_another():
+    memory = AnswerMemory(embed)
+    memory.add("ferry", "mine", "a")
+    memory.add("ferry", "theirs", "b")
+    assert found(memory, "ferry", "a") == ["mine"]
+    assert found(memory, "ferry", "b") == ["theirs"]
+    assert found(memory, "ferry") == []
+    memory.forget("a")
+    assert found(memory, "ferry", "a") == []
+    assert found(memory, "ferry", "b") == ["theirs"]
+    memory.clear()
+    assert memory.figures().entries == memory.figures().num_bytes == 0
+
+
+def test_what_was_used_longest_ago_is_let_go():
+    def filled():
+        memory = AnswerMemory(embed, max_bytes=1024)
+        memory.add("moon 0", "x" * 200)
+        memory.add("cheese 1", "x" * 200)
+        memory.add("seven 2", "x" * 200)
+        found(memory, "moon")
+        memory.add("ferry 3", "x" * 200)
+        memory.add("returns 4", "é" * 100)
+        return memory
+
+    memory = filled()
+    assert [key.question for key in memory._kept] == ["seven 2", "moon 0", "ferry 3", "returns 4"]
+    assert list(memory._kept) == list(filled()._kept)
+    assert memory.figures().evictions == 1
+    assert memory.figures().num_bytes <= 1024
+    memory.add("ferry 5", "x" * 2000)
+    assert memory.figures().entries == 4, "what can never fit drives nothing out"
+
+
+def test_figures_count_hits_and_misses():
+    memory = AnswerMemory(embed)
+    memory.similar("ferry")
+    memory.add("ferry", "a")
+    memory.similar("ferry")
+    memory.similar("moon")
+    assert memory.figures() == AnswerFigures(1, 5 + 1 + 4 * len(WORDS), 0, 1, 2)
+
+
+def test_where_nothing_is_remembered_nothing_is_embedded():
+    def never(texts):
+        raise AssertionError
+
+    assert AnswerMemory(never).similar("ferry") == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (np.zeros((1, 3)), "zeros"),
+        (np.full((1, 3), np.nan), "not finite"),
+        (np.array([[1.0, np.inf]]), "not finite"),
+        (np.ones(3), r"shape \(3,\)"),
+        (np.ones((2, 3)), r"shape \(2, 3\)"),
+        (np.ones((1, 0)), r"shape \(1, 0\)"),
+        (np.ones((1, 1, 3)), r"shape \(1, 1, 3\)"),
+        (np.array([["a"]]), "type <U1"),
+        (None, r"shape \(\)"),
+        ([[1.0], [1.0, 2.0]], r"array \[N, D\]"),
+    ],
+)
+def test_an_embedder_that_gives_no_vector_is_refused(returned, message):
+    memory = AnswerMemory(lambda texts: returned)
+    with pytest.raises(ConfigurationError, match=message):
+        memory.add("question", "answer")
+    assert memory.figures().entries == 0
+
+
+def test_an_embedder_that_changes_its_dimension_is_refused():
+    sizes = iter([3, 4])
+    memory = AnswerMemory(lambda texts: np.ones((1, next(sizes))))
+    memory.add("one", "a")
+    with pytest.raises(ConfigurationError, match="4 numbers for a text, and 3 before"):
+        memory.similar("two")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_bytes": 10}, {"least_similarity": 1.5}, {"least_similarity": float("nan")}],
+)
+def test_bounds_that_cannot_work_are_refused(settings):
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
+        AnswerMemory(embed, **settings)
+
+
+def test_less_than_one_answer_cannot_be_asked_for():
+    with pytest.raises(ConfigurationError, match="k must be 1"):
+        AnswerMemory(embed).similar("ferry", k=0)
+
+
+def test_threads_share_it_and_none_waits_for_an_embedder():
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(texts):
+        if texts == ["slow moon"]:
+            inside.set()
+            assert go_on.wait(30)
+        return embed(texts)
+
+    memory = AnswerMemory(slow)
+    waiting = threading.Thread(target=memory.add, args=("slow moon", "cheese"))
+    waiting.start()
+    assert inside.wait(30)
+    threads = [
+        threading.Thread(target=lambda n=n: [memory.add(f"ferry {n} {i}", "x") for i in range(30)])
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert memory.figures().entries == 120
+    go_on.set()
+    waiting.join()
+    assert found(memory, "moon") == ["cheese"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "answers"
+    memory = AnswerMemory(embed, path=path)
+    memory.add("ferry leaves", "Um sieben – täglich.", "a")
+    memory.add("ferry leaves", "\ud800 half a pair", "b")
+    memory.add("moon", "cheese", "a")
+    memory.similar("ferry", "a")
+    memory.save()
+    return path
+
+
+def state(memory):
+    return [
+        (key, entry.answer, entry.vector.tolist(), entry.number)
+        for key, entry in memory._kept.items()
+    ]
+
+
+def test_a_round_trip_keeps_everything(path):
+    memory, again = AnswerMemory(embed, path=path), AnswerMemory(embed, path=path)
+    assert memory.refused == ""
+    assert found(memory, "ferry", "a") == ["Um sieben – täglich."]
+    assert found(memory, "ferry", "b") == ["\ud800 half a pair"]
+    assert found(memory, "moon", "b") == []
+    assert not again.unsaved
+    again.add("ferry", "new", "a")
+    assert again.unsaved
+    assert found(again, "ferry", "a") == ["new", "Um sieben – täglich."]
+    again.save()
+    assert state(AnswerMemory(embed, path=path)) == state(again)
+    again.clear()
+    assert again.unsaved
+    again.save()
+    assert AnswerMemory(embed, path=path).figures().entries == 0
+
+
+def test_a_smaller_memory_keeps_what_was_used_last(tmp_path):
+    path = tmp_path / "answers"
+    memory = AnswerMemory(embed, path=path)
+    for number in range(20):
+        memory.add(f"ferry {number}", "x" * 100)
+    memory.save()
+    small = AnswerMemory(embed, path=path, max_bytes=1024)
+    assert small.refused == ""
+    assert small.figures().num_bytes <= 1024
+    kept = [key.question for key in small._kept]
+    assert kept == [f"ferry {number}" for number in range(20 - len(kept), 20)]
+    assert small.figures().evictions == 20 - len(kept)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda texts: embed(texts)[:, :-1], lambda texts: embed(texts)[:, ::-1]],
+    ids=["of another dimension", "of the same dimension"],
+)
+def test_another_embedder_is_refused(path, caplog, other):
+    before = path.read_bytes()
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        memory = AnswerMemory(other, path=path)
+    assert "another embedder" in memory.refused
+    assert [record.getMessage() for record in caplog.records] == [memory.refused]
+    memory.add("ferry", "a")
+    assert found(memory, "ferry") == ["a"]
+    with pytest.raises(ConfigurationError, match="another embedder"):
+        memory.save()
+    caplog.clear()
+    files._save_all_at_exit()
+    assert not caplog.records, "at exit there is nothing more to say"
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_kind_of_memory_is_refused(path):
+    assert "other than ragaccel memory" in Memory(path=path).refused
+    Memory(path=path.with_name("memory")).save()
+    refused = AnswerMemory(embed, path=path.with_name("memory")).refused
+    assert "other than ragaccel answers" in refused
+
+
+def test_an_embedder_that_fails_at_once_says_so(path):
+    with pytest.raises(ConfigurationError, match="embed returned"):
+        AnswerMemory(lambda texts: np.ones(3), path=path)
+
+
+def test_what_is_found_is_a_value():
+    assert SimilarAnswer("q", "a", 1.0) == SimilarAnswer("q", "a", 1.0)

@@ -1,0 +1,132 @@
+"""Corpora, held against the plainest way to say the same."""
+
+import random
+
+import numpy as np
+import pytest
+
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
+from ragaccel.drafting.expansion import OUTPUT, PROMPT, REFERENCE
+from ragaccel.drafting.history import History
+from ragaccel.drafting.suffix_array import (
+    CONTEXT,
+    MAX_GAP,
+    MAX_MATCH,
+    SORTED_BY,
+    empty_corpus,
+    match_beyond,
+    match_length,
+    position,
+)
+from ragaccel.drafting.trie import SearchedText
+
+
+def random_text(seed, size, vocab=3):
+    rng = random.Random(seed)
+    return [rng.randrange(vocab) for _ in range(size)]
+
+
+def backwards(token_ids, place):
+    return [int(token_ids[place - i]) for i in range(1, SORTED_BY + 1)]
+
+
+def contexts_in_order(corpus):
+    """The contexts of all places, in the order kept; the boundary ends a context."""
+    found = []
+    for place in corpus.places[: corpus.num_places]:
+        context = backwards(corpus.token_ids, place)
+        found.append(context[: context.index(-1) + 1] if -1 in context else context)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_stay_in_order_as_the_answer_grows(seed):
+    context = Context(random_text(seed, 40), [Reference(tuple(random_text(seed + 100, 30)))])
+    text = SearchedText(context)
+    for _ in range(10):
+        gained = random_text(seed + len(context.token_ids), 3)
+        context.token_ids += gained
+        assert list(text.advance()) == gained
+    corpus = text.corpus
+    contexts = contexts_in_order(corpus)
+    assert contexts == sorted(contexts)
+    assert corpus.num_places == 29 + 39 + 30
+    assert corpus.token_ids[text.text_start : text.end].tolist() == context.token_ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_neighbours_of_a_context_are_its_longest_matches(seed):
+    history = History()
+    for part in range(3):
+        history.add(random_text(seed * 9 + part, 30), random_text(seed * 7 + part, 20))
+    corpus = history.corpus()
+    wanted = np.array([-1] * CONTEXT + random_text(seed + 50, 12), np.int32)
+    at = position(corpus, wanted, len(wanted))
+    lengths = [
+        match_length(corpus.token_ids, place, wanted, len(wanted))
+        for place in corpus.places[: corpus.num_places]
+    ]
+    capped = [min(length, SORTED_BY) for length in lengths]
+    assert max(capped) == max(capped[max(0, at - 1) : at + 1])
+    left, right = capped[:at], capped[at:]
+    assert left[-1:] == [max(left)] if left else True
+    assert right[:1] == [max(right)] if right else True
+
+
+def test_a_match_ends_at_a_difference_a_boundary_or_its_limit():
+    token_ids = np.array([-1] * CONTEXT + [5, 6, 7, 8, 9], np.int32)
+    context = np.array([-1] * CONTEXT + [4, 6, 7, 8], np.int32)
+    assert match_length(token_ids, CONTEXT + 4, context, CONTEXT + 4) == 3
+    assert match_length(token_ids, CONTEXT + 3, token_ids, CONTEXT + 3) == 3
+    long = np.array([-1] * CONTEXT + [1] * 60, np.int32)
+    assert match_length(long, CONTEXT + 50, long, CONTEXT + 40) == MAX_MATCH
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "agreed"),
+    [
+        ([1, 2, 3, 4, 9], [1, 2, 3, 4, 8], 4),  # one token substituted
+        ([1, 2, 3, 4], [1, 2, 3, 4, 8], 4),  # one put in
+        ([1, 2, 3, 4, 9], [1, 2, 3, 4], 4),  # one left out
+        ([1, 2, 3, 4, 9, 9], [1, 2, 3, 4, 8, 8], 0),  # two
+        (list(range(20)), [*range(19), 99], MAX_GAP),
+        ([1, 2, 3, 4, -1], [1, 2, 3, 4, 8], 0),  # the text before is another one
+    ],
+)
+def test_agreement_goes_on_beyond_one_changed_token(earlier, now, agreed):
+    token_ids = np.array([-1] * CONTEXT + earlier, np.int32)
+    context = np.array([-1] * CONTEXT + now, np.int32)
+    assert match_beyond(token_ids, len(token_ids), context, len(context)) == agreed
+
+
+def test_a_reference_in_the_prompt_is_searched_once_and_told_from_the_rest():
+    inside = Reference((3, 4, 5, 6), passage_id="a")
+    apart = Reference((7, 8, 9), passage_id="b")
+    text = SearchedText(Context([1, 2, 3, 4, 5, 6, 2], [inside, apart]))
+    corpus = text.corpus
+    known = corpus.token_ids[CONTEXT : text.end].tolist()
+    assert known == [7, 8, 9, -1, 1, 2, 3, 4, 5, 6, 2]
+    kinds = corpus.kinds[CONTEXT : text.end].tolist()
+    assert kinds == [REFERENCE] * 4 + [PROMPT] * 2 + [REFERENCE] * 4 + [PROMPT]
+    assert corpus.kinds[text.end] == OUTPUT
+    origins = [text.origin(kinds[i], 2, CONTEXT + i) for i in (1, 5, 7)]
+    assert [(o.source, o.passage_id, o.offset) for o in origins] == [
+        ("reference", "b", 1), ("prompt", "", 1), ("reference", "a", 1),
+    ]  # fmt: skip
+
+
+def test_an_answer_may_be_longer_than_the_room_that_was_made():
+    context = Context([1, 2])
+    text = SearchedText(context)
+    context.token_ids += random_text(1, 2000, 50)
+    text.advance()
+    assert text.corpus.num_places == 2001
+    assert set(text.corpus.kinds[text.output_start : text.end].tolist()) == {OUTPUT}
+    contexts = contexts_in_order(text.corpus)
+    assert contexts == sorted(contexts)
+
+
+def test_nothing_is_found_in_no_text():
+    corpus = empty_corpus()
+    assert position(corpus, np.array([-1] * CONTEXT + [1], np.int32), CONTEXT + 1) == 0

@@ -1,0 +1,125 @@
+"""What is kept of compiled functions must not outlive the functions they call."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ragaccel.drafting.arrays as jit
+
+INNER = "from own.jit import compiled\n@compiled\ndef inner(x):\n    return x + {}\n"
+OUTER = (
+    "from own.inner import inner\nfrom own.jit import compiled\n"
+    "@compiled\ndef outer(x):\n    return inner(x) * 10\n"
+)
+
+
+def run(folder, **variables):
+    code = "from own.outer import outer; print(outer(1), outer.py_func.__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout.split()
+
+
+def write(folder, added):
+    (folder / "own" / "inner.py").write_text(INNER.format(added))
+
+
+def test_a_changed_function_is_called_by_those_compiled_before(tmp_path):
+    package = tmp_path / "own"
+    package.mkdir()
+    shutil.copy(Path(jit.__file__), package / "jit.py")
+    (package / "__init__.py").write_text("")
+    (package / "outer.py").write_text(OUTER)
+    write(tmp_path, 1)
+    assert run(tmp_path) == ["20", "outer"]
+    assert run(tmp_path) == ["20", "outer"]
+    assert list((package / "__pycache__").glob("outer.*.nbi")), "it is kept"
+    write(tmp_path, 4)
+    assert run(tmp_path) == ["50", "outer"]
+    assert run(tmp_path, NUMBA_DISABLE_JIT="1") == ["50", "outer"]
+
+
+THREADS = '''
+import sys, threading, time
+from collections import namedtuple
+from numba.extending import typeof_impl
+
+class Slow(type):
+    """Goes through numba's table of types as slowly as a busy machine may."""
+    def __subclasscheck__(cls, other):
+        if other.__name__ != "Kind0":  # which meanwhile is the first that is compiled
+            time.sleep(0.4)
+        return False
+
+class Any(metaclass=Slow):
+    pass
+
+@typeof_impl.register(Any)
+def never(value, context):
+    return None
+
+sys.setswitchinterval(1e-6)
+from own.many import functions  # after that nothing has been compiled or loaded
+errors, start = [], threading.Barrier(len(functions))
+
+def first_use(number, function):
+    kind = namedtuple(f"Kind{number}", "a b")  # a type that numba has to look for
+    start.wait()
+    try:
+        assert function(kind(1, 2.0)) == 3.0, number
+    except BaseException as error:
+        errors.append(repr(error))
+
+threads = [threading.Thread(target=first_use, args=one) for one in enumerate(functions)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not errors, errors[0]
+print("ready")
+'''
+
+
+def test_threads_that_use_functions_for_the_first_time_together_never_fail(tmp_path):
+    """Compiled by the first process, loaded by the second."""
+    package = tmp_path / "own"
+    package.mkdir()
+    shutil.copy(Path(jit.__file__), package / "jit.py")
+    (package / "__init__.py").write_text("")
+    one = "@compiled\ndef f{0}(x):\n    return x.a + x.b\n"
+    several = "".join(one.format(number) for number in range(4))
+    names = ", ".join(f"f{number}" for number in range(4))
+    code = f"from own.jit import compiled\n{several}functions = [{names}]\n"
+    (package / "many.py").write_text(code)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert done.stdout == "ready\n", done.stderr
+
+
+def test_a_strangers_folder_does_not_say_where_compiled_code_is_kept(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: ./theirs\ndisable_jit: 1\n")
+    script = (
+        "import sys; sys.path[:] = sys.argv[1:]\n"
+        "from ragaccel.drafting.calibration import follow\n"
+        "import numba, os\n"
+        "assert numba.njit(lambda n: n + 1)(1) == 2  # reads its settings again\n"
+        "kept = os.path.abspath(follow._cache._cache_file._index_path)\n"
+        "assert not kept.startswith(os.getcwd()), kept\n"
+        "assert not (numba.config.CACHE_DIR or numba.config.DISABLE_JIT)\n"
+    )
+    environment = {key: os.environ[key] for key in os.environ if not key.startswith("NUMBA_")}
+    arguments = [sys.executable, "-c", script, *filter(None, sys.path)]
+    subprocess.run(arguments, cwd=tmp_path, env=environment, check=True)

@@ -1,0 +1,52 @@
+"""Arrays in pages of their own."""
+
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from ragaccel.drafting import arrays as large_arrays
+from ragaccel.drafting.arrays import LARGE
+
+SIZES = (0, 1, 100, LARGE // 4, LARGE)  # of four bytes each
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_zeros_are_like_numpys(size):
+    made = large_arrays.zeros((size,), np.int32)
+    assert np.array_equal(made, np.zeros(size, np.int32))
+    assert made.dtype == np.int32
+    assert made.flags.c_contiguous
+    made[: size // 2] = 7
+    assert int(made.sum()) == 7 * (size // 2)
+
+
+def test_only_large_ones_have_pages_of_their_own():
+    assert large_arrays.zeros((LARGE // 8 - 1,), np.float64).base is None
+    large = large_arrays.zeros((LARGE // 16, 2), np.float64)
+    assert large.shape == (LARGE // 16, 2)
+    while not isinstance(large, mmap.mmap):
+        large = large.base if isinstance(large, np.ndarray) else large.obj
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_joined_and_inserted_are_as_numpy_makes_them(size):
+    rng = np.random.default_rng(size)
+    array = rng.integers(0, 99, size, dtype=np.int32)
+    new = rng.integers(0, 99, 40, dtype=np.int32)
+    at = np.sort(rng.integers(0, size + 1, 40))
+    assert np.array_equal(large_arrays.joined([array, new]), np.concatenate([array, new]))
+    assert np.array_equal(large_arrays.inserted(array, at, new), np.insert(array, at, new))
+    table = array.reshape(-1, 1)
+    assert np.array_equal(large_arrays.joined([table, table]), np.concatenate([table, table]))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_forked_process_writes_into_its_own():
+    array = large_arrays.zeros((LARGE,), np.int32)
+    if (child := os.fork()) == 0:
+        array[:] = 1
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not array.any()

@@ -1,0 +1,236 @@
+import random
+
+import numpy as np
+import pytest
+
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Context
+from ragaccel.drafting.ngram import (
+    MAX_CANDIDATES,
+    MAX_N,
+    NEAR,
+    FirstOccurrences,
+    Match,
+    NgramIndex,
+    sorted_places,
+)
+
+
+class PlainIndex:
+    """The index once more, in plain loops over all texts: slow and easy to believe."""
+
+    def __init__(self, context):
+        self.context, self.last, self.copied_to, self.seen = context, None, None, None
+        self.places, self.tokens = [], [-1] * 32
+        for reference in sorted(context.references, key=lambda r: -r.weight):
+            self.tokens += [-1, *reference.token_ids]
+        self.tokens.append(-1)
+        self.text_start = len(self.tokens)
+        self.prompt_end = self.text_start + context.num_prompt
+
+    def find(self, min_n=1, max_n=MAX_N):
+        tokens = self.tokens[: self.text_start] + self.context.token_ids
+        self._follow(tokens)
+        running = len(self.context.token_ids)
+        lengths = {p: self._agree(tokens, p) for p in range(33, len(tokens)) if tokens[p] != -1}
+        bound = min(max_n, MAX_N, running)
+        length = min(bound, max(lengths.values(), default=0))
+        if length < max(1, min_n):
+            return None
+        output = [p for p in lengths if p >= self.prompt_end and lengths[p] >= length][-1:]
+        found = [p for p in lengths if p < self.prompt_end and lengths[p] >= length] + output
+        if length == MAX_N and len(found) > 1:
+            found = found[:MAX_CANDIDATES]
+            for n in (16, 32):
+                found = [p for p in found if lengths[p] >= n] or found
+        place = self._choose(found)
+        if length == MAX_N and max_n >= MAX_N:
+            length = lengths[place]
+        self.last = Match(length, place)
+        return self.last
+
+    def _agree(self, tokens, place):
+        n = 0
+        while n < 32 and tokens[place - 1 - n] == tokens[-1 - n] != -1:
+            n += 1
+        return n
+
+    def _follow(self, tokens):
+        if self.seen is not None and len(tokens) > self.seen:
+            gained = len(tokens) - self.seen
+            if self.last and tokens[self.last.place] == tokens[self.seen]:
+                self.copied_to = self.last.place + gained
+            elif self.copied_to is not None:
+                self.copied_to += gained
+        if self.seen is None or len(tokens) > self.seen:
+            self.last = None
+        self.seen = len(tokens)
+
+    def _choose(self, found):
+        if len(found) > 1 and self.copied_to is not None:
+            near = [p for p in found if NEAR[0] <= p - self.copied_to < NEAR[1]]
+            if near:
+                return min(near)
+        return found[0] if found[0] < self.text_start else found[-1]
+
+
+def random_case(rng):
+    vocab = rng.choice([2, 3, 20, 1000, 2**40])
+    text = [rng.randrange(vocab) for _ in range(rng.randrange(1, 120))]
+
+    def piece(longest):
+        if rng.random() < 0.5:
+            start = rng.randrange(len(text))
+            return text[start : start + rng.randrange(longest)]
+        return [rng.randrange(vocab) for _ in range(rng.randrange(longest))]
+
+    references = [
+        Reference(tuple(piece(90)), rng.choice([0.2, 0.5, 1.0]), f"p{i}")
+        for i in range(rng.randrange(5))
+    ]
+    return references, (piece(60) or [0]), [piece(12) for _ in range(12)]
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_finds_what_plain_loops_find(seed):
+    rng = random.Random(seed)
+    references, prompt, blocks = random_case(rng)
+    context = Context(prompt, references)
+    fast, plain = NgramIndex(context), PlainIndex(context)
+    for block in blocks:
+        min_n = rng.choice([1, 1, 1, 2, 4])
+        max_n = rng.choice([MAX_N, MAX_N, 5])
+        found = fast.find(min_n, max_n)
+        assert found == plain.find(min_n, max_n)
+        if found:
+            assert (
+                fast.texts.token_ids[found.place - found.length : found.place]
+                == (context.token_ids[-found.length :])
+            )
+        context.token_ids += block
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_places_are_sorted_by_what_precedes_them(seed):
+    rng = random.Random(seed)
+    vocab = rng.choice([2, 50, 40_000, 2**45])
+    tokens = [rng.choice([-1, *(rng.randrange(vocab) for _ in range(9))]) for _ in range(300)]
+    places = sorted_places(tokens).tolist()
+    inside = [p for p in range(len(tokens)) if tokens[p] != -1 and (p == 0 or tokens[p - 1] != -1)]
+    assert sorted(places) == inside
+    before = [tokens[max(0, p - MAX_N) : p][::-1] for p in places]
+    assert before == sorted(before)
+
+
+def test_a_match_never_crosses_into_another_reference():
+    context = Context([1, 2, 3], [Reference((9, 1, 2)), Reference((3, 4))])
+    index = NgramIndex(context)
+    match = index.find()
+    assert match == Match(1, match.place)
+    assert index.texts.following(match.place, 10) == [4]
+
+
+def test_a_match_ends_where_its_texts_begin():
+    prompt = tuple(range(10))
+    context = Context(prompt, [Reference((*prompt, 10)), Reference((*prompt, 11))])
+    assert NgramIndex(context).find().length == 10
+
+
+def test_the_end_of_a_reference_is_no_match():
+    assert NgramIndex(Context([1, 2], [Reference((1, 2))])).find() is None
+
+
+def test_longer_agreement_beats_weight_and_order():
+    text = tuple(range(100, 140))
+    worse = Reference((*text[30:], 7), 1.0, "worse")
+    better = Reference((*text[10:], 8), 0.1, "better")
+    index = NgramIndex(Context(text, [worse, better]))
+    match = index.find()
+    assert match.length == 30
+    assert index.texts.origins(match, 1)[0][0].passage_id == "better"
+
+
+def test_weight_then_order_rank_equal_matches():
+    def first_source(*references):
+        index = NgramIndex(Context([5], references))
+        return index.texts.origins(index.find(), 1)[0][0].passage_id
+
+    a, b = Reference((5, 1), 0.5, "a"), Reference((5, 2), 0.9, "b")
+    assert first_source(a, b) == first_source(b, a) == "b"
+    assert first_source(Reference((5, 1), 0.5, "a"), Reference((5, 2), 0.5, "b")) == "a"
+
+
+def test_the_sequel_of_the_last_copy_goes_first():
+    passage = (1, 2, 3, 50, 4, 5, 9, 6, 7, 8)
+    other = (0, 9, 99, 98)
+    context = Context([77, 1], [Reference(other, 1.0, "other"), Reference(passage, 0.5, "here")])
+    index = NgramIndex(context)
+    index.find()
+    context.token_ids += [2, 3, 51, 4, 5]
+    index.find(2)
+    context.token_ids += [10, 9]  # the passage goes on with 9, 6, 7; the other stands first
+    match = index.find()
+    assert index.texts.following(match.place, 2) == [6, 7]
+
+
+def test_the_output_is_copied_from_and_the_latest_first():
+    context = Context([3], ())
+    index = NgramIndex(context)
+    assert index.find() is None
+    context.token_ids += [1, 2, 4, 1, 5, 6, 1]
+    match = index.find()
+    assert index.texts.following(match.place, 2) == [5, 6]
+    origin = index.texts.origins(match, 2)[1][0]
+    assert (origin.source, origin.match_length, origin.offset) == ("output", 2, 6)
+
+
+def test_many_equal_matches_stay_cheap():
+    context = Context([1] * 3000, [Reference((1,) * 30_000)])
+    index = NgramIndex(context)
+    assert index.find().length == 32
+
+
+class PlainPaper:
+    """LLMA's lookup, written from its description with strings and lists."""
+
+    def __init__(self, context):
+        self.context = context
+        self.docs = [list(map(str, r.token_ids[:768])) for r in context.references]
+
+    def find(self, n):
+        output = list(map(str, self.context.token_ids[self.context.num_prompt :]))
+        for length in range(5, n - 1, -1):
+            if len(output) < length:
+                continue
+            for doc in self.docs:
+                for j in range(len(doc) - length + 1):
+                    if doc[j : j + length] == output[-length:]:
+                        return length, [int(t) for t in doc[j + length : j + length + 19]]
+        return None
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_papers_index_finds_what_the_paper_finds(seed):
+    rng = random.Random(seed)
+    references, prompt, blocks = random_case(rng)
+    context = Context(prompt, references)
+    ours, plain, n = FirstOccurrences(context), PlainPaper(context), rng.choice([1, 1, 2])
+    for block in blocks:
+        match, expected = ours.find(n, 5), plain.find(n)
+        assert (match is None) == (expected is None)
+        if match:
+            assert (match.length, ours.texts.following(match.place, 19)) == expected
+        context.token_ids += block
+
+
+def test_building_is_fast_enough_to_be_done_for_every_request():
+    from time import perf_counter
+
+    tokens = (np.random.default_rng(0).zipf(1.3, 64_000) % 32_000).tolist()
+    context = Context(tokens[:100], [Reference(tuple(tokens))])
+    seconds = []
+    for _ in range(5):
+        start = perf_counter()
+        NgramIndex(context)
+        seconds.append(perf_counter() - start)
+    assert len(tokens) / min(seconds) > 1e6

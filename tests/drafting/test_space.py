@@ -1,0 +1,351 @@
+"""SPACE's drafters over scripted targets: what they guess, where they probe, what they learn."""
+
+import random
+
+import pytest
+from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Choices, Context, Session, accept, settle_together
+from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.drafting.calibration import VALUE, Ending, SpaceCalibration
+from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.space import (
+    PaperSpaceDrafter,
+    SpaceDrafter,
+    likeliest_tree,
+    ranked_after,
+)
+from ragaccel.errors import ConfigurationError
+
+MASKS = (90, 91, 92)
+
+
+def wander(text):
+    """A text that goes on for ever without repeating itself soon."""
+    return (7 * text[-1] + 3 * len(text) + sum(text[-3:])) % 89
+
+
+class Watching(ScriptedVerifier):
+    """Keeps the trees it verified."""
+
+    def __init__(self, next_token, **settings):
+        super().__init__(next_token, **settings)
+        self.trees = []
+
+    def verify(self, tree, num_runner_ups=0):
+        self.trees.append(tree)
+        return super().verify(tree, num_runner_ups)
+
+
+def run(verifier, drafter, request, token_budget=None):
+    session = Session(verifier, drafter, request, token_budget=token_budget)
+    list(session)
+    return session.result()
+
+
+def test_the_paper_mode_has_k_candidates_and_a_group_under_each():
+    verifier, request = Watching(wander), Request((1, 2), max_new_tokens=30)
+    result = run(verifier, PaperSpaceDrafter(MASKS), request, token_budget=3)
+    assert list(result.token_ids) == list(decode_plainly(wander, request)[0])
+    first, second = verifier.trees[:2]
+    assert (first.num_drafts, first.num_probes) == (0, 3)  # no candidates yet
+    assert (len(second), second.num_drafts, second.num_probes) == (16, 3, 12)
+    assert second.parents[:4] == (-1, 0, 1, 2)
+    for node in range(4):
+        assert [second.token_ids[probe] for probe in second.probes_of(node)] == list(MASKS)
+    # All three candidates are right, so that a pass emits four tokens.
+    assert result.stats.accepted_by_source == {"space": result.stats.accepted_tokens}
+    assert result.stats.verify_passes == 1 + 8
+
+
+def test_what_is_read_stands_under_the_accepted_leaf():
+    tree = attach_probes(DraftTree.chain([1, 2, 3]), (90, 91), [0, 1, 2])
+    rows = [[(10 * node, 1.0)] for node in range(6)]
+    choices = Choices([2, 7, 7, *[0] * 6], probed=rows)
+    acceptance = accept(tree, choices)  # 2 is right, 3 is not: the leaf is node 1
+    assert ranked_after(acceptance) == [[(20, 1.0)], [(30, 1.0)]]
+    assert ranked_after(acceptance.cut(1)) == [[(0, 1.0)], [(10, 1.0)]]
+    assert ranked_after(acceptance.cut(0)) == []
+    assert ranked_after(None) == []
+    bare = attach_probes(DraftTree.chain([1, 2, 3]), (90, 91), [0])
+    assert ranked_after(accept(bare, Choices([2, 7, 7, 0, 0], probed=rows[:2]))) == []
+    silent = Choices([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
+    assert ranked_after(accept(tree, silent)) == []
+
+
+def test_a_tree_takes_the_likeliest_first():
+    chances = [[(5, 0.6), (6, 0.3)], [(7, 0.5), (8, 0.1)]]
+    tree = likeliest_tree(1, chances, 4)
+    assert tree.token_ids == (1, 5, 6, 7, 7)
+    assert tree.parents == (-1, 0, 0, 1, 2)
+    assert tree.path_probs == pytest.approx((1.0, 0.6, 0.3, 0.3, 0.15))
+    assert likeliest_tree(1, chances, 0).token_ids == (1,)
+    assert likeliest_tree(1, [], 5).token_ids == (1,)
+    assert likeliest_tree(1, [[(5, 0.9), (5, 0.8)]], 5).token_ids == (1, 5)
+
+
+@given(
+    seed=st.integers(0, 1 << 16),
+    budget=st.sampled_from([None, 0, 1, 3, 9]),
+    max_rows=st.integers(4, 40),
+    length=st.integers(1, 40),
+    slope=st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_nothing_changes_an_answer(seed, budget, max_rows, length, slope):
+    rng = random.Random(seed)
+
+    class Lying(ScriptedVerifier):
+        """Its mask tokens show the truth, nonsense or nothing."""
+
+        def probed(self, tree):
+            return [
+                rng.choice([row, [(rng.randrange(89), rng.random())], []])
+                for row in super().probed(tree)
+            ]
+
+    request = Request((1, 2), (Reference((3, 4, 5)),), max_new_tokens=length, eos_ids={17})
+    wanted = decode_plainly(wander, request)
+    for drafter in (
+        SpaceDrafter(MASKS),
+        PaperSpaceDrafter(MASKS),
+        Mixture(CopyDrafter(), SpaceDrafter(MASKS)),
+        Mixture(RandomDrafter(seed, 89), SpaceDrafter(MASKS)),
+        Mixture(RandomDrafter(seed, 89), PaperSpaceDrafter(MASKS)),
+    ):
+        verifier = Lying(wander, max_rows=max_rows, cost_seconds=lambda rows: 1.0 + slope * rows)
+        result = run(verifier, drafter, request, budget)
+        assert (result.token_ids, result.finish_reason) == wanted
+        assert verifier.largest_tree <= max_rows
+
+
+def test_probes_hang_only_where_they_pay():
+    request = Request((1, 2), max_new_tokens=60)
+    free, dear = Watching(wander), Watching(wander, cost_seconds=lambda rows: 1.0 + 2.0 * rows)
+    run(free, SpaceDrafter(MASKS), request)
+    run(dear, SpaceDrafter(MASKS), request)
+    assert all(tree.num_probes for tree in free.trees[:-1])
+    assert not any(tree.num_probes for tree in dear.trees[3:])
+    some = Watching(wander, cost_seconds=lambda rows: 1.0 + 0.12 * rows)
+    run(some, Mixture(RandomDrafter(3, 89), SpaceDrafter(MASKS)), request)
+    probing = [tree for tree in some.trees if tree.num_probes]
+    assert probing
+    assert all(tree.num_probes < 3 * (1 + tree.num_drafts) for tree in probing if tree.num_drafts)
+
+
+def test_a_pass_of_few_rows_has_probes_or_guesses():
+    verifier, request = Watching(wander, max_rows=4), Request((1, 2), max_new_tokens=31)
+    result = run(verifier, SpaceDrafter(MASKS), request)
+    assert result.token_ids == decode_plainly(wander, request)[0]
+    assert [tree.num_drafts for tree in verifier.trees[:4]] == [0, 1, 0, 1]
+    assert verifier.largest_tree == 4
+    assert result.stats.verify_passes < 25
+
+
+def test_a_pass_has_no_probes_while_drafting_rests():
+    class Wrong(Watching):
+        def probed(self, tree):
+            return [[(88, 0.9)] for _ in super().probed(tree)]
+
+    verifier = Wrong(lambda text: 1 + len(text) % 80, cost_seconds=lambda rows: 1.0 + 0.2 * rows)
+    run(verifier, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=200))
+    assert sum(len(tree) for tree in verifier.trees) < 1.6 * len(verifier.trees)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("drafter", [SpaceDrafter, PaperSpaceDrafter])
+def test_probes_hang_only_where_a_guess_may_follow(drafter, length):
+    verifier, left = Watching(wander), length
+    session = Session(verifier, drafter(MASKS), Request((1, 2), max_new_tokens=length))
+    for step in session:
+        tree = verifier.trees[-1]
+        hung = [node for node in range(1 + tree.num_drafts) if tree.probes_of(node)]
+        # once the node and the token after it are there, so must be a guess and one more
+        assert all(left - tree.depths()[node] - 1 >= 2 for node in hung)
+        left -= len(step.token_ids)
+    assert left == 0
+
+
+def test_gains_follow_where_decoding_may_end():
+    drafter = SpaceDrafter(MASKS)
+    drafter.calibration.values[:] = [1.0, 2.0, 0.5]
+    tree = DraftTree((1, 2, 3, 4), (-1, 0, 1, 0), (1.0, 0.6, 0.4, 0.1), ((),) * 4)
+    found = drafter.probe_gains(Context([1]), tree)
+    assert found == pytest.approx([0.3 * 1.0, 0.2 * 2.0, 0.4 * 0.5, 0.1 * 0.5])
+
+
+def test_a_mixture_judges_the_merged_tree():
+    drafter = SpaceDrafter(MASKS)
+    assert Mixture(CopyDrafter(), drafter).probe_gains == drafter.probe_gains
+    assert Mixture(CopyDrafter()).probe_gains is None
+    assert Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS)).probe_gains is None
+
+
+def test_several_sessions_share_the_rows_for_probes():
+    request = Request((1, 2), max_new_tokens=40)
+    sessions = [
+        Session(ScriptedVerifier(wander), drafter, request)
+        for drafter in (SpaceDrafter(MASKS), PaperSpaceDrafter(MASKS), CopyDrafter())
+    ]
+    trees = settle_together(sessions, [s.draft(8) for s in sessions], lambda rows: 1.0, 64)
+    assert [tree.num_probes for tree in trees] == [3, 3, 0]
+    tight = [Session(ScriptedVerifier(wander), SpaceDrafter(MASKS), request) for _ in range(4)]
+    trees = settle_together(tight, [s.draft(8) for s in tight], lambda rows: 1.0, 11)
+    assert sum(map(len, trees)) <= 11
+    assert sorted(tree.num_probes for tree in trees) == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize("max_rows", [4, 5, 8, 14])
+def test_rows_that_are_shared_are_not_more_of_one_session(max_rows):
+    request = Request((1, 2), max_new_tokens=40)
+    sessions = [
+        Session(ScriptedVerifier(wander, max_rows=max_rows), drafter, request)
+        for drafter in (Mixture(RandomDrafter(2, 89), SpaceDrafter(MASKS)), SpaceDrafter(MASKS))
+    ]
+    for session in sessions:
+        session.context.foreseen = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
+    for _ in range(20):
+        drafted = [session.draft(session.budget()) for session in sessions]
+        trees = settle_together(sessions, drafted, lambda rows: 1.0 + 0.01 * rows, 256)
+        assert max(map(len, trees)) <= max_rows
+
+
+def test_chances_follow_the_outcomes():
+    calibration = SpaceCalibration()
+    assert calibration.chance(0, 0, 0.5) == pytest.approx(0.5)
+    for _ in range(400):
+        calibration.learn([[(5, 0.5)], [(6, 0.5)]], [5, 9])
+    assert calibration.chance(0, 0, 0.5) > 0.8
+    assert calibration.chance(1, 0, 0.5) < 0.4
+    assert 0.0 < calibration.chance(0, 0, 0.0) < calibration.chance(0, 0, 1.0) < 1.0
+    calibration.clear()
+    assert calibration.chance(0, 0, 0.5) == pytest.approx(0.5)
+
+
+def test_a_place_teaches_nothing_once_a_token_before_it_was_not_guessed():
+    calibration = SpaceCalibration()
+    calibration.learn([[(5, 0.5)], [(6, 0.5)]], [4, 6])
+    assert calibration.chance(1, 0, 0.5) < 0.5  # by its rank alone
+    assert calibration._by_depth[1] == 0.0
+
+
+def test_values_follow_what_was_added_and_come_back():
+    calibration = SpaceCalibration()
+    for _ in range(200):
+        calibration.count(Ending.ROOT, 3)
+        calibration.count(Ending.END, 0)
+    assert calibration.values[Ending.ROOT] > 2.5
+    assert calibration.values[Ending.END] < 0.2
+    assert calibration.values[Ending.WITHIN] == pytest.approx(VALUE)
+    for _ in range(500):
+        calibration.rest()
+    assert calibration.values == pytest.approx([VALUE] * 3, abs=0.05)
+
+
+def test_what_was_learned_is_kept():
+    calibration, other = SpaceCalibration(), SpaceCalibration()
+    calibration.learn([[(5, 0.5), (6, 0.2)]], [6])
+    calibration.count(Ending.WITHIN, 2)
+    other.restore(calibration.state())
+    assert other.values == calibration.values
+    assert other.chance(0, 1, 0.3) == calibration.chance(0, 1, 0.3) > 0.3
+    other.restore({})
+    assert other.chance(0, 1, 0.3) == pytest.approx(0.3)
+    state = calibration.state()
+    state["values"] = state["values"] - 9.0
+    with pytest.raises(ValueError, match="values"):
+        other.restore(state)
+
+
+def test_a_drafter_needs_mask_tokens():
+    for drafter in (SpaceDrafter, PaperSpaceDrafter):
+        with pytest.raises(ConfigurationError, match="probe_ids"):
+            drafter(())
+
+
+def test_the_first_guesses_come_with_the_prompt():
+    class Foreseeing(Watching):
+        foreseen = ()
+
+        def foresee(self, probe_ids):
+            self.asked = tuple(probe_ids)
+
+        def prefill(self, request):
+            super().prefill(request)
+            text, shown = list(request.prompt_ids), []
+            for _ in self.asked:
+                text.append(self.next_token(text))
+                shown.append([(text[-1], 0.7)])
+            self.foreseen = shown
+
+    verifier, request = Foreseeing(wander), Request((1, 2), max_new_tokens=30)
+    result = run(verifier, SpaceDrafter(MASKS), request, token_budget=3)
+    assert verifier.asked == MASKS
+    assert result.token_ids == decode_plainly(wander, request)[0]
+    assert verifier.trees[0].num_drafts == 3
+    paper = Watching(wander)  # the paper's has nothing to be asked
+    paper.foresee = lambda probe_ids: pytest.fail("asked")
+    run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
+    single = Watching(wander)  # an answer of one token has no room for a guess
+    single.foresee = lambda probe_ids: pytest.fail("asked")
+    run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
+
+
+class Sequel:
+    """Goes on from guesses by a table."""
+
+    probe_ids = ()
+
+    def __init__(self, after):
+        self.after = after
+
+    def draft(self, context, budget):
+        return DraftTree.chain(context.token_ids[-1:])
+
+    def draft_after(self, context, guesses, budget):
+        tokens = self.after.get(tuple(guesses), [])[:budget]
+        return DraftTree.chain([guesses[-1], *tokens], [0.5**i for i in range(1 + len(tokens))])
+
+
+def test_others_go_on_from_what_the_model_guesses():
+    drafter = Mixture(Sequel({(5,): [8, 9], (5, 6): [7]}), SpaceDrafter(MASKS))
+    context = Context([1])
+    context.foreseen = [[(5, 0.8), (4, 0.05)], [(6, 0.5)]]
+    tree = drafter.draft(context, 6)
+    paths = {tuple(tree.token_ids[i] for i in tree.path(node)) for node in range(len(tree))}
+    assert {(1, 5, 8), (1, 5, 8, 9), (1, 5, 6, 7), (1, 4)} <= paths
+    probs = {tree.token_ids[i]: tree.path_probs[i] for i in range(len(tree))}
+    assert probs[8] == pytest.approx(0.4)
+    assert probs[7] == pytest.approx(0.2)
+    assert len(drafter.draft(context, 2)) == 3
+
+
+def test_a_trie_goes_on_from_a_guess():
+    from ragaccel.drafting.trie import TrieDrafter
+
+    trie = TrieDrafter()
+    context = Context([1, 2, 3, 4, 5, 6, 7, 8, 9, 2])
+    plain = trie.draft(context, 8)
+    found = trie.draft_after(context, [6], 8)
+    assert found.token_ids[:4] == (6, 7, 8, 9)
+    assert trie.draft_after(context, [], 8).token_ids == plain.token_ids
+    assert trie.draft(context, 8).token_ids == plain.token_ids  # nothing was taken in
+    assert trie.draft_after(context, [5, 77], 8).token_ids[0] == 77
+
+
+@pytest.mark.parametrize("guess", [1 << 31, 1 << 70])
+def test_a_trie_goes_on_from_a_guess_that_no_vocabulary_has(guess):
+    from ragaccel.drafting.trie import TrieDrafter
+
+    class Far:
+        probe_ids = MASKS
+
+        def draft(self, context, budget):
+            return DraftTree.chain([context.token_ids[-1], guess, 3][: 1 + budget])
+
+    request = Request((1, 2, 3, 1, 2), max_new_tokens=12)
+    result = run(ScriptedVerifier(wander), Mixture(TrieDrafter(), Far()), request)
+    assert result.token_ids == decode_plainly(wander, request)[0]

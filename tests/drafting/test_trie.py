@@ -1,0 +1,302 @@
+"""The trie drafter: trees of the likeliest branches, from this request and past ones."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ragaccel.decoding.request import Reference
+from ragaccel.decoding.session import Choices, Context, accept
+from ragaccel.decoding.tree import check_tree
+from ragaccel.drafting import trie
+from ragaccel.drafting.calibration import Calibration
+from ragaccel.drafting.expansion import (
+    BEYOND_UP_TO,
+    CLEAR,
+    FREQUENT,
+    MAX_PAST_VOTES,
+    MAX_VOTES,
+    OUTPUT,
+    PAST_ANSWER,
+    PAST_PROMPT,
+    PROMPT,
+    REFERENCE,
+    SOURCES,
+    default_evidence,
+    new_votes,
+    poll,
+)  # fmt: skip
+from ragaccel.drafting.history import ANSWER_COUNTS, History
+from ragaccel.drafting.suffix_array import CONTEXT, match_beyond, match_length
+from ragaccel.drafting.trie import SearchedText, TrieDrafter, shares_of_doubt
+from ragaccel.errors import ConfigurationError
+
+PASSAGE = Reference(tuple(range(100, 160)), 1.0, "p1")
+
+
+def random_text(rng, size, vocab=4):
+    return [rng.randrange(vocab) for _ in range(size)]
+
+
+def branches(tree):
+    leaves = set(range(len(tree))) - set(tree.parents)
+    return sorted([tree.token_ids[node] for node in tree.path(leaf)[1:]] for leaf in leaves)
+
+
+def tell(context, tokens):
+    """Let a target model say these tokens after what was drafted last."""
+    context.token_ids += tokens
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_trees_are_trees_the_likeliest_first(seed):
+    rng = random.Random(seed)
+    history = History()
+    for _ in range(rng.randrange(4)):
+        history.add(random_text(rng, rng.randrange(1, 50)), random_text(rng, rng.randrange(30)))
+    references = [Reference(tuple(random_text(rng, rng.randrange(40)))) for _ in range(3)]
+    context = Context(random_text(rng, rng.randrange(1, 60)), references)
+    drafter = TrieDrafter(past=history, mode=rng.choice(["hierarchical", "parallel", "one"]))
+    for _ in range(4):
+        budget = rng.randrange(1, 70)
+        tree = drafter.draft(context, budget)
+        check_tree(tree, context.token_ids[-1], budget)
+        assert list(tree.path_probs) == sorted(tree.path_probs, reverse=True)
+        assert len(tree) - 1 <= 64
+        assert max(tree.depths()) <= 24
+        tell(context, random_text(rng, rng.randrange(1, 4)))
+
+
+def test_equal_prefixes_share_nodes_and_longer_contexts_go_first():
+    one, other = Reference((1, 2, 3, 4, 5)), Reference((9, 2, 3, 6, 7))
+    tree = TrieDrafter().draft(Context([8, 1, 2], [one, other]), 6)
+    assert tree.token_ids[1] == 3
+    children = [tree.token_ids[n] for n in range(1, len(tree)) if tree.parents[n] == 1]
+    assert children[:2] == [4, 6]
+    assert len([n for n in range(len(tree)) if (tree.token_ids[n], tree.parents[n]) == (3, 0)]) == 1
+
+
+def test_the_papers_modes_differ_in_where_branches_part():
+    texts = [Reference((1, 2, *tail)) for tail in ((3, 4, 5), (3, 6, 7), (8, 9, 10))]
+
+    def draft(mode):
+        return TrieDrafter(mode=mode).draft(Context([1, 2], texts), 12)
+
+    assert draft("one").is_chain
+    parallel = draft("parallel")
+    assert parallel.parents.count(0) > 1
+    assert all(parallel.parents.count(node) <= 1 for node in range(1, len(parallel)))
+    hierarchical = draft("hierarchical")
+    third = hierarchical.token_ids.index(3)
+    assert hierarchical.parents.count(third) > 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_smaller_tree_is_the_likelier_part_of_a_larger_one(seed, monkeypatch):
+    monkeypatch.setattr(trie, "HOPE", 1.0)  # nothing is left out unsearched
+    rng = random.Random(seed)
+    prompt = random_text(rng, 50)
+    trees = [TrieDrafter().draft(Context(prompt), budget) for budget in range(1, 65)]
+    for small, large in pairwise(trees):
+        assert small.path_probs == pytest.approx(large.path_probs[: len(small)])
+
+
+def test_branches_are_no_longer_and_trees_no_larger_than_asked():
+    context = Context([1, 100, 101], [PASSAGE])
+    tree = TrieDrafter(decoding_length=5, branch_length=2).draft(context, 60)
+    assert len(tree) == 6
+    assert max(tree.depths()) == 2
+    assert TrieDrafter().draft(Context([1, 100, 101], [PASSAGE]), 0).token_ids == (101,)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"decoding_length": 0}, {"branch_length": 0}, {"mode": "sideways"}]
+)
+def test_settings_that_cannot_draft_are_refused(settings):
+    with pytest.raises(ConfigurationError):
+        TrieDrafter(**settings)
+
+
+def test_a_copy_is_resumed_after_a_changed_word():
+    text = [*range(200, 230)]
+    answer = [*text[:10], 999]  # 210 was said in another way
+    tree = TrieDrafter(decoding_length=4).draft(Context([5, *answer], [Reference(tuple(text))]), 4)
+    assert 211 not in tree.token_ids, "nothing matches yet"
+    context = Context([5, 211, 300, 6, *answer, 211], [Reference(tuple(text))])
+    tree = TrieDrafter(decoding_length=4).draft(context, 4)
+    assert tree.token_ids[1] == 212, "what agrees beyond the changed word decides"
+
+
+def test_origins_say_where_a_guess_comes_from():
+    history = History()
+    mixed = [token for other in range(1000, 1400) for token in (50 + other % 2, other)]
+    history.add([*mixed, *range(40, 52)], [52, 53])
+    context = Context([1, 100], [PASSAGE])
+    drafter = TrieDrafter(past=history)
+    tree = drafter.draft(context, 3)
+    assert tree.origins[0] == ()
+    assert (tree.origins[1][0].source, tree.origins[1][0].passage_id) == ("reference", "p1")
+    assert (tree.origins[1][0].match_length, tree.origins[1][0].offset) == (1, 1)
+    for said, guess, source in ((50, 51, "past prompt"), (51, 52, "past answer")):
+        tell(context, [*range(41, 1 + said)])
+        tree = drafter.draft(context, 60)
+        assert tree.origins[tree.token_ids.index(guess)][0].source == source
+
+
+def test_nothing_is_guessed_from_another_namespace():
+    mine, theirs = History(), History()
+    theirs.add([1, 2, 3], [777, 778])
+    mine.add([1, 2, 3], [5])
+    tree = TrieDrafter(past=mine).draft(Context([1, 2, 3]), 60)
+    assert not {777, 778} & set(tree.token_ids)
+    assert 777 in TrieDrafter(past=theirs).draft(Context([1, 2, 3]), 60).token_ids
+
+
+def test_a_request_goes_on_with_the_history_it_began_with():
+    history, drafter_context = History(), Context([1, 2])
+    drafter = TrieDrafter(past=history)
+    drafter.draft(drafter_context, 8)
+    history.add([1, 2], [40, 41])
+    tell(drafter_context, [1, 2])
+    assert 40 not in drafter.draft(drafter_context, 60).token_ids
+    assert 40 in drafter.draft(Context([1, 2]), 60).token_ids
+
+
+def plain_poll(request, history, context, end, evidence, shares):
+    """What `poll` computes, over all places, by comparing everything."""
+    weights, longest, support = {}, [0, 0], [0, 0]
+    for number, corpus in enumerate((request, history.corpus())):
+        found = []
+        asked = not number or longest[0] < CLEAR
+        for place in corpus.places[: corpus.num_places * asked].tolist():
+            length = match_length.py_func(corpus.token_ids, place, context, end)
+            longest[number] = max(longest[number], length)
+            if length > number:  # a single token of the past is counted below
+                found.append((length, place))
+        support[number] = sum(length == longest[number] for length, _ in found)
+        assert len(found) <= (MAX_VOTES, MAX_PAST_VOTES)[number]
+        for length, place in found:
+            kind = corpus.kinds[place]
+            beyond = match_beyond.py_func(corpus.token_ids, place - length, context, end - length)
+            weight = evidence.length[kind, length]
+            weight *= evidence.beyond[number, min(length, BEYOND_UP_TO), beyond]
+            token = int(corpus.token_ids[place])
+            weights[token] = weights.get(token, 0.0) + weight
+    doubt = math.prod(evidence.doubt[i, longest[i]] for i in (0, 1))
+    doubt *= math.prod(evidence.support[i, round(math.log2(support[i] + 1))] for i in (0, 1))
+    total = doubt + sum(weights.values())
+    following, new = plain_successors(history, int(context[end - 1]))
+    seen = sum(following.values())
+    part = doubt / (seen + evidence.frequency[2] * new) if seen else 0.0
+    for token, times in following.items():
+        weights[token] = weights.get(token, 0.0) + part * times
+    left = doubt - part * seen
+    return left, total, {token: w + left * shares[token] for token, w in weights.items()}
+
+
+def plain_successors(history, last):
+    """How often each token followed the last one in the past, and how many did."""
+    corpus, following = history.corpus(), {}
+    for place in range(CONTEXT + 1, len(corpus.token_ids)):
+        token = int(corpus.token_ids[place])
+        if token >= 0 and corpus.token_ids[place - 1] == last:
+            times = ANSWER_COUNTS if corpus.kinds[place] == PAST_ANSWER else 1
+            following[token] = following.get(token, 0) + times
+    return following, len(following)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_votes_are_those_of_every_place_that_matches(seed):
+    rng = random.Random(seed)
+    history, evidence = History(), default_evidence()
+    history.add(random_text(rng, 15), random_text(rng, 12))
+    references = [Reference(tuple(random_text(rng, 8)))]
+    text = SearchedText(Context(random_text(rng, 18), references))
+    shares, votes = shares_of_doubt(text, history, evidence), new_votes()
+    context = text.corpus.token_ids[: text.end].copy()
+    left, total, count = poll(
+        text.corpus, history.corpus(), history.successors(), context, text.end, evidence, shares,
+        votes,
+    )  # fmt: skip
+    expected = plain_poll(text.corpus, history, context, text.end, evidence, shares)
+    assert (left, total) == pytest.approx(expected[:2])
+    got = dict(zip(votes.token_ids[:count].tolist(), votes.weights[:count].tolist(), strict=True))
+    assert got == pytest.approx(expected[2])
+
+
+SCENARIO = """
+import json, random, sys
+from ragaccel.decoding.session import Context
+from ragaccel.decoding.request import Reference
+from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.drafting.history import ANSWER_COUNTS, History
+rng = random.Random(3)
+text = lambda n: [rng.randrange(6) for _ in range(n)]
+history = History(2048)
+for _ in range(12): history.add(text(30), text(20))
+context = Context(text(60), [Reference(tuple(text(30)))])
+drafter, trees = TrieDrafter(decoding_length=24, past=history), []
+for _ in range(6):
+    tree = drafter.draft(context, 24)
+    trees.append([tree.token_ids, tree.parents, [round(p, 9) for p in tree.path_probs]])
+    context.token_ids += text(3)
+print(json.dumps(trees))
+"""
+
+
+def test_the_plain_twin_drafts_the_same_trees():
+    def run(**variables):
+        done = subprocess.run(
+            [sys.executable, "-c", SCENARIO],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, **variables},
+        )
+        return json.loads(done.stdout)
+
+    compiled = run()
+    assert run(NUMBA_DISABLE_JIT="1") == compiled
+    assert len(compiled) == 6
+
+
+def test_corrections_follow_what_came_true():
+    calibration = Calibration()
+    drafter = TrieDrafter(calibration=calibration)
+    rng = random.Random(0)
+    for _ in range(200):  # texts that never go on as they did before
+        context = Context([*range(20), *range(10)])
+        drafter.draft(context, 8)
+        tell(context, [500 + rng.randrange(400)])
+        drafter.draft(context, 1)
+    doubted = calibration.odds[PROMPT, 8, 0]
+    assert doubted < 0.5
+    before = TrieDrafter().draft(Context([*range(20), *range(10)]), 1).path_probs[1]
+    assert drafter.draft(Context([*range(20), *range(10)]), 1).path_probs[1] < before
+    for _ in range(400):  # and then always do
+        context = Context([*range(20), *range(10)])
+        drafter.draft(context, 8)
+        tell(context, [10])
+        drafter.draft(context, 1)
+    assert calibration.odds[PROMPT, 8, 0] > doubted
+    calibration.clear()
+    assert np.all(calibration.odds == 1.0)
+
+
+def test_kinds_have_names():
+    kinds = (REFERENCE, PROMPT, OUTPUT, PAST_PROMPT, PAST_ANSWER, FREQUENT)
+    assert [SOURCES[kind] for kind in kinds] == [
+        "reference", "prompt", "output", "past prompt", "past answer", "frequent",
+    ]  # fmt: skip
+
+
+def test_accepted_guesses_are_the_target_models_own_tokens():
+    tree = TrieDrafter().draft(Context([1, 100], [PASSAGE]), 8)
+    next_ids = [token + 1 for token in tree.token_ids]
+    assert accept(tree, Choices(next_ids)).emitted[:3] == [101, 102, 103]
