@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from ragaccel.engine.graphs import StepGraphs
-    from ragaccel.engine.layout import Rows
+    from ragaccel.engine.cuda_graphs import StepGraphs
+    from ragaccel.engine.model_input import Rows
 
 FORCED_LOGIT = 1e4
 """Above any logit of a language model, and finite in float16 after a penalty or a temperature."""

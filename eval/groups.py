@@ -15,8 +15,8 @@ from eval.stock import FollowAll, greedy
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.engine.sampling import Chooser
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.engine.select import Chooser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from ragaccel.engine.graphs import StepGraphs
-    from ragaccel.engine.layout import Rows
+    from ragaccel.engine.cuda_graphs import StepGraphs
+    from ragaccel.engine.model_input import Rows
 
 
 @dataclass(slots=True)

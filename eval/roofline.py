@@ -31,9 +31,8 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel.engine.bandwidth import read_bandwidth
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.measuring import ROWS, measure_passes
+from ragaccel.engine.engine import ROWS, Engine, measure_passes
+from ragaccel.engine.latency import read_bandwidth
 from ragaccel.models.huggingface import HuggingFaceModel
 
 if TYPE_CHECKING:

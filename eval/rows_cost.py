@@ -24,8 +24,7 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.measuring import measure_passes
+from ragaccel.engine.engine import Engine, measure_passes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

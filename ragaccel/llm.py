@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, Stream
 from ragaccel.awaiting import AsyncStream, answered, unless_cancelled
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.measuring import warm_passes
+from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.forking import claim_torch

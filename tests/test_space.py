@@ -17,7 +17,7 @@ from ragaccel import (
     SpaceAdapter,
     SpaceDrafter,
 )
-from ragaccel.engine.verifier import EngineVerifier
+from ragaccel.engine.engine import EngineVerifier
 from ragaccel.rehearsal import REHEARSAL
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]

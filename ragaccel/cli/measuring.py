@@ -78,7 +78,7 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
 
 def _choose_threads(llm: LLM) -> dict[int, float]:
     """Let passes use as many threads of a processor as are fastest."""
-    from ragaccel.engine.measuring import measure_threads
+    from ragaccel.engine.engine import measure_threads
 
     room = llm.context_length
     seconds = measure_threads(llm.engine, context=_SHORT if room is None else min(_SHORT, room - 2))
@@ -88,8 +88,8 @@ def _choose_threads(llm: LLM) -> dict[int, float]:
 
 
 def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
-    from ragaccel.engine.bandwidth import read_bandwidth
-    from ragaccel.engine.measuring import ROWS, WAYS, measure_passes
+    from ragaccel.engine.engine import ROWS, WAYS, measure_passes
+    from ragaccel.engine.latency import read_bandwidth
 
     room = llm.context_length
     bandwidth = read_bandwidth(llm.model.device)

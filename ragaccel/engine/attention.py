@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ragaccel.engine.layout import Masks, is_plain
+from ragaccel.engine.model_input import Masks, is_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ragaccel.engine.layout import Rows, Span
+    from ragaccel.engine.model_input import Rows, Span
 
 CHUNK = 256
 """Tokens that exact attention reduces at a time."""

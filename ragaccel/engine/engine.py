@@ -2,43 +2,351 @@
 
 from __future__ import annotations
 
+import dis
+import signal
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
+from threading import Event, Lock, Thread, current_thread, main_thread
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar, cast
+from traceback import walk_tb
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
-from ragaccel.engine.exactness import check_exact
-from ragaccel.engine.interrupts import is_interrupt
-from ragaccel.engine.kept_costs import KeptCosts, PassKind
-from ragaccel.engine.layout import (
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.engine import attention
+from ragaccel.engine.latency import KeptCosts, PassKind, way_of_choosing
+from ragaccel.engine.memory import check_room, memory_share, within_memory
+from ragaccel.engine.model_input import (
     Rows,
     exact_rows,
     impossible_tokens_replaced,
     prompt_rows,
+    run_rows,
     together,
     tree_rows,
 )
-from ragaccel.engine.memory_limits import check_room, memory_share, within_memory
-from ragaccel.engine.prefixes import PrefixPool
-from ragaccel.engine.select import read_choices, to_host, wait_for
-from ragaccel.engine.threads import on_threads
-from ragaccel.engine.verifier import EngineVerifier
+from ragaccel.engine.prefix_cache import PrefixPool
+from ragaccel.engine.sampling import Chooser, read_choices, read_ranks, to_host, wait_for
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import Tensor
 
-    from ragaccel.decoding.request import Request
     from ragaccel.decoding.session import Choices
-    from ragaccel.decoding.tree import DraftTree
-    from ragaccel.engine.cost import PassCost
-    from ragaccel.engine.prefixes import Holding
-    from ragaccel.engine.target import TargetModel
+    from ragaccel.engine.kv_cache import KVCache
+    from ragaccel.engine.latency import PassCost
+    from ragaccel.engine.prefix_cache import Holding
+
+
+_STEP = 5
+_STEPS = 4
+_FILL = 64  # rows of the passes before; experts computed apart take much memory for many
+_REFUSAL = (
+    "exact mode does not go with this model: what it computes for a token depends on the others of "
+    "a pass. If it is a mixture of experts, load it with experts_implementation='batched_mm'"
+)
+
+
+@torch.inference_mode()
+def check_exact(model: TargetModel, num_rows: int) -> None:
+    """Verify that tokens computed in several passes, at other places, have the same logits.
+
+    At the beginning of a sequence and, if the model reads so far, around the first edge between
+    the chunks that attention is reduced over.
+
+    Args:
+        model: attends with the engine's attention.
+        num_rows: rows of an exact pass.
+
+    Raises:
+        ConfigurationError: they have not.
+    """
+    moved = _STEPS * _STEP
+    edge = max(0, attention.CHUNK + 1 - num_rows)
+    for first in dict.fromkeys((0, edge)):
+        if model.max_positions is None or first + moved + num_rows <= model.max_positions:
+            passes = _passes_from(first, model, num_rows)
+            if not all(torch.equal(one[_STEP:], next_[:-_STEP]) for one, next_ in pairwise(passes)):
+                raise ConfigurationError(_REFUSAL)
+
+
+def _passes_from(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
+    """Logits of passes that begin a few tokens after one another, behind ``first`` others."""
+    length = first + _STEPS * _STEP + num_rows
+    tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
+    cache = model.new_cache(None, None)
+    for start in range(0, first, _FILL):
+        rows = run_rows(tokens[start : min(start + _FILL, first)], cache)
+        model.forward(replace(rows, exact=True), 1)
+        cache.keep(range(rows.num_rows))
+    passes = []
+    for start in range(first, first + _STEPS * _STEP, _STEP):
+        rows = replace(run_rows(tokens[start : start + num_rows], cache), exact=True)
+        passes.append(model.forward(rows, num_rows).clone())
+        cache.keep(range(_STEP))
+    return passes
+
+
+_RAISE = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether a signal's handler raised this, rather than the code that was running.
+
+    Signals are handled in the main thread, between any two instructions of whatever runs there.
+    A handler written in Python shows in the traceback. Python's own for Ctrl-C does not, but it
+    never raises from a ``raise`` statement, as callbacks do.
+    """
+    if current_thread() is not main_thread():
+        return False
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if _handlers() & {frame.f_code for frame in frames}:
+        return True
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or trace.tb_frame.f_code.co_code[trace.tb_lasti] not in _RAISE
+
+
+def uninterrupted(work: Callable[[], None]) -> None:
+    """Do some work as a whole or not at all, whatever signal arrives meanwhile.
+
+    It is done in a thread of its own, where no signal is handled. One that arrives is raised here
+    afterwards; if it arrives before the work has begun, nothing is done.
+    """
+    claim, done = Lock(), Event()
+
+    def run() -> None:
+        if claim.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                done.set()
+
+    interrupt: BaseException | None = None
+    try:
+        Thread(target=run, name="ragaccel-uninterrupted", daemon=True).start()
+        done.wait()
+    except BaseException as error:
+        if claim.acquire(blocking=False):
+            raise
+        interrupt = error
+    while not done.is_set():
+        try:
+            done.wait()
+        except BaseException as error:  # noqa: PERF203 - it waits on
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+def _handlers() -> set[CodeType]:
+    """The code of all signal handlers that are written in Python."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return {code for handler in handlers if (code := _code_of(handler)) is not None}
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that is called
+        code = getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
+    return code if isinstance(code, CodeType) else None
+
+
+@contextmanager
+def on_threads(number: int | None, device: torch.device) -> Iterator[None]:
+    """Compute on so many threads meanwhile; None, and any device but a CPU, leave them alone."""
+    usual = torch.get_num_threads()
+    if number is None or number == usual or device.type != "cpu":
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+class EngineVerifier:
+    """Verifies one request's trees; what it needs of the model is computed by its engine."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine, self.request = engine, request
+        self.tree: DraftTree | None = None
+        self._holding: Holding | None = None
+        self.wanted_ids = request.prompt_ids[:-1]
+        """What is to be cached before the next pass."""
+        self.chooser = Chooser(request)
+        self.way = way_of_choosing(request)
+        self._cost, self._cost_until = engine.cost_alone(self)
+        self._is_closed = False
+        self._probe_ids: tuple[int, ...] = ()
+        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
+        """What mask tokens behind the prompt showed, as ``Choices.probed``."""
+
+    @property
+    def max_rows(self) -> int:
+        """The most nodes one verify pass takes: root, guesses and probes."""
+        return self._engine.max_rows
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that may be chosen are below."""
+        return self._engine.vocab_size
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether trees must not branch: so in exact mode."""
+        return self._engine.exact
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache of this request.
+
+        Raises:
+            RuntimeError: before the prompt was begun, or after ``close``.
+        """
+        return self._held().cache
+
+    @property
+    def num_cached(self) -> int:
+        """How many tokens its cache holds."""
+        return 0 if self._holding is None else len(self._holding.token_ids)
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the prompt, but for its last token, is in the cache."""
+        wanted = len(self.wanted_ids)
+        return self._holding is not None and len(self._holding.token_ids) >= wanted
+
+    def prefill(self, request: Request) -> None:
+        """Cache what is missing of the prompt but for its last token, in chunks.
+
+        ``request`` must be the one the verifier was opened for, or one that fits as well. Another
+        one, or the same for a second time, starts over.
+        """
+        if request is not self.request or self._is_used:
+            self._engine.check_fits(request)
+            self.request, self.tree, self.foreseen = request, None, ()
+            self.wanted_ids = request.prompt_ids[:-1]
+            self.chooser = Chooser(request)
+            self.way = way_of_choosing(request)
+            self._cost, self._cost_until = self._engine.cost_alone(self)
+            self._give_back()
+        while not self.is_prefilled:
+            self._engine.prefill_chunk_of(self)
+
+    def foresee(self, probe_ids: Sequence[int]) -> None:
+        """Have mask tokens read with the end of the prompt; not where all of it is known already.
+
+        Those that the model does not read are left out.
+        """
+        model = self._engine.model
+        limit = model.vocab_size + model.num_masks
+        if max(probe_ids, default=0) < limit and not self._engine.exact:
+            self._probe_ids = tuple(probe_ids)
+
+    def probes_after(self, num_cached: int) -> tuple[int, ...]:
+        """Which mask tokens are to be read once so many tokens are cached."""
+        return self._probe_ids if num_cached == len(self.wanted_ids) else ()
+
+    def read_foreseen(self, logits: Tensor) -> None:
+        """Note what mask tokens behind the prompt show, from their logits [M, V]."""
+        ranks = self.chooser.rank(logits, len(self.wanted_ids))
+        self.foreseen = read_ranks(ranks.tolist())
+
+    def begin(self) -> Holding:
+        """Take a cache, with what of the prompt is known already; the engine calls it.
+
+        Raises:
+            RuntimeError: the request is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("this request is closed")
+        if self._holding is None:
+            self._holding = self._engine.take_cache(self.request, self.wanted_ids)
+            self.chooser.commit(self.wanted_ids)
+        return self._holding
+
+    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+        """Choose the next token after every node, in one forward pass.
+
+        Only the chosen ids cross from the device: one synchronization.
+        """
+        return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
+        if self.tree is None:
+            raise RuntimeError("commit follows verify: there is no tree to keep nodes of")
+        tree, self.tree = self.tree, None
+        tokens = [tree.token_ids[node] for node in path]
+        holding = self._held()
+        holding.cache.keep(path)
+        holding.token_ids += tokens
+        self.chooser.commit(tokens)
+
+    def cost_seconds(self, rows: int) -> float:
+        """Estimate a verify pass over so many rows from the passes seen so far."""
+        if self.num_cached > self._cost_until:  # asked for every width of every step
+            self._cost, self._cost_until = self._engine.cost_alone(self)
+        return self._cost.seconds(self._engine.padded(rows))
+
+    def start_over(self) -> bool:
+        """Have what is cached computed again, as an interrupted pass may have moved half of it.
+
+        Returns:
+            Whether that is sure to choose the same: not where a stateful processor may have seen
+            the pass, nor in exact mode once tokens are cached that passes of a few rows computed.
+        """
+        is_used, had_read = self._is_used, self.is_prefilled
+        holding, self._holding, self.tree = self._holding, None, None
+        if holding is None:
+            return True
+        self._engine.pool.drop(holding)
+        if len(holding.token_ids) > len(self.wanted_ids):
+            self.wanted_ids = tuple(holding.token_ids)
+        self.chooser = Chooser(self.request)
+        return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
+
+    def close(self) -> None:
+        """Give the cache back. Closing twice is harmless."""
+        self._is_closed, self.tree = True, None
+        if self._holding is not None:
+            self._give_back()
+            self._engine.costs.save_in_time()
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether anything was verified or kept behind the prompt."""
+        kept = max(self.num_cached, len(self.wanted_ids))  # the latter after an interruption
+        return self.tree is not None or kept >= len(self.request.prompt_ids)
+
+    def _held(self) -> Holding:
+        if self._is_closed or self._holding is None:
+            raise RuntimeError("this request is closed" if self._is_closed else "not begun yet")
+        return self._holding
+
+    def _give_back(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            self._engine.pool.give_back(holding)
+
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
 _ROW_SHARE = {"cpu": 0.04}
@@ -296,3 +604,175 @@ class Engine:
         """What passes of a request by itself cost, and up to how many cached tokens that holds."""
         kind = PassKind.of(verifier.way, verifier.num_cached)
         return self.costs.of(kind.way, kind.attended), kind.attended
+
+
+class TargetModel(Protocol):
+    """A causal language model whose output must be reproduced exactly.
+
+    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
+    ``vocab_size`` how many different tokens it can read, ``num_masks`` how many mask tokens
+    besides, with the ids that follow; ``joins_sequences`` whether one pass can
+    take the rows of several, and exact ones.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits come out."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence the model reads, in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id the model reads."""
+        ...
+
+    @property
+    def num_masks(self) -> int:
+        """How many mask tokens it reads, numbered from ``vocab_size`` on."""
+        ...
+
+    @property
+    def num_captures(self) -> int:
+        """How many passes were captured, to be replayed later, or were to be."""
+        ...
+
+    @property
+    def pass_lock(self) -> AbstractContextManager[Any]:
+        """Held while a pass is computed and read, by whichever engine: the model is one."""
+        ...
+
+    @property
+    def joins_sequences(self) -> bool:
+        """Whether one pass can take the rows of several sequences."""
+        ...
+
+    @property
+    def why_apart(self) -> str:
+        """Why no pass can, and what helps; empty where ``joins_sequences``."""
+        ...
+
+    def refresh(self) -> int:
+        """Follow weights that were changed; return how many times any were.
+
+        Raises:
+            ConfigurationError: they were changed in a way that cannot be followed.
+        """
+        ...
+
+    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
+        """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
+        ...
+
+    def free_memory(self) -> None:
+        """Free what is kept only to make later passes faster: the device is full."""
+        ...
+
+    def forward(self, rows: Rows, keep: int) -> Tensor:
+        """Write the rows' states to their caches; return the logits of the last ``keep``.
+
+        [keep, V], valid until the next pass. The rows are in host memory; the pass has been begun
+        on every cache.
+        """
+        ...
+
+
+_MOST_NUMBERS = 5
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+WAYS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=1.0),
+    "filtered": Sampling(temperature=1.0, top_p=0.9),
+}
+"""Ways of choosing a token that cost differently: greedily, by chance, by filtered chance."""
+
+
+def measure_passes(
+    engine: Engine,
+    *,
+    context: int = 512,
+    repeats: int = 5,
+    rows: Sequence[int] = ROWS,
+    sampling: Sampling | None = None,
+    probe_ids: Sequence[int] = (),
+    advance: Callable[[], None] = lambda: None,
+    typical: Callable[[Sequence[float]], float] = median,
+) -> Mapping[int, float]:
+    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
+
+    Sizes are interleaved, so that a busy moment of the machine hits all alike; chains only, of
+    fixed tokens, the last of them the mask tokens ``probe_ids``. ``advance`` is called after each
+    pass, ``(repeats + 1) * len(rows)`` times: the first turn warms up.
+
+    Raises:
+        CapacityError: the model does not read so many tokens.
+    """
+    rows = [number for number in rows if len(probe_ids) < number <= engine.max_rows]
+    tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
+    request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())
+    seconds: dict[int, list[float]] = {number: [] for number in rows}
+    verifier = engine.open(request)
+    try:
+        verifier.prefill(request)
+        for turn in range(repeats + 1):
+            for number in rows:
+                count = number - len(probe_ids)
+                tree = DraftTree.chain((tokens * (count // len(tokens) + 1))[:count])
+                tree = attach_probes(tree, probe_ids, [0])
+                started = perf_counter()
+                verifier.verify(tree)  # returns ids of the host: the device has finished
+                elapsed = perf_counter() - started
+                verifier.commit(())
+                if turn:
+                    seconds[number].append(elapsed)
+                advance()
+    finally:
+        verifier.close()
+    return {number: typical(values) for number, values in seconds.items()}
+
+
+def warm_passes(engine: Engine, *, context: int) -> None:
+    """Run passes of all widths, over so many cached tokens or as many as the model reads.
+
+    Those with mask tokens as well, where the model has some: they are captured apart.
+    """
+    limit = engine.max_tokens
+    rows = list(ROWS)
+    if limit is not None:  # some models have masks of as many rows as they read, and no more
+        rows = [number for number in rows if engine.padded(number) <= max(1, limit // 2)]
+        context = min(context, limit - engine.padded(max(rows, default=1)))
+    if not rows or context < 1:
+        return
+    measure_passes(engine, context=context, repeats=1, rows=rows)
+    if engine.model.num_masks and not engine.exact:
+        probe_ids = [engine.model.vocab_size]
+        measure_passes(engine, context=context, repeats=1, rows=rows, probe_ids=probe_ids)
+
+
+def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:
+    """Measure passes of one and of eight rows by a processor's threads; the mean of the two.
+
+    From all that torch uses down to one, halving, at most five numbers. Leaves the engine as it
+    was; ``engine.costs.threads`` is what it uses.
+
+    Returns:
+        Seconds by threads; empty where the model is not on a CPU.
+    """
+    if engine.model.device.type != "cpu":
+        return {}
+    before, number = engine.costs.threads, torch.get_num_threads()
+    seconds: dict[int, float] = {}
+    try:
+        while number >= 1 and len(seconds) < _MOST_NUMBERS:
+            engine.costs.threads = number
+            passes = measure_passes(
+                engine, context=context, repeats=repeats, rows=(1, 8), typical=min
+            )
+            seconds[number] = fmean(passes.values())
+            number //= 2
+    finally:
+        engine.costs.threads = before
+    return seconds

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragaccel.engine.layout import is_plain, reaches_past
+from ragaccel.engine.model_input import is_plain, reaches_past
 from ragaccel.models.attention import enter_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ragaccel.engine.kv_cache import KVCache
-    from ragaccel.engine.layout import Masks, Rows
+    from ragaccel.engine.model_input import Masks, Rows
     from ragaccel.models.architecture import Architecture
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.graphs import CaptureError
-from ragaccel.engine.host_memory import free_bytes
+from ragaccel.engine.cuda_graphs import CaptureError
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Masks, Rows
+from ragaccel.engine.memory import free_bytes
+from ragaccel.engine.model_input import Masks, Rows
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.architecture import Architecture, read_architecture
 from ragaccel.models.attention import attending
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
 
-    from ragaccel.engine.arena import Arena
-    from ragaccel.engine.graphs import StepGraphs
-    from ragaccel.engine.static_pass import Kernel
+    from ragaccel.engine.cuda_graphs import Arena, Kernel, StepGraphs
     from ragaccel.models.self_check import Expected
     from ragaccel.models.space_adapter import SpaceAdapter
 

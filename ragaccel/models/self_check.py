@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.layout import run_rows, together, tree_rows
+from ragaccel.engine.model_input import run_rows, together, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.architecture import quantization_of
 

@@ -16,17 +16,15 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ragaccel.engine.arena import Arena, StateLayout
-from ragaccel.engine.graphs import StepGraphs
+from ragaccel.engine.cuda_graphs import Arena, StateLayout, StaticPass, StepGraphs
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import run_rows
-from ragaccel.engine.static_pass import StaticPass
+from ragaccel.engine.model_input import run_rows
 from ragaccel.models.twin import make_twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ragaccel.engine.static_pass import Kernel
+    from ragaccel.engine.cuda_graphs import Kernel
     from ragaccel.models.huggingface import HuggingFaceModel
     from ragaccel.models.space import WornSpace
 
@@ -193,7 +191,7 @@ def make_graphs(
 def triton_kernel() -> Callable[[], Kernel] | None:
     """Return the maker of our GPU attention; None where triton is not installed."""
     try:
-        from ragaccel.engine.kernels import TritonKernel
+        from ragaccel.engine.triton_attention import TritonKernel
     except ImportError:
         logger.info("no triton: passes are launched operation by operation")
         return None

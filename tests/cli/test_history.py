@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
-from ragaccel.engine.kept_costs import KeptCosts
+from ragaccel.engine.latency import KeptCosts
 from ragaccel.homes import cost_file, make_data_home
 
 

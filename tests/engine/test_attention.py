@@ -11,7 +11,7 @@ from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import attention
 from ragaccel.engine.attention import CHUNK, PassAttention
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Masks, Rows, run_rows, together, tree_rows
+from ragaccel.engine.model_input import Masks, Rows, run_rows, together, tree_rows
 
 CPU = torch.device("cpu")
 SCALING = 0.3

@@ -13,8 +13,7 @@ from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.interrupts import uninterrupted
+from ragaccel.engine.engine import Engine, uninterrupted
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.huggingface import HuggingFaceModel
 

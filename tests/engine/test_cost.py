@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ragaccel.decoding.speculation import worth_verifying
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.drafting.ngram import path_probs
-from ragaccel.engine.cost import PassCost
+from ragaccel.engine.latency import PassCost
 
 
 def test_before_any_pass_more_rows_cost_a_little_more():

@@ -14,8 +14,8 @@ from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.layout import run_rows, tree_rows
-from ragaccel.engine.noise import TokenNoise
+from ragaccel.engine.model_input import run_rows, tree_rows
+from ragaccel.engine.sampling import TokenNoise
 from ragaccel.errors import CapacityError
 from ragaccel.models.huggingface import HuggingFaceModel
 

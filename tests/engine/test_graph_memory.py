@@ -15,10 +15,9 @@ from tiny_models import VOCAB, generate, random_prompt, tiny_model
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
+from ragaccel.engine.cuda_graphs import StaticPass, StepGraphs
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.graphs import StepGraphs
-from ragaccel.engine.layout import run_rows
-from ragaccel.engine.static_pass import StaticPass
+from ragaccel.engine.model_input import run_rows
 from ragaccel.errors import CapacityError
 
 PROMPT, NEW = random_prompt(21), 40

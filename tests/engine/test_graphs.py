@@ -14,11 +14,11 @@ from tiny_models import VOCAB, generate, random_prompt, tiny_model
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine import graphs, static_pass
-from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine import cuda_graphs as graphs
+from ragaccel.engine import cuda_graphs as static_pass
+from ragaccel.engine.cuda_graphs import Arena, CaptureError, StateLayout
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.graphs import CaptureError
-from ragaccel.engine.layout import run_rows, tree_rows
+from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.huggingface import HuggingFaceModel
 from ragaccel.models.self_check import check_model, expected_passes

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import (
+from ragaccel.engine.model_input import (
     Masks,
     ancestor_matrix,
     is_plain,

@@ -12,9 +12,9 @@ from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.engine import engine as engine_module
 from ragaccel.engine import kv_cache
-from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine.cuda_graphs import Arena, StateLayout
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.memory_limits import within_memory
+from ragaccel.engine.memory import within_memory
 from ragaccel.errors import CapacityError
 from ragaccel.models.huggingface import HuggingFaceModel
 

@@ -10,10 +10,10 @@ from tiny_models import generate, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request
 from ragaccel.engine import kv_cache
-from ragaccel.engine.arena import Arena, StateLayout
+from ragaccel.engine.cuda_graphs import Arena, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.prefixes import Holding, PrefixPool
+from ragaccel.engine.prefix_cache import Holding, PrefixPool
 
 
 @torch.inference_mode()

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.engine.layout import ancestor_matrix
-from ragaccel.engine.row_blocks import (
+from ragaccel.engine.model_input import ancestor_matrix
+from ragaccel.engine.triton_attention import (
     RowBlocks,
     Segment,
     block_table,

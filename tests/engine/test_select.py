@@ -18,8 +18,7 @@ from transformers import (
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.processing import ScoreProcessing
-from ragaccel.engine.select import Chooser, token_paths
+from ragaccel.engine.sampling import Chooser, ScoreProcessing, token_paths
 
 VOCAB = 23
 

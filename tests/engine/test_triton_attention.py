@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from ragaccel.engine.layout import ancestor_matrix
-from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
+from ragaccel.engine.model_input import ancestor_matrix
+from ragaccel.engine.triton_attention import (
+    RowBlocks,
+    Segment,
+    block_table,
+    num_splits,
+    rows_per_block,
+)
 
 triton = pytest.importorskip("triton")
 

@@ -14,7 +14,7 @@ from eval.random_models import build_random_model
 from eval.targets import load_target
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import run_rows, tree_rows
+from ragaccel.engine.model_input import run_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
 MODES = ["ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]

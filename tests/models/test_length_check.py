@@ -21,8 +21,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.measuring import warm_passes
+from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models import length_check, small_copy
 from ragaccel.models.huggingface import HuggingFaceModel

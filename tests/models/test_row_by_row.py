@@ -5,7 +5,7 @@ from transformers.activations import ACT2FN
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Masks, Rows, run_rows
+from ragaccel.engine.model_input import Masks, Rows, run_rows
 from ragaccel.models.attention import attending
 from ragaccel.models.row_by_row import activate_row_by_row
 

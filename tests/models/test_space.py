@@ -15,9 +15,8 @@ from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.drafting.mixture import Mixture
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.layout import Masks, run_rows, tree_rows
-from ragaccel.engine.measuring import warm_passes
+from ragaccel.engine.engine import Engine, warm_passes
+from ragaccel.engine.model_input import Masks, run_rows, tree_rows
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import packing
 from ragaccel.models.huggingface import HuggingFaceModel

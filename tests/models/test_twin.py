@@ -15,7 +15,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.layout import Masks, run_rows
+from ragaccel.engine.model_input import Masks, run_rows
 from ragaccel.models import huggingface, length_check
 from ragaccel.models.attention import NAME, attending, attention_forward, enter_layer
 from ragaccel.models.huggingface import HuggingFaceModel

@@ -9,7 +9,7 @@ from tiny_models import VOCAB, make_tiny_model
 
 from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.drafting.space import PaperSpaceDrafter
-from ragaccel.engine.layout import run_rows, tree_rows
+from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.llm import LLM
 from ragaccel.models.gated import ungate_linears
 from ragaccel.models.huggingface import HuggingFaceModel

@@ -1,4 +1,4 @@
-"""From draft trees to the tensors of one pass: ids, positions, spans and attention masks.
+"""Model input: the rows of a pass, their positions, masks and places in the cache.
 
 Shapes: n rows of one sequence, P cached tokens before them, N rows of all sequences of a pass.
 """

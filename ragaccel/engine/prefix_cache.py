@@ -1,4 +1,4 @@
-"""Kept prefixes: caches of earlier requests, and the longest beginning they share with a new one.
+"""The prefix cache: states of earlier prompts, kept by namespace and handed out again.
 
 A prompt that begins like one computed before (the same instructions, passages or earlier turns) is
 not computed again up to where they part. The states of one namespace never serve another: how
@@ -16,13 +16,14 @@ from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
-from ragaccel.engine.arena import ArenaCache
+from ragaccel.engine.cuda_graphs import ArenaCache
 from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.engine.arena import Arena
+    from ragaccel.engine.cuda_graphs import Arena
+
 
 logger = logging.getLogger("ragaccel")
 

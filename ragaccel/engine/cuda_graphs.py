@@ -1,0 +1,657 @@
+"""CUDA graphs: static buffers, captured passes and their replay.
+
+A CUDA graph reads and writes fixed addresses, so caches that come and go cannot have buffers of
+their own: each has a run of slots of the arena, and a pass is told where they begin. The rows a
+pass leaves in the wrong place are moved for all layers at once.
+
+Shapes: L layers, K KV heads, S slots, D head size.
+
+Sizes are rounded up to buckets; what is too much is padding, its states go to the arena's trash.
+Each run first moves the rows that the last pass left in the wrong place.
+
+Shapes: N rows with padding, H query heads, K KV heads, D head size.
+
+A pass over a few rows is hundreds of kernels of some microseconds each; launched one by one they
+leave a fast device waiting for the host. Captured once and replayed, they cost one launch. Sizes
+are rounded up to buckets of rows, sequences and attended tokens.
+
+Shapes: n rows, N of them with padding, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.latency import ROW_BUCKETS
+from ragaccel.engine.memory import is_out_of_memory, memory_share
+from ragaccel.engine.triton_attention import (
+    RowBlocks,
+    Segment,
+    block_table,
+    num_splits,
+    rows_per_block,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from ragaccel.engine.model_input import Rows
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeAlias
+
+    from torch import Tensor
+
+    Relief: TypeAlias = "Callable[[Arena, int], None]"
+
+FIRST_SLOTS = 16_384  # less where that is more than this share of the device's memory
+_FIRST_SHARE = 0.1
+_FEWEST_SLOTS = 1024
+TRASH = 0
+"""A slot of no sequence: where rows that only fill up a pass are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """What one token's states look like in every layer of a model."""
+
+    num_layers: int
+    num_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, cache: KVCache) -> StateLayout | None:
+        """Read it off a cache that was written; None where layers differ."""
+        kinds = {
+            (*buffer.shape[1::2], buffer.dtype, buffer.device)
+            for buffer in cache.buffers
+            if buffer is not None
+        }
+        if len(kinds) != 1 or any(buffer is None for buffer in cache.buffers):
+            return None
+        return cls(len(cache.buffers) // 2, *kinds.pop())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that one token's states take, in bytes."""
+        return 2 * self.num_layers * self.num_heads * self.head_size * self.dtype.itemsize
+
+
+class Arena:
+    """States of all sequences, [2L, K, S, D]: keys and values of the layers in turn.
+
+    ``num_slots`` is how many tokens it holds at first. Grows by doubling; ``version`` changes when
+    the states have moved.
+    """
+
+    def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
+        if num_slots is None:
+            room = memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes
+            num_slots = max(_FEWEST_SLOTS, min(FIRST_SLOTS, room))
+        self.layout, self.version = layout, 0
+        self.states = self._new(num_slots)
+        self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end
+        self._caches: weakref.WeakSet[ArenaCache] = weakref.WeakSet()
+        self._returned: deque[tuple[int, int]] = deque()  # runs that are to join the free ones
+        self._lock = RLock()
+
+    @property
+    def num_slots(self) -> int:
+        """How many tokens it holds, the trash included."""
+        return self.states.shape[2]
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no sequence has."""
+        return sum(end - first for first, end in self._all_free())
+
+    def new_cache(self, capacity: int | None = None, limit: int | None = None) -> ArenaCache:
+        """Make an empty cache in this arena."""
+        cache = ArenaCache(self, capacity, limit)
+        self._caches.add(cache)
+        return cache
+
+    def allocate(self, num_slots: int) -> int:
+        """Reserve a run of slots; return the first.
+
+        Raises:
+            torch.OutOfMemoryError: the arena would have to grow, and the device is full.
+        """
+        with self._lock:
+            while (base := self._fit(num_slots)) is None:
+                self._grow(num_slots)
+            return base
+
+    def free(self, first: int, end: int) -> None:
+        """Give a run of slots back. A cache may be collected anywhere, so no lock is taken."""
+        self._returned.append((first, end))
+
+    def fits(self, num_slots: int, without: Sequence[ArenaCache] = ()) -> bool:
+        """Whether so many slots lie free in a row, or would do so without some caches."""
+        with self._lock:
+            free = _merged([*self._all_free(), *(run for cache in without for run in cache.runs)])
+        return any(end - first >= num_slots for first, end in free)
+
+    def may_grow(self, num_slots: int, idle: Sequence[ArenaCache], kept_bytes: int) -> bool:
+        """Whether, grown for so many slots, it is no larger than what is used and may be kept."""
+        held = sum(end - first for cache in idle for first, end in cache.runs)
+        used = self.num_slots - self.num_free - held + num_slots
+        return (self._grown(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy the states of some slots to others, in all layers."""
+        index = torch.tensor([sources, targets]).to(self.layout.device, non_blocking=True)
+        with self._lock:  # a closed request's rows may be moved while another's cache grows
+            self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
+
+    def _fit(self, num_slots: int) -> int | None:
+        free = self._all_free()
+        for i, (first, end) in enumerate(free):
+            if end - first >= num_slots:
+                free[i : i + 1] = [(first + num_slots, end)] * (end - first > num_slots)
+                return first
+        return None
+
+    def _all_free(self) -> list[tuple[int, int]]:
+        """The free runs, those that were given back among them."""
+        with self._lock:
+            while self._returned:
+                self._free = _merged([*self._free, self._returned.popleft()])
+            return self._free
+
+    def _grown(self, num_slots: int) -> int:
+        """How many slots it has once it has grown."""
+        return max(2 * self.num_slots, self.num_slots + num_slots)
+
+    def _grow(self, num_slots: int) -> None:
+        old, count = self.states, self._grown(num_slots)
+        self.states = self._new(count)
+        self.states[:, :, : old.shape[2]] = old
+        self.version += 1
+        for cache in list(self._caches):
+            cache.bind()
+        self.free(old.shape[2], count)
+
+    def _new(self, num_slots: int) -> Tensor:
+        layout = self.layout
+        shape = (2 * layout.num_layers, layout.num_heads, num_slots, layout.head_size)
+        states = torch.empty(shape, dtype=layout.dtype, device=layout.device)
+        states[:, :, TRASH] = 0.0
+        return states
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join runs of slots that touch, in order."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(runs):
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((first, end))
+    return merged
+
+
+class ArenaCache(KVCache):
+    """A sequence's run of slots in an arena. What is to be moved waits for ``settle``."""
+
+    __slots__ = ("_finalizer", "arena", "base", "relief")
+
+    def __init__(self, arena: Arena, capacity: int | None, limit: int | None) -> None:
+        super().__init__(capacity, limit)
+        self.arena = arena
+        self.relief: weakref.WeakMethod[Relief] | None = None
+        """Is told of slots that are about to be allocated, and may free others before."""
+        self.base = TRASH  # slot of the first token, once there is one
+        self._finalizer: weakref.finalize[..., ArenaCache] | None = None
+
+    def begin(self, num_rows: int) -> int:
+        """Make room for a pass; recorded moves are done by the pass itself, or by ``settle``."""
+        self.reserve(0)
+        return self._make_room(num_rows)
+
+    @torch.inference_mode()
+    def reserve(self, num_slots: int) -> None:
+        """Have room for so many tokens without growing later, and some slots at all."""
+        if self._finalizer is None or num_slots > self.capacity:
+            wanted = max(num_slots, self.capacity)
+            self._resize(wanted if self.limit is None else min(wanted, self.limit))
+
+    def settle(self) -> None:
+        """Do the recorded moves now, before a pass that does not."""
+        self._apply_moves()
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The slots it has, by their first, up to and without their end: none or one run."""
+        return () if self._finalizer is None else ((self.base, self.base + self.capacity),)
+
+    @property
+    def num_moves(self) -> int:
+        """How many rows are to be moved."""
+        return sum(len(slots) for _, slots in self._moves)
+
+    @property
+    def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """What is to be moved, for ``put_back``."""
+        with self._lock:
+            return tuple(self._moves)
+
+    def put_back(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Have moves to do yet that were taken for a pass which did not begin."""
+        with self._lock:
+            self._moves[:] = moves
+
+    def take_moves(self) -> tuple[list[int], list[int]]:
+        """Hand out the recorded moves, as sources and targets among the arena's slots."""
+        with self._lock:
+            moves = self._listed()
+            self._moves.clear()
+        return moves
+
+    def _listed(self) -> tuple[list[int], list[int]]:
+        sources = [self.base + slot for _, slots in self._moves for slot in slots]
+        targets = [self.base + first + i for first, slots in self._moves for i in range(len(slots))]
+        return sources, targets
+
+    def bind(self) -> None:
+        """Look at the arena's states where they are now."""
+        if self._finalizer is None:
+            return
+        own = self.arena.states[:, :, self.base : self.base + self.capacity]
+        self._keys = [states[None] for states in own[0::2]]
+        self._values = [states[None] for states in own[1::2]]
+
+    @torch.inference_mode()
+    def _apply_moves(self) -> None:
+        with self._lock:
+            sources, targets = self._listed()
+            if sources:
+                self.arena.move(sources, targets)
+            self._moves.clear()  # not before they are done: memory may run out on the way
+
+    @torch.inference_mode()
+    def _resize(self, capacity: int) -> None:
+        # Rows that are yet to be moved stand behind what is committed.
+        used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)
+        used = max(used, self.length)
+        if used == 0:
+            self._release()
+        relieve = None if self.relief is None else self.relief()
+        if relieve is not None:
+            relieve(self.arena, capacity)
+        base = self.arena.allocate(capacity)
+        states, old = self.arena.states, self._finalizer
+        if old is not None:
+            states[:, :, base : base + used] = states[:, :, self.base : self.base + used]
+        self.base, self.capacity = base, capacity
+        self._finalizer = weakref.finalize(self, self.arena.free, base, base + capacity)
+        self._finalizer.atexit = False
+        self.bind()
+        if old is not None:
+            old()
+
+    def _release(self) -> None:
+        """Give its slots back; it gets others when they are wanted."""
+        finalizer, self._finalizer, self.base = self._finalizer, None, TRASH
+        self._keys, self._values = [], []
+        if finalizer is not None:
+            finalizer()
+
+
+MAX_MOVES = 64
+"""Most rows that one pass moves to where they belong."""
+
+
+class Kernel(Protocol):
+    """Attention over an arena in passes of one size; see ``triton_attention.attend``."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it keeps from pass to pass, in bytes."""
+        ...
+
+    def __call__(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: RowBlocks,
+        *,
+        scaling: float,
+        num_splits: int,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attend with rows [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The bucket of a pass: rows, row blocks and splits of the attended tokens.
+
+    ``has_masks`` tells that some rows may be mask tokens: what acts on them is left out of others.
+    """
+
+    rows: int
+    blocks: int
+    splits: int
+    has_masks: bool = False
+
+
+class StaticPass:
+    """The buffers of one size of pass, and its attention. Filled before every run.
+
+    ``recorded`` is the graph of the pass with the logits that it writes, once it was captured;
+    ``logits_bytes`` what those take.
+    """
+
+    def __init__(self, size: Size, arena: Arena, kernel: Kernel, group: int) -> None:
+        device, rows = arena.layout.device, size.rows
+        self.size, self._arena, self._kernel = size, arena, kernel
+        self._block_rows = rows_per_block(group)
+        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self.logits_bytes = 0
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES, dtype=torch.int64, pin_memory=pinned)
+        self._inputs = torch.zeros_like(self._host, device=device)
+        self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
+        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES])
+        self.token_ids, self.positions = parts[0][None], parts[1][None]
+        self._slots, self._sources, self._targets = parts[2:]
+        self._words = -(-min(rows, 256) // 64)
+        self._blocks = RowBlocks.empty(
+            rows, size.blocks, self._words, block_rows=self._block_rows, device=device
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the device that it keeps, in bytes."""
+        tables = self._inputs.nbytes + self._blocks.buffer.nbytes
+        return tables + self._kernel.num_bytes + self.logits_bytes
+
+    def fill(self, rows: Rows) -> None:
+        """Put a pass into the buffers; waits for the device only until it has read the last one."""
+        if self._copied is not None:
+            self._copied.synchronize()  # after a prefill pass, nobody waited for what it chose
+        size = self.size
+        ids, positions, slots, sources, targets = np.split(
+            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES])
+        )
+        for part, padding in ((ids, 0), (positions, 0), (slots, TRASH)):
+            part[:] = padding
+        sources[:], targets[:] = TRASH, TRASH
+        n = rows.num_rows
+        ids[:n], positions[:n] = rows.token_ids[0].numpy(), rows.positions[0].numpy()
+        moved, segments = 0, []
+        for span in rows.spans:
+            cache = in_arena(span.cache)
+            slots[span.rows] = np.arange(span.num_rows) + cache.base + span.start
+            found = cache.take_moves()
+            stop = moved + len(found[0])
+            sources[moved:stop], targets[moved:stop] = found
+            moved = stop
+            sees = None if span.sees is None else span.sees.numpy()
+            where = (span.first, span.num_rows, cache.base, span.start)
+            segments.append(Segment(*where, sees, positions[span.rows]))
+        self._inputs.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._inputs.device))
+        table = block_table(
+            segments,
+            num_rows=size.rows,
+            num_blocks=size.blocks,
+            num_words=self._words,
+            block_rows=self._block_rows,
+        )
+        self._blocks.copy_(table)
+
+    def move(self) -> None:
+        """Move what the last passes left in the wrong place."""
+        states = self._arena.states
+        states.index_copy_(2, self._targets, states.index_select(2, self._sources))
+
+    def attend(
+        self,
+        layer: int,
+        states: tuple[Tensor, Tensor, Tensor],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Store the rows' keys and values; return what each row attends to. [1, N, H, D].
+
+        ``states`` are queries [1, H, N, D], keys and values [1, K, N, D].
+        """
+        queries, keys, values = states
+        all_keys, all_values = self._arena.states[2 * layer : 2 * layer + 2].unbind(0)
+        all_keys.index_copy_(1, self._slots, keys[0])
+        all_values.index_copy_(1, self._slots, values[0])
+        found = self._kernel(
+            queries[0].transpose(0, 1),
+            all_keys,
+            all_values,
+            self._blocks,
+            scaling=scaling,
+            num_splits=self.size.splits,
+            window=window,
+            softcap=softcap,
+        )
+        return found[None]
+
+
+def in_arena(cache: object) -> ArenaCache:
+    """Tell the type checker, and whoever errs, that a cache lies in an arena.
+
+    Raises:
+        TypeError: it does not.
+    """
+    if not isinstance(cache, ArenaCache):
+        raise TypeError("static passes run over caches of an arena")
+    return cache
+
+
+_SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
+_WARM_UPS = 2
+_KEPT_SHARE = 0.05  # of the device's memory
+
+logger = logging.getLogger("ragaccel")
+
+
+class CaptureError(RuntimeError):
+    """A pass cannot be captured: the model waits for the device, or does what no graph can."""
+
+
+class StepGraphs:
+    """Runs passes over static buffers, captured as CUDA graphs where the device has them.
+
+    The passes that were not used for longest go first when there are too many.
+
+    Args:
+        compute: the model over a static pass: token ids and positions in, logits [N, V] out, with
+            the pass's ``attend`` in every layer.
+        arena: where the caches of all passes lie.
+        make_kernel: makes attention over it, for each size of pass.
+        group: query heads that share a KV head.
+        capture: replay graphs; else ``compute`` runs anew for every pass, the same operations.
+        max_passes: most sizes of pass that are kept; what a graph takes of the driver's memory is
+            not counted in bytes.
+        max_bytes: most bytes of buffers and logits kept; ``None`` is a twentieth of the device's
+            memory. The last pass is kept whatever it takes.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[StaticPass], Tensor],
+        arena: Arena,
+        make_kernel: Callable[[], Kernel],
+        *,
+        group: int,
+        capture: bool,
+        max_passes: int = 128,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._compute, self._arena, self._group = compute, arena, group
+        self._make_kernel, self._capture = make_kernel, capture
+        self._version = arena.version
+        if max_bytes is None:
+            max_bytes = memory_share(arena.layout.device, _KEPT_SHARE)
+        self._max_passes, self._max_bytes = max_passes, max_bytes
+        self._passes: dict[Size, StaticPass] = {}  # the last used last
+        self._pool: Any = None
+        self._aside: Any = None  # a stream for runs that are not captured
+        self.num_captures = 0
+        """How many passes were captured so far, or ran for the first time."""
+        self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """A context around what the device computes of every pass, for who measures it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the device that is kept for passes to come, in bytes."""
+        return sum(static.num_bytes for static in self._passes.values())
+
+    def takes(self, rows: Rows) -> bool:
+        """Whether a pass fits: few enough rows and sequences, all of them in the arena.
+
+        Exact ones do not: how many splits are reduced follows the attended tokens.
+        """
+        return (
+            not rows.exact
+            and rows.num_rows <= ROW_BUCKETS[-1]
+            and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
+            and all(isinstance(span.cache, ArenaCache) for span in rows.spans)
+        )
+
+    def clear(self) -> None:
+        """Free what is kept; passes are captured anew, as when what they read has moved."""
+        self._passes.clear()
+
+    def run(self, rows: Rows) -> Tensor:
+        """Run a pass; return its logits, [n, V], valid until the next one of this size.
+
+        Whatever is raised, no move is lost.
+
+        Raises:
+            CaptureError: it cannot be captured; nothing was computed.
+        """
+        if not self._capture:
+            return self._run(rows)
+        with torch.cuda.device(self._arena.layout.device):  # else another device's stream
+            return self._run(rows)
+
+    def _run(self, rows: Rows) -> Tensor:
+        if self._version != self._arena.version:  # the graphs read where the states were
+            self.clear()
+            self._version = self._arena.version
+        _settle_most(rows)
+        size = self._size(rows)
+        static = self._passes.pop(size, None)
+        is_new = static is None
+        if static is None:
+            self.num_captures += 1
+            static = StaticPass(size, self._arena, self._make_kernel(), self._group)
+            if self._capture:
+                for span in rows.spans:
+                    span.cache.settle()  # a capture runs the pass several times, moves only once
+                static.fill(rows)
+                static.recorded = self._captured_or_refused(static)
+        logits = self._launch(static, rows)
+        self._passes[size] = static
+        if is_new:
+            static.logits_bytes = logits.nbytes
+            self._drop_oldest()
+        return logits[: rows.num_rows]
+
+    def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
+        """Put a pass into its buffers and run it; if that fails, its moves are to be done yet."""
+        caches = [in_arena(span.cache) for span in rows.spans]
+        waiting = [(cache, cache.moves) for cache in caches]
+        try:
+            static.fill(rows)
+            with self.running():
+                if static.recorded is not None:
+                    graph, logits = static.recorded
+                    graph.replay()
+                    return logits
+                static.move()
+                waiting.clear()
+                return self._compute(static)
+        except Exception:
+            for cache, moves in waiting:
+                cache.put_back(moves)
+            raise
+
+    def _drop_oldest(self) -> None:
+        """Drop passes beyond the bounds. The device has run them: their choices were read."""
+        while len(self._passes) > 1 and (
+            len(self._passes) > self._max_passes or self.num_bytes > self._max_bytes
+        ):
+            del self._passes[next(iter(self._passes))]
+
+    def _captured_or_refused(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        try:
+            return self._captured(static)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise CaptureError(str(error)) from error
+
+    def _captured(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture a pass over its static buffers, after runs that make what is made lazily."""
+        # One for all captures: what was allocated on a stream, and freed, serves that one alone.
+        stream = self._aside = self._aside or cast("Any", torch.cuda).Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._step(static)
+        torch.cuda.current_stream().wait_stream(stream)
+        if not self._passes:
+            self._pool = None  # a pool ends with the last graph in it
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile: an embedder, a request that is closed.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = self._step(static)
+        self._pool = self._pool or graph.pool()
+        return graph, logits
+
+    def _step(self, static: StaticPass) -> Tensor:
+        static.move()
+        return self._compute(static)
+
+    def _size(self, rows: Rows) -> Size:
+        count = _at_least(rows.num_rows, ROW_BUCKETS)
+        sequences = _at_least(len(rows.spans), _SEQUENCE_BUCKETS)
+        # Every sequence may leave its last block partly empty.
+        blocks = -(-count // rows_per_block(self._group)) + sequences - 1
+        splits = num_splits(rows.attended)
+        has_masks = rows.is_probe is not None
+        return Size(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
+
+
+def _settle_most(rows: Rows) -> None:
+    """Do moves beforehand that a pass has no room for, of the caches that have most of them."""
+    caches = sorted((in_arena(span.cache) for span in rows.spans), key=lambda one: one.num_moves)
+    while sum(cache.num_moves for cache in caches) > MAX_MOVES:
+        caches.pop().settle()
+
+
+def _at_least(number: int, buckets: tuple[int, ...]) -> int:
+    return next(bucket for bucket in buckets if bucket >= number)
