@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.space_adapter import SpaceAdapter
-from ragaccel.models.space_files import CONFIG_FILE, FOLDER
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.space_adapter import CONFIG_FILE, FOLDER, SpaceAdapter
 
 if TYPE_CHECKING:
     from eval.targets import Target

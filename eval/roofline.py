@@ -33,7 +33,7 @@ from eval.targets import (
 )
 from ragaccel.engine.engine import ROWS, Engine, measure_passes
 from ragaccel.engine.latency import read_bandwidth
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from eval.forced import Forcing
     from ragaccel.engine.engine import Engine
-    from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.hf_model import HuggingFaceModel
 
 _SPANS = (4, 24)  # shortest and longest run of tokens copied at a time
 _OWN = 3  # tokens between two runs

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.examples import in_data
 from eval.random_models import build_random_model, read_shape
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.load import bundled_reader_path, load_model
 from ragaccel.models.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from eval.jobs import Job
-    from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.hf_model import HuggingFaceModel
 
 _STEP = 64  # tokens between two lengths that are looked at
 

@@ -66,7 +66,7 @@ _MODULE_OF = {
     "gather_references": "retrieved",
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
-    "tool_format": "models.tool_probing",
+    "tool_format": "models.tool_calling",
     "ToolCalling": "models.tool_calling",
     "choose_tool": "models.tool_calling",
     "tool_calling": "models.tool_calling",
@@ -148,9 +148,8 @@ if TYPE_CHECKING:
     )
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.models.space_adapter import SpaceAdapter
-    from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling
+    from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling, tool_format
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
-    from ragaccel.models.tool_probing import tool_format
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG

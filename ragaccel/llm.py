@@ -16,9 +16,9 @@ from ragaccel.homes import cost_file
 from ragaccel.inputs import is_batch, references_of_each
 from ragaccel.loading import open_model, use_space
 from ragaccel.models.generation_config import GenerationDefaults
-from ragaccel.models.length_check import check_folder
 from ragaccel.models.load import as_target, end_tokens, is_bundled
-from ragaccel.models.packing_choices import packing_file
+from ragaccel.models.packing import packing_file
+from ragaccel.models.self_check import check_folder
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.planning import check_probes, make_plan
 from ragaccel.references import listed_references

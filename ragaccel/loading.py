@@ -15,7 +15,7 @@ from ragaccel.rehearsal import REHEARSAL
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.hf_model import HuggingFaceModel
     from ragaccel.models.tokenizer import Tokenizer
 
 SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.errors import ConfigurationError
 from ragaccel.inputs import as_texts, read_prompt
-from ragaccel.models.caller_rules import criterion_rules, logits_processors
 from ragaccel.models.generation_config import TimeRule
-from ragaccel.models.stop_strings import TextStopRule
+from ragaccel.models.hf_processors import criterion_rules, logits_processors
+from ragaccel.models.streaming import TextStopRule
 from ragaccel.references import predicted_answers
 from ragaccel.settings import SAMPLING, Settings, check_names, remembers
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ragaccel.decoding.session import Drafter
     from ragaccel.inputs import AnyReference
     from ragaccel.models.generation_config import GenerationDefaults
-    from ragaccel.models.huggingface import HuggingFaceModel
+    from ragaccel.models.hf_model import HuggingFaceModel
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.passage import Passage
 

@@ -12,9 +12,9 @@ from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.guessing import Guessing
 from ragaccel.homes import cost_file
-from ragaccel.models.length_check import check_folder
 from ragaccel.models.load import as_target
-from ragaccel.models.packing_choices import packing_file
+from ragaccel.models.packing import packing_file
+from ragaccel.models.self_check import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

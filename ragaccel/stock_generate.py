@@ -13,7 +13,7 @@ from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.forking import claim_torch
 from ragaccel.inputs import read_prompt, references_of_each
-from ragaccel.models.stock_call import StockCall
+from ragaccel.models.hf_processors import StockCall
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.running import Job, Runner
 from ragaccel.stock_engines import engine_for

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.answer import Answer, Stream
 from ragaccel.decoding.request import Cancellation
-from ragaccel.models.detokenizer import IncrementalDecoder
+from ragaccel.models.streaming import IncrementalDecoder
 from ragaccel.running import Job
 
 if TYPE_CHECKING:

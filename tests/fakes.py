@@ -10,7 +10,7 @@ import numpy as np
 
 from ragaccel.decoding.session import Choices
 from ragaccel.decoding.tree import DraftTree, Origin
-from ragaccel.models.shielding import Shield
+from ragaccel.models.tokenizer import Shield
 
 
 class ScriptedVerifier:

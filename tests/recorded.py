@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 from eval.jobs import Job
 from eval.targets import Target
 from ragaccel.decoding.request import Reference
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.tokenizer import Tokenizer
 
 EOS = 1

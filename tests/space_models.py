@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from tiny_models import make_tiny_model
 
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.space_adapter import new_adapter
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ragaccel.models.shielding import Shield
+from ragaccel.models.tokenizer import Shield
 
 _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 

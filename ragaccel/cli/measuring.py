@@ -38,7 +38,7 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
     Raises:
         ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
-    from ragaccel.models.packing_choices import forget_packing
+    from ragaccel.models.packing import forget_packing
 
     forget_packing()  # measured again, too: what was kept may come from a moment under load
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing

@@ -1,4 +1,4 @@
-"""Loading: from a name, a folder or the bundled reader to a target model and its tokenizer."""
+"""Loading: a model and its tokenizer by name or folder, checked before it answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from ragaccel.errors import (
     ModelRefusedError,
 )
 from ragaccel.forking import claim_torch
-from ragaccel.models.architecture import read_max_positions, refuse_by_config
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.locate import LANGUAGE_MODEL, find_folder
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
+from ragaccel.models.support import read_max_positions, refuse_by_config
 from ragaccel.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
 
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
 _DTYPES = {

@@ -1,4 +1,4 @@
-"""Packing: weights of linear layers in the order in which oneDNN's kernels read them.
+"""Packed weights on a CPU: where packing pays, and what weights weigh.
 
 On a CPU a pass of few rows is bound by reading its weights, and a matrix product over weights as
 they are stored reads them badly: packed ones take half to a third of the time at 1 to 64 rows. The
@@ -7,6 +7,11 @@ products are the same sums in another order.
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import platform
+import re
 from copy import deepcopy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -14,13 +19,101 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ragaccel.models.packing_choices import PackingChoices
+from ragaccel.homes import cost_file
+from ragaccel.models.support import quantization_of
+from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
     from typing import TypeGuard
 
     from torch import Tensor
+
+
+_FORMAT = "ragaccel packing 1"
+
+logger = logging.getLogger("ragaccel")
+
+
+class PackingChoices:
+    """Whether layers of a shape and type are packed; the next run chooses alike, without measuring.
+
+    What was measured twice may come out differently, and packed sums round differently. A file
+    that is no such file, or cannot be written, does no harm: choices are measured anew.
+
+    Args:
+        path: the file, of one processor, number of threads and version of torch; without it
+            nothing is kept.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._pays = _read(path)
+        self._is_saved = True
+
+    def of(self, weight: Tensor) -> bool | None:
+        """What is known of weights like these."""
+        return self._pays.get(_name(weight))
+
+    def add(self, weight: Tensor, pays: bool) -> None:
+        """Take what was measured on these weights."""
+        self._pays[_name(weight)] = pays
+        self._is_saved = False
+
+    def save(self) -> None:
+        """Write what is new; what other programs have written meanwhile stays."""
+        if self._path is None or self._is_saved:
+            return
+        document = {"format": _FORMAT, "pays": {**self._pays, **_read(self._path)}}
+        try:
+            with replacing(self._path) as file:
+                file.write(json.dumps(document, indent=1).encode())
+        except OSError as error:
+            logger.debug("packing choices are not kept: %s", error)
+        self._is_saved = True
+
+
+def packing_file(*, keep: bool = True) -> Path | None:
+    """Where choices are kept for this processor, its threads and this torch; None if they are not.
+
+    Beside what passes cost.
+    """
+    if not keep:
+        return None
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} threads"
+    kernels = torch.backends.cpu.get_cpu_capability()
+    place = f"packing {platform.machine()} {kernels} {threads} torch {torch.__version__}"
+    return cost_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
+
+
+def forget_packing() -> None:
+    """Have choices measured anew that are kept for this processor and its threads."""
+    path = packing_file()
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.debug("packing choices are not forgotten: %s", error)
+
+
+def _name(weight: Tensor) -> str:
+    outputs, inputs = weight.shape
+    return f"{outputs} x {inputs} {str(weight.dtype).removeprefix('torch.')}"
+
+
+def _read(path: Path | None) -> dict[str, bool]:
+    if path is None:
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] == _FORMAT:
+            kept = document["pays"].items()
+            return {name: pays for name, pays in kept if isinstance(pays, bool)}
+    except Exception as error:  # measured anew: what it holds is no one's work
+        logger.debug("packing choices are not read: %s", error)
+    return {}
+
 
 _STOCK = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -205,3 +298,43 @@ def _pack(weight: Tensor) -> Tensor:
     with torch.no_grad():
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return packed
+
+
+def weight_bytes(model: Any) -> int:
+    """All but the input embedding, of which a pass reads a few rows, unless the head has it too."""
+    weights = {id(weight): weight for weight in weights_of(model)}
+    given, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is not given.weight:
+        weights.pop(id(given.weight), None)
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+
+def input_device(model: Any, embedding: Tensor) -> torch.device:
+    """Where token ids go in; of offloaded weights accelerate's hooks know where they are used."""
+    if embedding.device.type != "meta":
+        return embedding.device
+    for module in (model.get_input_embeddings(), model):
+        place = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if place is not None:
+            return torch.device(place)
+    return embedding.device
+
+
+def cost_key(model: Any, device: torch.device) -> str:
+    """Tell a model on a device from others whose passes cost differently."""
+    place = device.type
+    if place == "cuda":
+        place = torch.cuda.get_device_name(device)
+    elif place == "cpu":
+        place = f"{platform.machine()} {torch.get_num_threads()} of {os.cpu_count()} threads"
+    spread = sorted({str(part) for part in getattr(model, "hf_device_map", {}).values()})
+    if len(spread) > 1 or "disk" in spread:
+        place = f"{place} over {' '.join(spread)}"
+    weights = list(weights_of(model))
+    kinds = {str(weight.dtype) for weight in weights}
+    # Quantized weights may have the type of what they stand for.
+    kinds |= {type(weight).__name__ for weight in weights} - {"Parameter", "Tensor"}
+    kinds |= {quantization_of(model)} - {""}
+    count = sum(weight.numel() for weight in weights)
+    name = f"{type(model).__name__} {count} {' '.join(sorted(kinds))} {place}"
+    return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()

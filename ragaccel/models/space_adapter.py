@@ -1,4 +1,12 @@
-"""SPACE adapters: what teaches a frozen model to guess at mask tokens, as a folder.
+"""SPACE adapters: files, checks, and gated layers attached to a model.
+
+Follows gated LoRA (Samragh et al., 2025, arXiv 2507.11851): a row of a real token is computed by
+the layer as it was, to the last bit; a mask token's row gets x A B besides. Layers are wrapped from
+outside: stock linear ones, packed or quantized ones, GPT-2's transposed ones.
+
+Shapes: N rows of a pass, M of them mask tokens, R rank.
+
+Shapes: N rows of a pass, V vocabulary, K mask tokens, D hidden size.
 
 Two files, neither of them a pickle: ``space_config.json`` and ``space.safetensors``. The model's
 vocabulary stays as it is: mask tokens are numbered behind it, and their embeddings stand here.
@@ -11,7 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,24 +27,348 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch import nn
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
-from ragaccel.models.gated import linear_sizes
-from ragaccel.models.space_checks import check_changes, check_masks, tokens_per_pass
-from ragaccel.models.space_files import (
-    CONFIG_FILE,
-    FOLDER,
-    FORMAT,
-    WEIGHTS_FILE,
-    fetched,
-    read_config,
-)
+from ragaccel.models.hub import Kind, find_folder
 from ragaccel.replacing import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
+
+
+_MOST = 1e4  # of a mask token's numbers in float16
+
+
+class MaskRows:
+    """Which rows of the pass at hand are mask tokens; shared by all gated layers of a model.
+
+    ``index`` [M] says it by number. ``gate`` [N, 1] says it of every row, for passes that are
+    captured once and replayed, where the numbers change and the shapes may not. With neither
+    every layer is what it was. ``num_rows`` is N, where ``index`` alone does not tell it.
+    """
+
+    def __init__(self) -> None:
+        self.index: Tensor | None = None
+        self.gate: Tensor | None = None
+        self.num_rows: int | None = None
+
+    def clear(self) -> None:
+        """Say that no row is one."""
+        self.index = self.gate = self.num_rows = None
+
+    def are_of(self, inputs: Tensor) -> bool:
+        """Whether these are the rows of the pass, not some of them, as an expert is given."""
+        num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
+        return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
+
+
+class GatedLinear(nn.Module):
+    """A linear layer and a low-rank change that mask tokens' rows alone are given.
+
+    Where it is given other rows than those of the pass it stays what it was: nobody knows which of
+    them are mask tokens.
+
+    Args:
+        inner: the layer, which stays as it is.
+        down: [R, in_features].
+        up: [out_features, R].
+        rows: which rows are mask tokens.
+    """
+
+    def __init__(self, inner: nn.Module, down: Tensor, up: Tensor, rows: MaskRows) -> None:
+        super().__init__()
+        self.inner, self._rows = inner, rows
+        self.down = nn.Parameter(down, requires_grad=False)
+        self.up = nn.Parameter(up, requires_grad=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer for the layer inside: models ask a layer for its weight or its sizes."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Multiply [..., N, in_features] to [..., N, out_features]."""
+        found: Tensor = self.inner(inputs)
+        rows = self._rows
+        # A router that is a linear layer by its type may return more than a product.
+        if not rows.are_of(inputs) or not isinstance(found, torch.Tensor):
+            return found
+        if rows.gate is not None:
+            changed = _bounded(found + self._change(inputs).to(found.dtype))
+            return torch.where(rows.gate, changed, found)
+        if rows.index is None:
+            return found
+        index = rows.index.to(inputs.device)
+        change = self._change(inputs.index_select(-2, index)).to(found.dtype)
+        if found.dtype == torch.float16:
+            changed = _bounded(found.index_select(-2, index) + change)
+            return found.index_copy(-2, index, changed)
+        return found.index_add(-2, index, change)
+
+    def _change(self, inputs: Tensor) -> Tensor:
+        hidden = nn.functional.linear(inputs.to(self.down.dtype), self.down)
+        return nn.functional.linear(hidden, self.up)
+
+
+def _bounded(changed: Tensor) -> Tensor:
+    """Keep mask tokens' numbers finite where the type ends at 65,504.
+
+    Real tokens weigh mask tokens' states with 0, and 0 times infinity is no number.
+    """
+    if changed.dtype != torch.float16:
+        return changed
+    return changed.nan_to_num(0.0, _MOST, -_MOST).clamp(-_MOST, _MOST)
+
+
+def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Name a language model's linear layers but its head: inputs and outputs of each.
+
+    Quantized and packed layers count; an embedding and what makes logits do not, nor do the layers
+    of single experts: they are given some rows of a pass, in an order of their own, so that none
+    could tell which of them are mask tokens.
+    """
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return {
+        name: sizes
+        for name, layer in model.named_modules()
+        if layer is not head
+        and "experts" not in name.split(".")
+        and (sizes := _sizes(layer)) is not None
+    }
+
+
+def gate_linears(
+    model: nn.Module, changes: Mapping[str, tuple[Tensor, Tensor]], rows: MaskRows
+) -> list[GatedLinear]:
+    """Wrap the named layers of a model, in place; each change is its ``down`` and ``up``.
+
+    A change is put where its layer is; its numbers keep their type unless the layer computes in a
+    shorter one.
+
+    Raises:
+        KeyError: no layer of that name.
+        ValueError: a change of other sizes than its layer's.
+    """
+    gated = []
+    for name, (down, up) in changes.items():
+        parent_name, _, own = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        layer = getattr(parent, own, None)
+        if not isinstance(layer, nn.Module):
+            raise KeyError(name)
+        if _sizes(layer) != (down.shape[1], up.shape[0]) or down.shape[0] != up.shape[1]:
+            raise ValueError(
+                f"{name} takes {_sizes(layer)}, not a change of {tuple(down.shape)} and "
+                f"{tuple(up.shape)}"
+            )
+        wrapped = GatedLinear(layer, down, up, rows)
+        wrapped.train(layer.training)
+        setattr(parent, own, wrapped)
+        gated.append(wrapped)
+    return gated
+
+
+def ungate_linears(model: nn.Module) -> None:
+    """Put back the layers that ``gate_linears`` wrapped."""
+    for parent, name, layer in list(_gated(model)):
+        setattr(parent, name, layer.inner)
+
+
+def _gated(model: nn.Module) -> Iterator[tuple[nn.Module, str, GatedLinear]]:
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            if isinstance(layer, GatedLinear):
+                yield parent, name, layer
+
+
+def _sizes(layer: nn.Module) -> tuple[int, int] | None:
+    """What a linear layer of any kind takes and gives; None of other modules."""
+    if isinstance(layer, GatedLinear):
+        return None
+    given, taken = getattr(layer, "in_features", None), getattr(layer, "out_features", None)
+    if isinstance(given, int) and isinstance(taken, int):
+        return given, taken
+    weight = getattr(layer, "weight", None)
+    if type(layer).__name__ == "Conv1D" and isinstance(weight, torch.Tensor) and weight.dim() == 2:
+        return weight.shape[0], weight.shape[1]  # GPT-2's, which multiplies from the left
+    return None
+
+
+class WornSpace:
+    """A SPACE adapter on a model: mask embeddings for its passes, gated changes in its layers.
+
+    Token V + i is the mask token i. Rows of real tokens are computed as without the adapter, to the
+    last bit in a pass of as many rows: mask tokens take no part in what they attend to, and no
+    layer changes them. A mixture of experts groups its rows by the experts they go to, so there
+    they may round differently.
+
+    Args:
+        adapter: what was trained; it must fit the model (``SpaceAdapter.check``).
+        network: the modules that passes run through; its linear layers are wrapped.
+        dtype: the type of the activations.
+    """
+
+    def __init__(self, adapter: SpaceAdapter, network: Any, dtype: torch.dtype) -> None:
+        self.adapter, self.num_masks = adapter, adapter.num_masks
+        self._rows = MaskRows()
+        embedding = network.get_input_embeddings()
+        self._vocab_size: int = embedding.weight.shape[0]
+        masks = adapter.mask_embeddings.expand(self.num_masks, -1)
+        self._masks = masks.to(_place(embedding, masks.device), dtype)
+        self._changes = {}
+        for name, (down, up) in adapter.changes.items():
+            place = _place(network.get_submodule(name), self._masks.device)
+            self._changes[name] = (down.to(place, dtype), up.to(place, dtype))
+        self.wrap(network)
+
+    def wrap(self, network: nn.Module) -> None:
+        """Gate the layers of one more module tree over the same weights."""
+        gate_linears(network, self._changes, self._rows)
+
+    def embed(self, network: Any, token_ids: Tensor) -> Tensor:
+        """Embed token ids [1, N], mask tokens among them: [1, N, D]."""
+        last = self._vocab_size - 1
+        known: Tensor = network.get_input_embeddings()(token_ids.clamp(max=last))
+        number = (token_ids - self._vocab_size).clamp(min=0)
+        masks = self._masks[number.to(self._masks.device)].to(known.device, known.dtype)
+        return torch.where((token_ids > last)[..., None], masks, known)
+
+    @contextmanager
+    def marked(self, token_ids: Tensor, *, is_static: bool = False) -> Iterator[None]:
+        """Tell the gated layers which rows are mask tokens, while a pass of them runs.
+
+        Args:
+            token_ids: [1, N], where the numbers can be read without waiting for a device, unless
+                ``is_static``.
+            is_static: the pass is captured, or stands for one that is: its shapes must not follow
+                what the tokens are.
+        """
+        are_masks = token_ids[0] >= self._vocab_size
+        if is_static:
+            self._rows.gate = are_masks[:, None]
+        else:
+            self._rows.index = are_masks.nonzero()[:, 0]
+            self._rows.num_rows = len(are_masks)
+        try:
+            yield
+        finally:
+            self._rows.clear()
+
+
+def _place(layer: nn.Module, otherwise: torch.device) -> torch.device:
+    """Where a layer computes; of offloaded weights accelerate's hooks know where they are used."""
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.device.type != "meta":
+        return weight.device
+    used = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
+    return otherwise if used is None else torch.device(used)
+
+
+_MOST_MASKS = 1024
+_LARGEST = 1e3  # beyond it passes overflow, and what is not a number spreads to other rows
+
+
+def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
+    """Look at mask embeddings.
+
+    Raises:
+        ConfigurationError: not [1, D] or [K, D], or numbers that no training ends with.
+    """
+    if type(num_masks) is not int or not 1 <= num_masks <= _MOST_MASKS:
+        raise ConfigurationError(f"num_masks must be 1 to {_MOST_MASKS}, not {num_masks!r}")
+    shape = tuple(embeddings.shape)
+    if shape not in ((1, hidden_size), (num_masks, hidden_size)):
+        raise ConfigurationError(
+            f"mask embeddings of {shape} for {num_masks} mask tokens of a model of hidden "
+            f"size {hidden_size}"
+        )
+    _check_numbers("mask_embeddings", embeddings)
+
+
+def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Look at low-rank changes of layers.
+
+    Raises:
+        ConfigurationError: not [R, in] and [out, R], or numbers that no training ends with.
+    """
+    for name, (down, up) in changes.items():
+        if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
+            raise ConfigurationError(
+                f"changes of {name} of {tuple(down.shape)} and {tuple(up.shape)}: they must be "
+                "[R, in] and [out, R]"
+            )
+        _check_numbers(f"{name}.down", down)
+        _check_numbers(f"{name}.up", up)
+
+
+def tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
+    """What held-out answers gave by the number of mask tokens; nothing where it is not told."""
+    figures = training.get("held_out")
+    told = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
+    if not isinstance(told, list) or not all(isinstance(one, (int, float)) for one in told):
+        return []
+    return told
+
+
+def _check_numbers(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or not bool((tensor.float().abs() <= _LARGEST).all()):
+        raise ConfigurationError(
+            f"{name} has numbers that are none, or far too large: was the learning rate too high?"
+        )
+
+
+CONFIG_FILE, WEIGHTS_FILE = "space_config.json", "space.safetensors"
+FOLDER = "space"
+"""Where a model's folder holds its own adapter."""
+FORMAT = 1
+ADAPTER = Kind(
+    "SPACE adapter",
+    (CONFIG_FILE, WEIGHTS_FILE),
+    (CONFIG_FILE,),
+    "train one with `ragaccel train space`",
+)
+
+
+def fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
+    """Find the folder of an adapter; the hub is asked only where the cache has it not.
+
+    Raises:
+        ModelNotFoundError: neither a folder nor, in the cache or on the hub, a repository.
+    """
+    folder = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(folder) or isinstance(name_or_path, Path):
+        return folder / (hub.get("subfolder") or "")
+    return find_folder(name_or_path, ADAPTER, hub)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read what an adapter's folder says of it.
+
+    Raises:
+        ConfigurationError: nothing, or nothing that can be read.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if config["format"] > FORMAT:
+            raise ConfigurationError(
+                f"{path} is of a later format ({config['format']}): update ragaccel"
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigurationError(
+            f"{folder} holds no {CONFIG_FILE}: name a folder that `ragaccel train space` wrote"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{path} is no description of a SPACE adapter: {error}") from error
+    return config
+
 
 _SAMPLE = 16  # numbers of a model's embedding that tell it from others
 _NEARLY = 0.99

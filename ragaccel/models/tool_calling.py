@@ -1,19 +1,208 @@
-"""Tool calling: one answer that may call tools, from the choice of a tool to the calls it made."""
+"""Tool calling: which format a model's template has, and answers that may call tools."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.tool_probing import tool_format
+from ragaccel.models.tool_calls import (
+    MISTRAL_SEPARATOR,
+    PROBE_CALLING,
+    PROBE_ID,
+    PROBE_KEY,
+    PROBE_QUESTION,
+    PROBE_TOOL,
+    PROBE_TOOLS,
+    PROBE_VALUE,
+    MalformedCallError,
+    ToolFormat,
+    read_call,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ragaccel.models.tokenizer import Tokenizer
-    from ragaccel.models.tool_calls import ToolCall, ToolFormat
+    from ragaccel.models.tool_calls import ToolCall
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ragaccel.models.tokenizer import Tokenizer
+
+    Message = Mapping[str, Any]
+
+_ASKED = {PROBE_KEY: PROBE_VALUE}
+_ANSWER = "probe answer 7"
+_ANSWERING: Message = {"role": "assistant", "content": _ANSWER}
+_CALLING_TWICE: Message = {**PROBE_CALLING, "tool_calls": [*PROBE_CALLING["tool_calls"]] * 2}
+_THOUGHT_END = "</think>"
+# Special tokens round bare calls that templates leave to the model: Llama's.
+_UNWRITTEN_MARKERS = ("<|python_tag|>", "<|python_start|>")
+_UNWRITTEN_CLOSERS = ("<|python_end|>",)
+_COMMON = ToolFormat(
+    markers=("<tool_call>", "<|tool_call|>", "<|tool_call>", "[TOOL_CALLS]", *_UNWRITTEN_MARKERS),
+    closers=("</tool_call>", "<|/tool_call|>", "<tool_call|>", *_UNWRITTEN_CLOSERS),
+    is_bare=True,
+)
+
+
+def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
+    """Find how a model's answers spell tool calls; None if its template takes no tools.
+
+    A call that nobody made is laid out by the template: what stands around its name and its
+    arguments is the format, and no table of models is needed. One that takes tools and writes no
+    calls is read by the common formats. Takes milliseconds: keep what it returns.
+    """
+    if not tokenizer.takes_tools:
+        return None
+    special = tuple(sorted(tokenizer.special_tokens, key=len, reverse=True))
+    written = _written(tokenizer, PROBE_CALLING)
+    body = None if written is None else _Body.find(written.text)
+    if written is None or body is None:
+        return replace(_COMMON, special_tokens=special)
+    lead = body.before.rpartition(_THOUGHT_END)[2].lstrip()
+    again, between = _between(tokenizer, lead)
+    core = _core(lead)
+    closer = _cut(body.after, (written.tail.strip(), *tokenizer.special_ends))
+    closer = closer.strip().removeprefix("]").strip()
+    return ToolFormat(
+        markers=_distinct(core, again, *_known(_UNWRITTEN_MARKERS, special)),
+        closers=_distinct(
+            closer, between, closer.removeprefix(between), *_known(_UNWRITTEN_CLOSERS, special)
+        ),
+        is_bare=not core,
+        name_opening=_after_thoughts(tokenizer) + lead + body.name_opening,
+        arguments_opening=body.arguments_opening,
+        separator=body.separator or MISTRAL_SEPARATOR,
+        special_tokens=special,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a template writes of an answer, and what it writes behind one of plain text."""
+
+    text: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """The probe's call itself, in what a template wrote."""
+
+    before: str
+    text: str
+    after: str
+    separator: str = ""
+
+    @classmethod
+    def find(cls, written: str) -> _Body | None:
+        """The leftmost stretch that reads as the call; None if none does."""
+        name_at = written.find(PROBE_TOOL)
+        separator = _separator(written, name_at + len(PROBE_TOOL))
+        for start in range(name_at + 1):
+            try:
+                found = read_call(written, start, {}, re.compile(separator or MISTRAL_SEPARATOR))
+            except MalformedCallError:
+                continue
+            if found is not None and found[0].name == PROBE_TOOL and found[0].arguments == _ASKED:
+                end = found[1]
+                own = separator if start == name_at else ""
+                return cls(written[:start], written[start:end], written[end:], own)
+        return None
+
+    @property
+    def name_opening(self) -> str:
+        """What stands before the name; the name first, wherever the template puts it."""
+        before = self.text.partition(PROBE_TOOL)[0]
+        return _COMMON.name_opening if PROBE_VALUE in before else before
+
+    @property
+    def arguments_opening(self) -> str:
+        """What stands between the name and the arguments, without these' own first character."""
+        before, _, behind = self.text.partition(PROBE_TOOL)
+        if PROBE_VALUE in before:
+            return _COMMON.arguments_opening
+        behind = behind.partition(PROBE_KEY)[0].partition(PROBE_ID)[0]
+        if "{" in behind or self.separator:
+            return behind.partition("{")[0].rstrip()
+        if behind.startswith(("(", ">", '">')):
+            return behind[: behind.index(">") + 1] if ">" in behind else "("
+        return behind.partition("<")[0].rstrip()
+
+
+def _written(tokenizer: Tokenizer, message: Message) -> _Written | None:
+    """Lay out a message behind a question; None if the template rejects it."""
+
+    def laid_out(answer: Message) -> str:
+        return tokenizer.chat_text(
+            [PROBE_QUESTION, answer], add_generation_prompt=False, tools=PROBE_TOOLS
+        )
+
+    try:
+        plain, text = laid_out(_ANSWERING), laid_out(message)
+    except ConfigurationError:
+        return None
+    return _Written(text[_num_shared(plain, text) :], plain.rpartition(_ANSWER)[2])
+
+
+def _separator(written: str, at: int) -> str:
+    """A pattern of a name and what stands between it and a JSON object; "" if none follows."""
+    between, brace, _ = written[at:].partition("{")
+    if not brace or not between.strip():
+        return ""
+    pieces = [re.escape(piece).replace(PROBE_ID, r"(?P<id>\w+)", 1) for piece in between.split()]
+    pattern = r'(?P<name>[^\s\[\]{}()<>"]+)\s*' + r"\s*".join(pieces) + r"\s*"
+    return pattern if "(?P<id>" in pattern else pattern + "(?P<id>)"
+
+
+def _between(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
+    """What begins a second call and what ends the first, where two are written."""
+    written = _written(tokenizer, _CALLING_TWICE)
+    first = None if written is None else _Body.find(written.text)
+    second = None if first is None else _Body.find(first.after)
+    if second is None:
+        return "", ""
+    shared = _num_shared(lead[::-1], second.before[::-1])
+    begun = re.search(r"[<\[].*", lead[len(lead) - shared :], re.DOTALL)
+    again = begun.group() if begun else ""
+    return _core(again), second.before.removesuffix(again).strip(" \n,;")
+
+
+def _after_thoughts(tokenizer: Tokenizer) -> str:
+    """What ends the thoughts that the template has an answer begin with."""
+    prompt = tokenizer.chat_text([PROBE_QUESTION], tools=PROBE_TOOLS)
+    return f"\n{_THOUGHT_END}\n\n" if prompt.rstrip().endswith("<think>") else ""
+
+
+def _num_shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _core(opening: str) -> str:
+    """What announces calls, without the bracket of a list of them."""
+    return opening.strip().removesuffix("[").rstrip()
+
+
+def _cut(text: str, ends: Sequence[str]) -> str:
+    return text[: min((text.find(end) for end in ends if end and end in text), default=len(text))]
+
+
+def _known(tokens: Sequence[str], special: Sequence[str]) -> list[str]:
+    return [token for token in tokens if token in special]
+
+
+def _distinct(*texts: str) -> tuple[str, ...]:
+    """Those that are not empty, once each, the longest first."""
+    return tuple(sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True))
+
 
 _FORCED = ("any", "required", True)
 _FORMATS: WeakKeyDictionary[Tokenizer, ToolFormat] = WeakKeyDictionary()

@@ -28,7 +28,7 @@ def find_model_folder(name_or_path: str | Path | None = None) -> Path:
         ModelNotFoundError: There is no such model here, and the hub has none or does not answer.
         ConfigurationError: The extra's weights are not the ones that were pinned.
     """
-    from ragaccel.models.locate import EMBEDDER, cached_folder, download, find_folder
+    from ragaccel.models.hub import EMBEDDER, cached_folder, download, find_folder
 
     name = str(name_or_path or DEFAULT_EMBEDDER)
     # The default is never one that the current folder holds.

@@ -15,7 +15,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine, uninterrupted
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 

@@ -17,7 +17,7 @@ from ragaccel.engine.engine import Engine
 from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.engine.sampling import TokenNoise
 from ragaccel.errors import CapacityError
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 pytestmark = [
     pytest.mark.cuda,

@@ -17,7 +17,7 @@ from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import packing
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)

@@ -7,8 +7,8 @@ from tiny_models import make_tiny_model, tiny_model
 from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import huggingface
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models import hf_model as huggingface
+from ragaccel.models.hf_model import HuggingFaceModel
 
 
 def test_a_refusal_names_the_cause(monkeypatch):

@@ -20,7 +20,7 @@ from ragaccel.engine.cuda_graphs import Arena, CaptureError, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.self_check import check_model, expected_passes
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)

@@ -9,7 +9,7 @@ from tiny_models import make_tiny_model
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.engine.engine import Engine, measure_passes, measure_threads
 from ragaccel.engine.latency import KeptCosts, PassKind, way_of_choosing
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
 

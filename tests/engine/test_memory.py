@@ -16,7 +16,7 @@ from ragaccel.engine.cuda_graphs import Arena, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.memory import within_memory
 from ragaccel.errors import CapacityError
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 CHUNK = 16
 PASSAGES = random_prompt(60, 1)

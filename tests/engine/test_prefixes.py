@@ -8,7 +8,7 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import Session
 from ragaccel.engine.engine import Engine
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 CHUNK = 16
 PASSAGES = random_prompt(90, 1)

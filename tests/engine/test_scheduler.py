@@ -13,7 +13,7 @@ from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import CapacityError
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 

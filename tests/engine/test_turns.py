@@ -14,7 +14,7 @@ from ragaccel.decoding.request import Cancellation, Cancelled, Request
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 

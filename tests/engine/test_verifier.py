@@ -10,7 +10,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 PROMPT = random_prompt(40)
 SETTINGS = [{}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}]

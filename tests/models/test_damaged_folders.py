@@ -8,9 +8,9 @@ import pytest
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
-from ragaccel.models import chat_template
+from ragaccel.models import tokenizer as chat_template
+from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.load import load_model, outline_model
-from ragaccel.models.locate import LANGUAGE_MODEL, find_folder
 
 SAID = [{"role": "user", "content": "x"}]
 

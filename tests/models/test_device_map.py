@@ -13,8 +13,8 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 from ragaccel.decoding.request import Request
 from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.engine.engine import Engine
+from ragaccel.models.hf_attention import make_twin
 from ragaccel.models.load import load_model
-from ragaccel.models.twin import make_twin
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="the extra multi-gpu is not installed"

@@ -14,7 +14,7 @@ from tiny_models import (
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 
 @pytest.fixture(params=FAMILIES)

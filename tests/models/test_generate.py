@@ -21,8 +21,8 @@ from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import CapacityError, ConfigurationError
-from ragaccel.models.caller_rules import StatefulProcessor, criterion_rules, logits_processors
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.hf_processors import StatefulProcessor, criterion_rules, logits_processors
 
 SEVEN = ("llama", "mistral", "qwen2-sliding", "qwen3", "gemma2", "gemma3", "gpt2")
 PROCESSING = {

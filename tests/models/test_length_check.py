@@ -23,9 +23,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.errors import ModelRefusedError
-from ragaccel.models import length_check, small_copy
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.small_copy import lengths_of, make_small_copy
+from ragaccel.models import self_check as length_check
+from ragaccel.models import support as small_copy
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.support import lengths_of, make_small_copy
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LEFTOVER = ["llama", "granite", "cohere", "stablelm", "gpt_neox", "gpt2"]

@@ -10,8 +10,8 @@ import pytest
 from fake_hub import COMMIT
 
 from ragaccel.errors import ModelNotFoundError
+from ragaccel.models.hub import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
 from ragaccel.models.load import outline_model
-from ragaccel.models.locate import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
 
 SERVED = (
     "config.json", "modules.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "code.py",
@@ -133,7 +133,7 @@ def test_code_that_is_asked_for_must_be_in_the_cache(tmp_path):
 
 def test_local_files_only_asks_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("ragaccel.models.locate._ask_hub", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("ragaccel.models.hub._ask_hub", lambda *_: pytest.fail("asked"))
     with pytest.raises(ModelNotFoundError, match="local_files_only forbids asking the hub"):
         outline_model("someone/tiny", cache_dir=tmp_path, local_files_only=True)
 
@@ -143,7 +143,7 @@ def test_a_full_disk_is_not_called_a_network_that_is_down(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("ragaccel.models.locate._ask_hub", lambda *_: None)
+    monkeypatch.setattr("ragaccel.models.hub._ask_hub", lambda *_: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fill_up)
     with pytest.raises(ModelNotFoundError, match="cannot be stored there"):
         find_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path})

@@ -14,7 +14,7 @@ from torch import nn
 from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.models import packing
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.packing import PackedLinear, pack_linears, packed_bytes
 
 BIG = {"hidden_size": 256, "intermediate_size": 512}
@@ -319,7 +319,7 @@ def test_wrong_products_are_not_used(monkeypatch):
 
 @pytest.mark.parametrize(("free", "packs"), [(0, False), (1 << 40, True)])
 def test_copies_are_made_where_memory_is_free(monkeypatch, free, packs):
-    from ragaccel.models import huggingface
+    from ragaccel.models import hf_model as huggingface
 
     monkeypatch.setattr(huggingface, "free_bytes", lambda: free)
     assert bool(HuggingFaceModel(make_model())._packed) == packs

@@ -10,9 +10,8 @@ from torch import nn
 
 from ragaccel.llm import LLM
 from ragaccel.models import packing
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.packing import pack_linears
-from ragaccel.models.packing_choices import PackingChoices, forget_packing, packing_file
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.packing import PackingChoices, forget_packing, pack_linears, packing_file
 
 SHAPES = {"256 x 256 float32", "512 x 256 float32", "256 x 512 float32"}
 
@@ -137,7 +136,7 @@ def test_machines_threads_and_versions_are_told_apart(monkeypatch):
 @pytest.mark.parametrize("keep", [False, True])
 def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_path, keep):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("ragaccel.models.huggingface.free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("ragaccel.models.hf_model.free_bytes", lambda: 1 << 40)
     model = make_model()
     model.resize_token_embeddings(400)
     model.save_pretrained(tmp_path / "model")

@@ -6,8 +6,7 @@ from transformers.activations import ACT2FN
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import Masks, Rows, run_rows
-from ragaccel.models.attention import attending
-from ragaccel.models.row_by_row import activate_row_by_row
+from ragaccel.models.hf_attention import activate_row_by_row, attending
 
 CPU = torch.device("cpu")
 ROWS = 16

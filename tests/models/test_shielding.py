@@ -5,8 +5,7 @@ from small_tokenizers import KINDS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ragaccel.models.load import bundled_reader_path
-from ragaccel.models.shielding import Shield
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models.tokenizer import Shield, Tokenizer
 
 
 @pytest.mark.parametrize("text", ["<s3>", "a <s3> b</s>", "<s<s3>", "<s3", "", "x<s3><s3>"])

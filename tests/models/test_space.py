@@ -19,7 +19,7 @@ from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.engine.model_input import Masks, run_rows, tree_rows
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import packing
-from ragaccel.models.huggingface import HuggingFaceModel
+from ragaccel.models.hf_model import HuggingFaceModel
 
 SOME = ["llama", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gpt2", "opt"]
 

@@ -12,9 +12,8 @@ from transformers import StopStringCriteria
 from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.detokenizer import IncrementalDecoder
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.stop_strings import HeldBackText, TextStopRule
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.streaming import HeldBackText, IncrementalDecoder, TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
 
 STOPS = [("ee",), (" the", "l"), ("keeps the ships",), ("\n\n",), ("é",), ("rough.'",)]

@@ -11,7 +11,7 @@ from small_tokenizers import CORPUS, KINDS, byte_fallback, byte_level
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.detokenizer import IncrementalDecoder, decode_tail
+from ragaccel.models.streaming import IncrementalDecoder, decode_tail
 from ragaccel.models.tokenizer import Tokenizer
 
 CHAT = (

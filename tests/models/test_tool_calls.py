@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tool_templates import TEMPLATES, tokenizer_with, tool_tokenizer
 
 from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models.tool_calling import tool_format
 from ragaccel.models.tool_calls import ToolCall, ToolFormat
-from ragaccel.models.tool_probing import tool_format
 
 ARGUMENTS = {
     "place": 'the "mole" \\ pier, {north} [1]\nsecond line; né',

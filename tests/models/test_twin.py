@@ -16,10 +16,10 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import Masks, run_rows
-from ragaccel.models import huggingface, length_check
-from ragaccel.models.attention import NAME, attending, attention_forward, enter_layer
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.twin import make_twin
+from ragaccel.models import hf_model as huggingface
+from ragaccel.models import self_check as length_check
+from ragaccel.models.hf_attention import NAME, attending, attention_forward, enter_layer, make_twin
+from ragaccel.models.hf_model import HuggingFaceModel
 
 PROMPT = random_prompt(20)
 

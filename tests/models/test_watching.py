@@ -16,8 +16,7 @@ from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError, ModelRefusedError
 from ragaccel.llm import LLM
 from ragaccel.models import packing
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.watching import WeightWatch
+from ragaccel.models.hf_model import HuggingFaceModel, WeightWatch
 
 PROMPT = random_prompt(20)
 REQUEST = Request(PROMPT, max_new_tokens=20)

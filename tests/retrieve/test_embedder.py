@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import constants
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
-from ragaccel.models import locate
+from ragaccel.models import hub as locate
 from ragaccel.passage import Passage
 from ragaccel.retrieve import weights
 from ragaccel.retrieve.embedder import SentenceTransformerEmbedder, load_embedder

@@ -11,9 +11,8 @@ from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.drafting.space import PaperSpaceDrafter
 from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.llm import LLM
-from ragaccel.models.gated import ungate_linears
-from ragaccel.models.huggingface import HuggingFaceModel
-from ragaccel.models.space_adapter import SpaceAdapter
+from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models.space_adapter import SpaceAdapter, ungate_linears
 from ragaccel.train.space.evaluate import count_passes, guess
 from ragaccel.train.space.layout import Plan
 from ragaccel.train.space.samples import Sample

@@ -12,10 +12,15 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from ragaccel.models.architecture import read_architecture
-from ragaccel.models.gated import MaskRows, gate_linears
-from ragaccel.models.space_adapter import SpaceAdapter, base_of, new_adapter
-from ragaccel.models.space_files import FOLDER
+from ragaccel.models.space_adapter import (
+    FOLDER,
+    MaskRows,
+    SpaceAdapter,
+    base_of,
+    gate_linears,
+    new_adapter,
+)
+from ragaccel.models.support import read_architecture
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ import torch
 from transformers import TrainerCallback
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.architecture import read_max_positions
 from ragaccel.models.load import bundled_reader_path, load_for_training
 from ragaccel.models.space_adapter import base_of
+from ragaccel.models.support import read_max_positions
 from ragaccel.replacing import replacing
 from ragaccel.train.space.answers import answer_samples, kept_answers
 from ragaccel.train.space.network import SpaceNetwork

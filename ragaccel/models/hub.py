@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, the local cache or the hub, in that order.
+"""The hub: where a model's files are, local ones first.
 
 Language models, embedding models, rerankers and SPACE adapters are all found here.
 """
@@ -23,6 +23,7 @@ from ragaccel.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 _TIMEOUT_SECONDS = 5.0
 _UNSTORED = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)

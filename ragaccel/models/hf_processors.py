@@ -1,0 +1,400 @@
+"""Settings of a caller of generate: its logits processors and stopping criteria as ours.
+
+Shapes: B rows of the batch, P padding tokens before a row's prompt, L tokens, V vocabulary.
+
+Shapes: B rows of the batch, L tokens of the padded prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from ragaccel.checks import shown
+from ragaccel.decoding.request import Request, Sampling
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from ragaccel.decoding.request import Reference, StopRule
+
+
+# Processors of transformers that remember earlier calls, and so must see each token once.
+_STATEFUL = frozenset(
+    {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
+)
+
+
+class CriterionRule:
+    """A StoppingCriteria as a stop rule: called after every token, on prompt and answer.
+
+    Args:
+        criterion: called with (ids [1, L], None); a bool or a [1] bool tensor comes back.
+        prompt_ids: the prompt of the request.
+        device: where the criterion expects the ids.
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[..., Any],
+        prompt_ids: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._criterion = criterion
+        self._prompt = torch.tensor([list(prompt_ids)], dtype=torch.int64, device=device)
+
+    def cut(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Return how many answer tokens stand when the criterion first holds."""
+        answer = torch.tensor([list(token_ids)], dtype=torch.int64, device=self._prompt.device)
+        ids = torch.cat((self._prompt, answer), dim=1)
+        num_prompt = self._prompt.shape[1]
+        for end in range(start + 1, len(token_ids) + 1):
+            done = self._criterion(ids[:, : num_prompt + end], None)
+            try:
+                holds = bool(done.all() if isinstance(done, torch.Tensor) else done)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"the stopping criterion {shown(self._criterion)} returns {shown(done)}: a "
+                    "bool, or a tensor of one, is wanted"
+                ) from error
+            if holds:
+                return end
+        return None
+
+
+def criterion_rules(
+    criteria: Iterable[Callable[..., Any]],
+    prompt_ids: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> tuple[CriterionRule, ...]:
+    """Turn a StoppingCriteriaList, or any iterable of criteria, into stop rules."""
+    return tuple(CriterionRule(criterion, prompt_ids, device) for criterion in criteria)
+
+
+class StatefulProcessor:
+    """A logits processor that must see each token once, in order: it forces plain decoding."""
+
+    stateful = True
+
+    def __init__(self, processor: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._processor = processor
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """Process the scores of one row."""
+        return self._processor(token_ids, scores)
+
+
+def is_stateful(processor: Any) -> bool:
+    """Whether a logits processor must see each token once, as far as that is known."""
+    return type(processor).__name__ in _STATEFUL or bool(getattr(processor, "stateful", False))
+
+
+def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
+    """Take over the caller's processors; transformers' own stateful ones are marked as such."""
+    return tuple(
+        StatefulProcessor(processor) if is_stateful(processor) else processor
+        for processor in processors
+    )
+
+
+_NEVER = -float("inf")
+# In the order in which they are applied, by transformers and by us.
+_WARPERS = (
+    (TemperatureLogitsWarper, "temperature"),
+    (TopKLogitsWarper, "top_k"),
+    (TopPLogitsWarper, "top_p"),
+    (MinPLogitsWarper, "min_p"),
+)
+# Those of transformers that treat every row of a batch alike, wherever it stands.
+_ALIKE_FOR_ROWS = frozenset(
+    f"{name}LogitsProcessor"
+    for name in (
+        "ForcedBOSToken", "ForcedEOSToken", "InfNanRemove", "MinLength", "MinNewTokensLength",
+        "NoBadWords", "NoRepeatNGram", "SequenceBias", "SuppressTokens", "SuppressTokensAtBegin",
+    )
+) | frozenset(
+    f"{name}LogitsWarper"
+    for name in ("Epsilon", "Eta", "MinP", "Temperature", "TopH", "TopK", "TopP", "Typical")
+) | {"ExponentialDecayLengthPenalty", "LogitNormalization"}  # fmt: skip
+
+
+class RowProcessors:
+    """The logits processors of a batch, for one of its rows.
+
+    They are given what transformers' loop would give them: the row with its padding, scores in
+    float32, on the device of the batch, and where they may tell the rows of a batch apart, this
+    row at its place among copies of itself.
+
+    Args:
+        processors: pure functions of (ids [B, L], scores [B, V]).
+        padding: what stands before the row's prompt. [P]
+        row: which of the batch it is.
+        num_rows: how many there are.
+    """
+
+    def __init__(
+        self, processors: Iterable[Any], padding: Tensor, *, row: int, num_rows: int
+    ) -> None:
+        self._processors, self._padding = tuple(processors), padding
+        self._row, self._num_rows = row, num_rows
+        self.stateful = any(map(is_stateful, self._processors))
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """Process the scores [1, V] of the row, which holds these tokens [1, L - P] now."""
+        device = self._padding.device
+        ids = torch.cat((self._padding[None], token_ids.to(device)), dim=1)
+        processed = scores.to(device, torch.float32)
+        for processor in self._processors:
+            processed = self._apply(processor, ids, processed)
+        return processed.to(scores.device)
+
+    def _apply(self, processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
+        processed: Tensor
+        if self._num_rows == 1 or _is_alike_for_rows(processor):
+            processed = processor(ids, scores)
+            return processed
+        processed = processor(ids.repeat(self._num_rows, 1), scores.repeat(self._num_rows, 1))
+        return processed[self._row : self._row + 1]
+
+
+def split_processors(
+    processors: Sequence[Any], *, row: int, num_padding: int, sampled: bool
+) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """Tell the processors that we have of our own, for all rows of a pass, from the others.
+
+    Returns:
+        Settings of a ``Request``, settings of a ``Sampling``, and the others in order.
+    """
+    rest = list(processors)
+    request: dict[str, Any] = {}
+    if not num_padding:  # theirs see the padding
+        if rest and _penalizes_all(rest[0], row):
+            request["repetition_penalty"] = rest.pop(0).penalty
+        if rest and type(rest[0]) is NoRepeatNGramLogitsProcessor:
+            request["no_repeat_ngram_size"] = rest.pop(0).ngram_size
+    sampling: dict[str, Any] = {"temperature": 1.0} if sampled else {}
+    for kind, name in reversed(_WARPERS if sampled else ()):
+        if rest and type(rest[-1]) is kind and _is_usual(rest[-1]):
+            sampling[name] = getattr(rest.pop(), name)
+    return request, sampling, rest
+
+
+def end_ids(criteria: Iterable[Any]) -> frozenset[int]:
+    """The end tokens among stopping criteria."""
+    return frozenset(
+        int(token)
+        for criterion in criteria
+        if type(criterion) is EosTokenCriteria
+        for token in criterion.eos_token_id
+    )
+
+
+def longest(criteria: Iterable[Any], num_prompt: int) -> int:
+    """How many new tokens the maximal lengths among stopping criteria leave; at least one."""
+    lengths = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
+    return max(1, min(lengths) - num_prompt)
+
+
+def other_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
+    """The other stopping criteria as rules of a row [L], which they see with its padding."""
+    return tuple(
+        CriterionRule(criterion, row.tolist(), row.device)
+        for criterion in criteria
+        if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)
+    )
+
+
+def ends_rows_with_padding(criteria: Iterable[Any]) -> bool:
+    """Whether a row that has ended is padded, or goes on until all others have ended."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+
+def make_sampling(settings: dict[str, Any], seed: int) -> Sampling:
+    """How a row chooses: greedily without settings."""
+    return Sampling(**settings, seed=seed)
+
+
+def _is_alike_for_rows(processor: Any) -> bool:
+    kind = type(processor)
+    is_stock = kind.__module__ == NoRepeatNGramLogitsProcessor.__module__
+    return is_stock and kind.__name__ in _ALIKE_FOR_ROWS
+
+
+def _penalizes_all(processor: Any, row: int) -> bool:
+    if type(processor) is not RepetitionPenaltyLogitsProcessor:
+        return False
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if isinstance(ignored, torch.Tensor):
+        ignored = int(ignored[row])
+    return not ignored
+
+
+def _is_usual(warper: Any) -> bool:
+    """Whether it is as ``generate`` makes it; one may also be told to keep more, or all but one."""
+    keeps_one = getattr(warper, "min_tokens_to_keep", 1) == 1
+    drops = getattr(warper, "filter_value", _NEVER) == _NEVER
+    return keeps_one and drops and getattr(warper, "top_p", 1.0) > 0.0
+
+
+_OWN = "custom_generate=ragaccel.custom_generate"
+_HARMLESS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache",
+    "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict",
+    "token_type_ids"})  # fmt: skip
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+@dataclass(frozen=True, slots=True)
+class StockCall:
+    """One call of a decoding loop of transformers.
+
+    Args:
+        input_ids: the prompts, padded on the left. [B, L]
+        attention_mask: 0 where there is padding; None where there is none. [B, L]
+        processors: the logits processors, those that ``generate`` made itself included.
+        criteria: the stopping criteria, likewise.
+        config: how to generate.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor | None
+    processors: Sequence[Any]
+    criteria: Sequence[Any]
+    config: Any
+
+    @property
+    def num_rows(self) -> int:
+        """How many sequences there are."""
+        return self.input_ids.shape[0]
+
+    @property
+    def pads(self) -> bool:
+        """Whether a row that has ended is padded, or goes on until all others have ended."""
+        return ends_rows_with_padding(self.criteria)
+
+    def prompt(self, row: int) -> list[int]:
+        """The tokens of a prompt, without padding."""
+        ids: list[int] = self.input_ids[row, self._num_padding(row) :].tolist()
+        return ids
+
+    def check(self, model_kwargs: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError for what cannot be done, or not exactly as it would be."""
+        _check_mode(self.config)
+        _check_inputs(model_kwargs)
+        _check_positions(model_kwargs.get("position_ids"), self.attention_mask, self.input_ids)
+        for row in range(self.num_rows):
+            if not self._is_whole(row):
+                raise ConfigurationError(
+                    f"row {row} of the batch is not padded on the left alone, or empty: set the "
+                    "tokenizer's padding_side='left', and pass its attention_mask"
+                )
+        if self.num_rows > 1 and any(map(is_stateful, self.processors)):
+            names = [type(one).__name__ for one in self.processors if is_stateful(one)]
+            raise ConfigurationError(
+                f"{names[0]} remembers earlier calls, and rows end at different times: give one "
+                f"prompt a call, or leave out {_OWN}"
+            )
+
+    def request(
+        self, row: int, references: Sequence[Reference], seed: int, namespace: str
+    ) -> Request:
+        """What is asked for of one row."""
+        num_padding = self._num_padding(row)
+        settings, sampling, others = split_processors(
+            self.processors, row=row, num_padding=num_padding, sampled=self.config.do_sample
+        )
+        if others:
+            padding = self.input_ids[row, :num_padding]
+            processors = RowProcessors(others, padding, row=row, num_rows=self.num_rows)
+            settings["processors"] = (processors,)
+        return Request(
+            prompt_ids=tuple(self.prompt(row)),
+            references=tuple(references),
+            sampling=make_sampling(sampling, seed),
+            max_new_tokens=longest(self.criteria, self.input_ids.shape[1]),
+            eos_ids=end_ids(self.criteria),
+            stop_rules=other_rules(self.criteria, self.input_ids[row]),
+            namespace=namespace,
+            **settings,
+        )
+
+    def output(self, answers: Sequence[Sequence[int]]) -> Any:
+        """Put prompts and answers together, as ``generate`` returns them."""
+        width = max(map(len, answers))
+        padding = getattr(self.config, "_pad_token_tensor", None)
+        pad = 0 if padding is None else int(padding)
+        rows = [[*answer, *[pad] * (width - len(answer))] for answer in answers]
+        new = torch.tensor(rows, dtype=self.input_ids.dtype, device=self.input_ids.device)
+        sequences = torch.cat((self.input_ids, new), dim=1)
+        if self.config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=cast("torch.LongTensor", sequences))
+        return sequences
+
+    def _num_padding(self, row: int) -> int:
+        if self.attention_mask is None:
+            return 0
+        return int((self.attention_mask[row] == 0).sum())
+
+    def _is_whole(self, row: int) -> bool:
+        if self.attention_mask is None:
+            return self.input_ids.shape[1] > 0
+        return bool(self.attention_mask[row, self._num_padding(row) :].all()) and bool(
+            self.attention_mask[row].any()
+        )
+
+
+def _check_mode(config: Any) -> None:
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ConfigurationError(
+            f"{mode.value.replace('_', ' ')} is not what {_OWN} does: it chooses greedily or by "
+            "sampling, and drafts by itself; leave out num_beams and the like, or custom_generate"
+        )
+    wanted = [name for name in _OUTPUTS if getattr(config, name, None)]
+    if config.return_dict_in_generate and wanted:
+        raise ConfigurationError(
+            f"{wanted[0]}=True is not given by {_OWN}: passes run over drafts, several tokens at a "
+            "time; leave out one of the two"
+        )
+
+
+def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
+    token_types = model_kwargs.get("token_type_ids")
+    typed = token_types is not None and bool(token_types.any())
+    unknown = [name for name in model_kwargs.keys() - _HARMLESS if model_kwargs[name] is not None]
+    for name in sorted([*unknown, *["token_type_ids"] * typed]):
+        raise ConfigurationError(f"{_OWN} reads token ids only: leave out {name}")
+    cache = model_kwargs.get("past_key_values")
+    is_users = getattr(cache, "_is_user_defined", False)
+    if is_users or (cache is not None and cache.get_seq_length() > 0):
+        raise ConfigurationError(
+            f"{_OWN} keeps states by itself, of what earlier prompts began with too: leave out "
+            "past_key_values, and give whole prompts"
+        )
+
+
+def _check_positions(positions: Tensor | None, mask: Tensor | None, ids: Tensor) -> None:
+    """Only the positions that every model counts itself are known."""
+    if positions is None:
+        return
+    seen = torch.ones_like(ids) if mask is None else (mask != 0).to(ids.dtype).to(ids.device)
+    counted = seen.cumsum(-1) - 1
+    shape_fits = positions.dim() == 2 and positions.shape[1] == ids.shape[1]
+    if not shape_fits or not bool(((positions.to(ids.device) == counted) | (seen == 0)).all()):
+        raise ConfigurationError(f"{_OWN} counts positions by itself: leave out position_ids")
