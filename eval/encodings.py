@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.script import in_folder, measured, new_parser, note, result
-from ragaccel.retrieve.plain_text import decode_text, encoding_doubt
+from ragaccel.retrieval.loaders import decode_text, encoding_doubt
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
 LEGACY = (

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from eval.question_sets import Question, QuestionSet, load_set, spoken_title
 from eval.script import in_folder, measured, new_parser, note, result
 from ragaccel import Retriever, Store, load_embedder
-from ragaccel.retrieve.focusing import nearest_sentences
+from ragaccel.retrieval.focusing import nearest_sentences
 from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ragaccel.passage import Passage
-    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieval.embedder import Embedder
 
 _SETS = ("squad", "nq", "demo")
 _OTHER = {"squad": "demo", "nq": "squad", "demo": "nq"}

@@ -1,7 +1,7 @@
 """Which fusion of dense and full-text search is best; part of ``python -m eval.quality --sweep``.
 
 Every question is searched once in each of the two ways, deeply; every setting then fuses what came
-first in both. ``scores`` is the library's way (:func:`ragaccel.retrieve.retriever.fuse`): the
+first in both. ``scores`` is the library's way (:func:`ragaccel.retrieval.retriever.fuse`): the
 weighted sum of cosine and BM25, each brought to 0 to 1; over weights, and over how many of each
 search are fused at all. ``ranks`` is reciprocal rank fusion (Cormack et al., 2009): the sum of
 weight / (offset + rank), over weights and offsets; 60 and equal weights are what is usual.
@@ -18,7 +18,7 @@ from eval.choosing import choose, gain, half
 from eval.ledger import Ledger
 from eval.rankings import METRICS, ranks_of
 from eval.script import note
-from ragaccel.retrieve.retriever import CANDIDATES, DENSE_WEIGHT, fuse
+from ragaccel.retrieval.retriever import CANDIDATES, DENSE_WEIGHT, fuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from eval.choosing import Questions, Values
     from eval.question_sets import Question, QuestionSet
-    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieval.retriever import Retriever
 
     Ranking = Sequence[tuple[str, float]]
 

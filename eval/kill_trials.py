@@ -29,10 +29,10 @@ from eval.hash_embedder import HashEmbedder
 from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
-from ragaccel.retrieve import folder_run
-from ragaccel.retrieve.collection import Collection
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval import indexing as folder_run
+from ragaccel.retrieval.collection import Collection
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -31,15 +31,15 @@ from eval.question_sets import (
 )
 from eval.reader import clapnq_questions
 from ragaccel.passage import Document, Passage
-from ragaccel.retrieve.chunking import DEFAULT_PASSAGE_TOKENS, split_document
-from ragaccel.retrieve.records import embedded_text
+from ragaccel.retrieval.chunking import DEFAULT_PASSAGE_TOKENS, split_document
+from ragaccel.retrieval.store import embedded_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from eval.choosing import Questions
-    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieval.retriever import Retriever
 
     CountTokens = Callable[[list[str]], list[int]]
     Needed = Sequence[int | None]

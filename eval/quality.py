@@ -33,15 +33,15 @@ from eval.question_sets import SETS, load_set
 from eval.rankings import DEPTH, METRICS, ranks_of
 from eval.ratios import spread
 from eval.script import measured, new_parser, note, result
-from ragaccel.retrieve.embedder import load_embedder
-from ragaccel.retrieve.retriever import MODES, Retriever
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval.embedder import load_embedder
+from ragaccel.retrieval.retriever import MODES, Retriever
+from ragaccel.retrieval.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from eval.question_sets import QuestionSet
-    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieval.embedder import Embedder
 
     Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from eval.ledger import Ledger
     from eval.passage_sweep import Corpus
-    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieval.embedder import Embedder
 
 KIND = "quality_sweep"
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 from eval.examples import in_data, read_rows
 from eval.questions import DEMOS, plain, read_questions
 from ragaccel.passage import Document, Passage
-from ragaccel.retrieve.chunking import split_document
-from ragaccel.retrieve.documents import read_document
-from ragaccel.retrieve.folder import list_folder
-from ragaccel.retrieve.indexing import index_passages
+from ragaccel.retrieval.chunking import split_document
+from ragaccel.retrieval.files import list_folder
+from ragaccel.retrieval.indexing import index_passages
+from ragaccel.retrieval.loaders import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ragaccel.retrieve.embedder import Embedder
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.store import Store
 
 _FILES = {
     "squad": "rag/squad_like.jsonl",

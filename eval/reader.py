@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.sentences import split_sentences
 from recipes.reader.corpus import (
     HumanQuestion,

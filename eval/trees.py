@@ -132,8 +132,8 @@ def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
 
 def indexing(settings: Work) -> Callable[[Work], Work]:
     """A folder read, cut and stored from nothing."""
-    from ragaccel.retrieve.indexing import index_folder
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.indexing import index_folder
+    from ragaccel.retrieval.store import Store
 
     sys.path.append(str(ROOT / "eval"))
     from hash_embedder import HashEmbedder

@@ -73,18 +73,18 @@ _MODULE_OF = {
     "check_arguments": "arguments",
     "says_nothing": "arguments",
     "custom_generate": "stock_generate",
-    "Embedder": "retrieve.embedder",
-    "load_embedder": "retrieve.embedder",
-    "IndexReport": "retrieve.report",
-    "index_folder": "retrieve.indexing",
-    "index_passages": "retrieve.indexing",
-    "Retriever": "retrieve.retriever",
-    "open_retriever": "retrieve.retriever",
-    "FocusedRetriever": "retrieve.focusing",
-    "Store": "retrieve.store",
-    "Collection": "retrieve.collection",
-    "Stored": "retrieve.stored",
-    "default_index_path": "retrieve.schema",
+    "Embedder": "retrieval.embedder",
+    "load_embedder": "retrieval.embedder",
+    "IndexReport": "retrieval.indexing",
+    "index_folder": "retrieval.indexing",
+    "index_passages": "retrieval.indexing",
+    "Retriever": "retrieval.retriever",
+    "open_retriever": "retrieval.retriever",
+    "FocusedRetriever": "retrieval.focusing",
+    "Store": "retrieval.store",
+    "Collection": "retrieval.collection",
+    "Stored": "retrieval.collection",
+    "default_index_path": "retrieval.store",
     "RagaccelError": "errors",
     "ConfigurationError": "errors",
     "UnknownArgumentError": "errors",
@@ -154,15 +154,12 @@ if TYPE_CHECKING:
     from ragaccel.prompt import Prompt, build_prompt
     from ragaccel.rag import RAG
     from ragaccel.reporting import citations
-    from ragaccel.retrieve.collection import Collection
-    from ragaccel.retrieve.embedder import Embedder, load_embedder
-    from ragaccel.retrieve.focusing import FocusedRetriever
-    from ragaccel.retrieve.indexing import index_folder, index_passages
-    from ragaccel.retrieve.report import IndexReport
-    from ragaccel.retrieve.retriever import Retriever, open_retriever
-    from ragaccel.retrieve.schema import default_index_path
-    from ragaccel.retrieve.store import Store
-    from ragaccel.retrieve.stored import Stored
+    from ragaccel.retrieval.collection import Collection, Stored
+    from ragaccel.retrieval.embedder import Embedder, load_embedder
+    from ragaccel.retrieval.focusing import FocusedRetriever
+    from ragaccel.retrieval.indexing import IndexReport, index_folder, index_passages
+    from ragaccel.retrieval.retriever import Retriever, open_retriever
+    from ragaccel.retrieval.store import Store, default_index_path
     from ragaccel.retrieved import gather_references
     from ragaccel.settings import Settings
     from ragaccel.shared import SharedModel, shared_model

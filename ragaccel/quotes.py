@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.citing import TOKEN
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.retrieve.focusing import nearest_sentences
+from ragaccel.retrieval.focusing import nearest_sentences
 from ragaccel.sentences import is_heading, sentence_spans
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ragaccel.answer import Answer
     from ragaccel.passage import NearestSentence, Passage
     from ragaccel.prompt import Message
-    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieval.embedder import Embedder
 
 REFUSAL = "The passages do not tell."
 NOT_TOLD, NOT_NEAR = "not told", "not near"
@@ -195,6 +195,6 @@ def _default_embedder(source: object) -> Embedder | None:
 
 @cache
 def _default() -> Embedder:
-    from ragaccel.retrieve.embedder import load_embedder
+    from ragaccel.retrieval.embedder import load_embedder
 
     return load_embedder()

@@ -9,9 +9,10 @@ SLOW_INDEXING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from fakes import HashEmbedder
-from ragaccel.retrieve import folder_run, indexing_run
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval import indexing as folder_run
+from ragaccel.retrieval import indexing as indexing_run
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.store import Store
 
 folder_run._BATCH_PASSAGES = 3
 indexing_run._EMBED_AT_ONCE = 4

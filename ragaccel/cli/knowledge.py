@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.source import Source
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.retrieve.embedder import Embedder
-    from ragaccel.retrieve.report import IndexReport
-    from ragaccel.retrieve.retriever import Retriever
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.indexing import IndexReport
+    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Knowledge:
 
 def load_embedder(settings: Settings) -> Embedder:
     """The embedding model that the settings name."""
-    from ragaccel.retrieve.embedder import load_embedder as load
+    from ragaccel.retrieval.embedder import load_embedder as load
 
     return load(settings.embedder)
 
@@ -51,7 +51,7 @@ def open_store(source: Source) -> Iterator[Store]:
     Raises:
         NothingIndexedError: there is none; the message says how to make one.
     """
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.store import Store
 
     if not source.index.exists():
         raise NothingIndexedError(
@@ -76,8 +76,8 @@ def index_source(
     The index remembers ``include`` and ``exclude``; where none are given, those hold.
     ``retry_failed`` tries again to read what could not be read.
     """
-    from ragaccel.retrieve.indexing import index_folder, index_passages
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.indexing import index_folder, index_passages
+    from ragaccel.retrieval.store import Store
 
     embedder = load_embedder(settings)
     opened = Store(source.index, shared=settings.shared)
@@ -111,8 +111,8 @@ def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> It
     Raises:
         NothingIndexedError: there is no passage in it.
     """
-    from ragaccel.retrieve.retriever import Retriever
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store
 
     hindrance = None
     if source.folder is not None or source.collection is not None:
@@ -180,7 +180,7 @@ def index_health(source: Source, settings: Settings) -> str:
     Raises:
         IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
     """
-    from ragaccel.retrieve.fingerprints import require_embedder
+    from ragaccel.retrieval.store import require_embedder
 
     with open_store(source) as store:
         if problems := store.check():

@@ -29,7 +29,7 @@ def piped_text(terminal: Terminal) -> str:
         return ""
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
         return ""
-    from ragaccel.retrieve.plain_text import decode_text
+    from ragaccel.retrieval.loaders import decode_text
 
     _say_when_waiting(terminal)
     raw = sys.stdin.buffer.read(_LARGEST + 1)

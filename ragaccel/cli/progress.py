@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.retrieve.report import Progress as Standing
+    from ragaccel.retrieval.indexing import Progress as Standing
 
 _LONGEST_NAME = 40
 _WHOLE_RUN = 1e6  # seconds; one batch of passages can take longer than rich's 30

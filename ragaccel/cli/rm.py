@@ -104,7 +104,7 @@ def _agrees(terminal: "Terminal", source: "Source") -> bool:
 
 def _delete(source: "Source") -> None:
     from ragaccel.errors import NothingIndexedError
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.store import Store
 
     if not source.index.exists():
         raise NothingIndexedError(f"there is no index at {source.index}")

@@ -88,7 +88,7 @@ def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
     """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
     if settings.model is not None:
         return knowledge.retriever
-    from ragaccel.retrieve.focusing import FocusedRetriever
+    from ragaccel.retrieval.focusing import FocusedRetriever
 
     # chosen with the reader on held-out questions: python -m eval.questions --held-out
     return FocusedRetriever(knowledge.retriever, sentences=1, margin=0.05)

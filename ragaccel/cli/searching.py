@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import NothingIndexedError
-from ragaccel.retrieve.focusing import nearest_sentences
+from ragaccel.retrieval.focusing import nearest_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragaccel.passage import NearestSentence, Passage
     from ragaccel.rag import PassageSource
-    from ragaccel.retrieve.embedder import Embedder
-    from ragaccel.retrieve.retriever import Retriever
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.retriever import Retriever
 
 _SEARCHED = 6  # passages that the nearest sentences are looked for in
 
@@ -64,7 +64,7 @@ class Search:
 def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
     """Cut a piped-in text into passages and keep those nearest to the question, in their order."""
     from ragaccel.passage import Document
-    from ragaccel.retrieve.chunking import split_document
+    from ragaccel.retrieval.chunking import split_document
 
     document = Document(path="<stdin>", text=text)
     passages = split_document(document, embedder.count_tokens, embedder.max_tokens)

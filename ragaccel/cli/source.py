@@ -52,7 +52,7 @@ class Source:
 
     def index_command(self, *, rebuild: bool = False) -> str:
         """The command that makes this index, or makes it anew."""
-        from ragaccel.retrieve.schema import index_command
+        from ragaccel.retrieval.store import index_command
 
         folder, collection = str(self.folder or ""), str(self.collection or "")
         return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
@@ -104,12 +104,12 @@ def _asks(path: Path) -> bool:
 
 
 def _default_index(folder: Path) -> Path:
-    from ragaccel.retrieve.schema import default_index_path
+    from ragaccel.retrieval.store import default_index_path
 
     return default_index_path(folder)
 
 
 def _collection_index(collection: Path) -> Path:
-    from ragaccel.retrieve.schema import default_collection_path
+    from ragaccel.retrieval.store import default_collection_path
 
     return default_collection_path(collection)

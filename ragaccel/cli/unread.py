@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from ragaccel.cli.source import Source
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.retrieve.records import UnreadFile
-    from ragaccel.retrieve.report import IndexReport
-    from ragaccel.retrieve.store import Store
+    from ragaccel.retrieval.indexing import IndexReport
+    from ragaccel.retrieval.store import Store, UnreadFile
 
 _TOLD = 5  # files that indexing names; `ls --failed` names all that failed
 _LISTED = 20  # passed-over files that `ls --failed` names one by one

@@ -21,7 +21,7 @@ from recipes.reader.passages import Asked, Shape
 from recipes.reader.sources import Piece, Source, Sources
 
 if TYPE_CHECKING:
-    from ragaccel.retrieve.embedder import Embedder
+    from ragaccel.retrieval.embedder import Embedder
 
 KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
 PASSAGE_SENTENCES = 6  # longer articles are cut into passages of so many

@@ -15,8 +15,8 @@ from ragaccel.cli.progress import indexing_progress
 from ragaccel.cli.report import show_sources
 from ragaccel.cli.terminal import Terminal
 from ragaccel.passage import Passage
-from ragaccel.retrieve.documents import DocumentReader
-from ragaccel.retrieve.report import Progress
+from ragaccel.retrieval.indexing import Progress
+from ragaccel.retrieval.loaders import DocumentReader
 
 HUT = "The hut sleeps fourteen people in two rooms."
 

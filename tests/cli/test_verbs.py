@@ -13,7 +13,7 @@ from scripted_llm import ScriptedLLM, first_passage
 from ragaccel.cli import knowledge, room
 from ragaccel.cli.history import History
 from ragaccel.passage import Passage
-from ragaccel.retrieve.collection import Collection
+from ragaccel.retrieval.collection import Collection
 
 HUT = "The hut sleeps fourteen people in two rooms."
 KEY = "The key hangs behind the water tank on the north side."

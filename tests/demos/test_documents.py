@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragaccel.passage import Document
-from ragaccel.retrieve.documents import read_document
+from ragaccel.retrieval.loaders import read_document
 from ragaccel.sentences import split_sentences
 
 DEMOS = Path(__file__).parents[2] / "demos"

@@ -7,7 +7,7 @@ import pytest
 
 from eval.fuzz import documents, patterns
 from eval.fuzz.seeds import endings, seed_documents
-from ragaccel.retrieve.documents import READERS, DocumentReader, document_from_bytes
+from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes
 
 
 @pytest.mark.parametrize("ending", endings())

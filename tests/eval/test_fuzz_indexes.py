@@ -3,7 +3,7 @@
 import pytest
 
 from eval.fuzz import indexes
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval.store import Store
 
 
 def test_a_few_damaged_indexes(run_trial, capsys):

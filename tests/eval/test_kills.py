@@ -5,7 +5,7 @@ import pytest
 from eval import kills
 from eval.kill_trials import KINDS
 from ragaccel.cli.history import History
-from ragaccel.retrieve.collection import Collection
+from ragaccel.retrieval.collection import Collection
 
 
 def test_a_few_kills_of_each_kind_that_starts_quickly(run_trial, capsys):

@@ -13,8 +13,8 @@ from eval.fusion_sweep import LIBRARY, Fusion, fuse_ranks, settings_swept, ways_
 from eval.passage_sweep import Articles, Asked, Cut, tokens_needed, within, worth
 from eval.question_sets import QuestionSet, load_set
 from ragaccel.passage import Document
-from ragaccel.retrieve.retriever import MODES, Retriever
-from ragaccel.retrieve.store import Store
+from ragaccel.retrieval.retriever import MODES, Retriever
+from ragaccel.retrieval.store import Store
 
 LAMPS = [
     ("Gannet_Ledge", "The lamp of Gannet Ledge burns colza oil in four wicks.", "colza oil"),

@@ -35,7 +35,7 @@ def test_a_checkout_beside_itself_does_the_same(documents, tmp_path, capsys):
 def test_checkouts_that_do_otherwise_are_told(documents, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(ROOT / "ragaccel", other / "ragaccel", ignore=shutil.ignore_patterns("*.nbi"))
-    chunking = other / "ragaccel" / "retrieve" / "indexing.py"
+    chunking = other / "ragaccel" / "retrieval" / "indexing.py"
     chunking.write_text(
         chunking.read_text() + "\n\ndef index_folder(store, embedder, folder):\n"
         "    from types import SimpleNamespace\n"

@@ -1,0 +1,1 @@
+"""Retrieval: documents to passages, an index over them, and the search."""

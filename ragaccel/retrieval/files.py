@@ -1,0 +1,339 @@
+"""Files of a folder: which are documents, and what .gitignore rules leave out."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragaccel.regular_files import read_regular_file
+from ragaccel.retrieval.store import OWN_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+IGNORE_FILES = (".gitignore", ".ragaccelignore")
+_MAX_BYTES = 1_000_000
+_MAX_PATTERN = 4096  # characters; no path is longer
+_MAX_NAME = 255
+_TOKEN = re.compile(r"\\(.)|\[([!^]?)(\]?[^\]]+\])|\[", re.DOTALL)
+
+
+class IgnoreRules:
+    """Patterns of a .gitignore file; the last one that matches decides, ``!`` takes back."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.patterns = [pattern for line in lines if (pattern := _pattern(line))]
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+    def verdict(self, name: str, is_folder: bool) -> bool | None:
+        """Whether a path is ignored; None when no pattern speaks of it."""
+        parts = name.split("/")
+        for pattern in reversed(self.patterns):
+            if (is_folder or not pattern.folders_only) and pattern.names(parts):
+                return not pattern.negated
+        return None
+
+    def ignores(self, name: str, is_folder: bool) -> bool:
+        """Whether a path, or a folder it is in, is ignored."""
+        parts = name.split("/")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        return any(self.verdict(folder, True) for folder in above) or bool(
+            self.verdict(name, is_folder)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A line of such a file: an expression for each part of a path, None for any number (``**``).
+
+    Time is that of the pattern times that of the path, as a star takes the first place that fits
+    and never tries a second: what another star would find there, the next one finds as well.
+    """
+
+    parts: tuple[re.Pattern[str] | None, ...]
+    negated: bool
+    folders_only: bool
+
+    def names(self, path: Sequence[str]) -> bool:
+        parts = self.parts
+        if len(parts) == 2 and parts[0] is None and parts[1] is not None:
+            return bool(parts[1].fullmatch(path[-1]))
+        position = at = stars = 0
+        again = -1
+        while at < len(path):
+            part = parts[position] if position < len(parts) else _NOTHING
+            if part is None:
+                position, stars, again = position + 1, position + 1, at
+            elif part.fullmatch(path[at]):
+                position, at = position + 1, at + 1
+            elif again >= 0:
+                again += 1
+                position, at = stars, again
+            else:
+                return False
+        return all(part is None for part in parts[position:])
+
+
+_NOTHING = re.compile(r"(?!)")
+
+
+@lru_cache(maxsize=1024)
+def _pattern(line: str) -> _Pattern | None:
+    line = line.rstrip("\n")
+    line = line if line.endswith("\\ ") else line.rstrip()
+    if not line or line.startswith("#") or len(line) > _MAX_PATTERN:
+        return None
+    negated = line.startswith("!")
+    line = line[1:] if negated else line
+    folders_only = line.endswith("/")
+    line = line.rstrip("/")
+    anchored = "/" in line
+    line = line.lstrip("/")
+    if not line:
+        return None
+    globs = line.split("/") if anchored else ["**", line]
+    globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
+    if globs[-1] == "**":  # what is inside, not the folder itself
+        globs.append("?*")
+    parts = tuple(None if glob == "**" else _translated(glob) for glob in globs)
+    return _Pattern(parts, negated, folders_only)
+
+
+def _translated(glob: str) -> re.Pattern[str]:
+    """A glob for one part of a path as a regular expression that never takes back a star."""
+    if len(_TOKEN.sub("?", glob).replace("*", "")) > _MAX_NAME:
+        return _NOTHING
+    return re.compile(fnmatch.translate(_TOKEN.sub(_as_fnmatch, glob)))
+
+
+def _as_fnmatch(token: re.Match[str]) -> str:
+    """An escaped letter, a bracket or a lone opening one as fnmatch writes it."""
+    escaped, negated, inside = token.groups()
+    if inside:
+        return f"[{'!' if negated else ''}{inside}"
+    letter = escaped or "["
+    return f"[{letter}]" if letter in "*?[" else letter
+
+
+def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:
+    """The rules that a folder's own ignore files hold; one that cannot be read holds none.
+
+    With ``inside``, a folder that this one is in or is, no link below that is followed.
+    """
+    lines: list[str] = []
+    for name in IGNORE_FILES:
+        with suppress(OSError):
+            data = read_regular_file(folder / name, _MAX_BYTES, inside=inside)
+            lines += data.decode("utf-8", errors="replace").splitlines()
+    return IgnoreRules(lines)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Rules = tuple[tuple[str, IgnoreRules], ...]
+
+_NEVER = frozenset({"__pycache__", "node_modules"})
+_NOT_DOCUMENTS_NAMES = """
+.png .jpg .jpeg .gif .webp .bmp .ico .tif .tiff .svg .heic .mp3 .wav .flac .ogg .mp4 .mov .avi .mkv
+.webm .zip .gz .bz2 .xz .7z .rar .tar .whl .jar .class .pyc .so .dll .dylib .exe .bin .o .a .woff
+.woff2 .ttf .otf .eot .db .sqlite .sqlite3 .parquet .npy .npz .pt .pth .safetensors .onnx .gguf .pkl
+.map .lock .min.js .min.css
+"""
+LEADS_OUT = "a link out of the folder, followed only with --follow-links"
+_ON_PURPOSE = frozenset({"hidden", "ignored", "excluded", "not included"})
+_NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that may be a document: its path, the one inside the folder, and its state."""
+
+    path: Path
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a folder holds: files to read, how many were passed over and why, and failures.
+
+    ``passed_over`` names those that were passed over though no rule or pattern says so, with why.
+    ``unreadable`` are names of folders that could not be listed: what the index has of them stays.
+    ``inside`` is the folder that no file may be read from outside of, if there is one.
+    """
+
+    files: list[FoundFile] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    passed_over: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    inside: Path | None = None
+
+    def skip(self, reason: str, name: str) -> None:
+        """Count a file or folder that is passed over; name it unless people said so."""
+        self.skipped[reason] += 1
+        if reason not in _ON_PURPOSE:
+            self.passed_over[name.encode("utf-8", "backslashreplace").decode()] = reason
+
+    def pass_over(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
+        """Drop the files that a reason is for, and count them."""
+        kept = [file for file in self.files if not is_meant(file)]
+        if len(kept) < len(self.files):
+            self.skipped[reason] += len(self.files) - len(kept)
+            self.files = kept
+
+
+def list_folder(
+    folder: Path,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    follow_links: bool = False,
+) -> Listing:
+    """List the documents of a folder and its subfolders, in order of name.
+
+    Hidden files, pictures, archives and what ``.gitignore`` and ``.ragaccelignore`` name are passed
+    over and counted. Links to what is in the folder are followed, each folder once, so that a loop
+    of links ends; links that lead out of it are passed over and named.
+
+    Args:
+        folder: Where to look.
+        include: Patterns as in .gitignore; if any are given only files that match one are taken.
+        exclude: Patterns as in .gitignore for files and folders to pass over.
+        follow_links: Follow links that lead out of the folder, too.
+    """
+    listing = Listing(inside=None if follow_links else folder)
+    walk = _Walk(folder, listing, IgnoreRules(include), IgnoreRules(exclude))
+    walk.go()
+    listing.files.sort(key=lambda file: file.name)
+    return listing
+
+
+class _Walk:
+    """One pass over a folder; remembers the folders it has been in."""
+
+    def __init__(
+        self, root: Path, listing: Listing, include: IgnoreRules, exclude: IgnoreRules
+    ) -> None:
+        self.root = root
+        self.real_root = Path(os.path.realpath(root))
+        self.listing = listing
+        self.include = include
+        self.exclude = exclude
+        self.seen: set[tuple[int, int]] = set()
+        self.folders: list[tuple[Path, str, Rules]] = [(root, "", ())]
+        self.links: deque[tuple[Path, str, Rules]] = deque()
+
+    def go(self) -> None:
+        """List everything, links after what is really there: a file goes by its own path."""
+        while self.folders or self.links:
+            self._enter(*(self.folders.pop() if self.folders else self.links.popleft()))
+
+    def _enter(self, folder: Path, name: str, rules: Rules) -> None:
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in self.seen:
+                self.listing.skip("link to a folder listed already", name)
+                return
+            self.seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError as error:
+            self.listing.failed[name or "."] = _reason(error, "folder")
+            self.listing.unreadable.append(name)
+            return
+        own = read_rules(folder, inside=self.listing.inside)
+        rules = (*rules, (name, own)) if own else rules
+        for entry in entries:
+            self._visit(entry, f"{name}/{entry.name}" if name else entry.name, rules)
+
+    def _visit(self, entry: os.DirEntry[str], name: str, rules: Rules) -> None:
+        try:
+            if entry.name == OWN_FOLDER:
+                return
+            is_folder = entry.is_dir()
+            reason = self._passed_over(entry.name, name, is_folder, rules)
+            path = self._followed(entry)
+            if reason:
+                self.listing.skip(reason, name)
+            elif path is None:
+                self.listing.skip(LEADS_OUT, name)
+            elif is_folder:
+                todo = self.links if entry.is_symlink() else self.folders
+                todo.append((path, name, rules))
+            elif entry.is_file():
+                self._take(entry, path, name)
+            elif entry.is_symlink():
+                self.listing.skip("broken link", name)
+            else:
+                self.listing.skip("special file", name)
+        except OSError as error:
+            self.listing.failed[name] = _reason(error, "file")
+
+    def _followed(self, entry: os.DirEntry[str]) -> Path | None:
+        """Where an entry is to be read, past links inside the folder; None: outside of it."""
+        path = Path(entry.path)
+        if self.listing.inside is None or not entry.is_symlink():
+            return path
+        target = Path(os.path.realpath(path))
+        if not target.is_relative_to(self.real_root):
+            return None if target.exists() else path
+        return self.root / target.relative_to(self.real_root)
+
+    def _take(self, entry: os.DirEntry[str], path: Path, name: str) -> None:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            shown = name.encode("utf-8", "backslashreplace").decode()
+            self.listing.failed[shown] = "its name is not valid UTF-8: rename it"
+            return
+        status = entry.stat()
+        found = FoundFile(path, name, status.st_size, status.st_mtime_ns)
+        self.listing.files.append(found)
+
+    def _passed_over(
+        self,
+        base: str,
+        name: str,
+        is_folder: bool,
+        rules: Rules,
+    ) -> str:
+        """Why a file or folder is not looked at; empty when it is."""
+        if base.startswith("."):
+            return "hidden"
+        if base in _NEVER or _ignored(name, is_folder, rules):
+            return "ignored"
+        if self.exclude.ignores(name, is_folder):
+            return "excluded"
+        if is_folder:
+            return ""
+        if self.include and not self.include.ignores(name, False):
+            return "not included"
+        return "not a document" if base.lower().endswith(_NOT_DOCUMENTS) else ""
+
+
+def _ignored(name: str, is_folder: bool, rules: Rules) -> bool:
+    """The deepest file with a rule for it decides."""
+    for root, own in reversed(rules):
+        verdict = own.verdict(name[len(root) + 1 :] if root else name, is_folder)
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _reason(error: OSError, what: str) -> str:
+    if isinstance(error, PermissionError):
+        return f"no permission to read the {what}"
+    return f"the {what} cannot be read: {error.strerror or error}"

@@ -1,0 +1,588 @@
+"""Loaders: the text of a file, by its kind and encoding."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import time
+import unicodedata
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.passage import Document
+from ragaccel.regular_files import TooLargeError, read_regular_file
+from ragaccel.retrieval.loaders.process import ReaderProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+_GUESS_BYTES = 1 << 14
+_FEW_LETTERS = 10  # fewer than these tell nothing for certain
+_SURE, _LIKELY, _AHEAD = 0.62, 0.45, 0.12
+_FOREIGN_WORDS = 0.4  # of Western letters beyond ASCII, fewer stand in runs of three
+
+# What is frequent in a language, and which share of its letters that usually is.
+_HIRAGANA = "".join(map(chr, range(0x3041, 0x3094)))
+_KATAKANA = "".join(map(chr, range(0x30A1, 0x30F7))) + "ー々"
+_KANJI = (
+    "日一人年大十二本中長出三時行見月分後前生五間上東四今金入学高円子外下来気小山話女北書先名水半"
+    "西電校語聞食車何南万毎白天火読会国的事者自社発場地業方新手力問代明動京目通言理体田主題意不作用"
+    "度強公持以思家世多正安院心界教文元重近考画海知集別物使品計特始運終広住真有口少料工建止送切研足"
+    "部政経関定内実所対開立現調化性合務区保議民連全回最表利当要成受"
+)
+_SIMPLIFIED = (
+    "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后"
+    "作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因"
+    "只从想实日军者意无力它与长把机十民第公此已工使情明性知全三又关点正业外将两高间由问很最重并物手应"
+    "战向头文体政美相见被利什二等产或新己制身果加西斯月话合回特代内信表化老给世位次度门任常先海通教儿"
+    "原东声提立及比员解水名真论处走义各入几口认条平系气题活尔更别打女变四神总何电数安少报才结反受目太"
+    "量再感建务做接必场件计管期市直德资命山金指克许统区保至队形社便空决治展马科司五基眼书非则听白却界"
+    "达光放强即像难且权思王象完设式色路记南品住告类求据程北边死张该交规万取拉格望觉术领共确传师观清今"
+)
+_TRADITIONAL = (
+    "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後"
+    "作裡用道行所然家種事成方多經麼去法學如都同現當沒動面起看定天分還進好小部其些主樣理心她本前開但因"
+    "只從想實日軍者意無力它與長把機十民第公此已工使情明性知全三又關點正業外將兩高間由問很最重並物手應"
+    "戰向頭文體政美相見被利什二等產或新己制身果加西斯月話合回特代內信表化老給世位次度門任常先海通教兒"
+    "原東聲提立及比員解水名真論處走義各入幾口認條平系氣題活爾更別打女變四神總何電數安少報才結反受目太"
+    "量再感建務做接必場件計管期市直德資命山金指克許統區保至隊形社便空決治展馬科司五基眼書非則聽白卻界"
+    "達光放強即像難且權思王象完設式色路記南品住告類求據程北邊死張該交規萬取拉格望覺術領共確傳師觀清今臺灣"
+)
+_HANGUL = (
+    "이다는의에을를가한로고하지은기사도시으리아나그서인어대자스해과정들있부원수것일전보라제주여만게구적상장"
+    "동와면관세우진국비안소공연성위유중생신회용오개조당모미운학경무단계방내물발선현할교화했음년치문점산간거되"
+    "러드르마바였민없권행더차재명외말분역실입본결임력트같출체타호통된반군날달데히파않못집월직저각터김열양활프크"
+    "불니까요업술식및등약속새록려합설법노높름습겠었았"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Language:
+    """What tells a language: its frequent characters, and how much of a text they usually are."""
+
+    encodings: tuple[str, ...]
+    frequent: frozenset[str]
+    share: float
+    mixes: bool = False  # its words need not be of three letters
+
+
+def _language(encodings: str, frequent: str, share: float, *, mixes: bool = False) -> _Language:
+    letters = frozenset(frequent + frequent.upper()) if not mixes else frozenset(frequent)
+    return _Language(tuple(encodings.split()), letters, share, mixes)
+
+
+_LANGUAGES = (
+    _language("cp932 euc_jp", _HIRAGANA + _KATAKANA + _KANJI, 0.75, mixes=True),
+    _language("gb18030", _SIMPLIFIED, 0.5, mixes=True),
+    _language("cp950 big5hkscs", _TRADITIONAL, 0.5, mixes=True),
+    _language("cp949", _HANGUL, 0.7, mixes=True),
+    _language("cp1251 koi8_u iso8859_5 cp866", "оеаинтсрвл", 0.66),
+    _language("cp1251 koi8_u iso8859_5 cp1125", "оаинвертсіїє", 0.66),
+    _language("cp1251 iso8859_5", "аоиенрстувј", 0.68),
+    _language("cp1253 iso8859_7", "αοιετνσρηάίόέήύώς", 0.75),
+    _language("cp1255", "יוהלארתבשמנ", 0.72),
+    _language("cp1256 iso8859_6", "اليمونترهبةدع", 0.78),
+    _language("cp874", "านรอกเงยลวมสทตด่้ิี", 0.75),
+)
+# The letters beyond ASCII of languages in Latin script.
+_WESTERN = (
+    "àâæçéèêëîïôœùûüÿ",
+    "äöüßé",
+    "áéíóúüñ",
+    "ãáâàçéêíóôõúü",
+    "àèéìíîòóùú",
+    "éëïöüèêáó",
+    "åäöéàü",
+    "åæøéèêòóôäöü",
+    "áéíóúýþðæö",
+    "äõöüšž",
+    "àçèéíïòóúü",
+    "ëçé",
+)
+_OTHER_LATIN = (
+    ("cp1250 iso8859_2", "ąćęłńóśźż"),
+    ("cp1250 iso8859_2", "áčďéěíňóřšťúůýž"),
+    ("cp1250 iso8859_2", "áäčďéíĺľňóôŕšťúýž"),
+    ("cp1250 iso8859_2", "áéíóöőúüű"),
+    ("cp1250 iso8859_2", "čćđšž"),
+    ("cp1250 iso8859_2", "ăâîşţ"),
+    ("cp1254 iso8859_9", "çğıöşüâîû"),
+    ("cp1257 iso8859_13", "ąčęėįšųūž"),
+    ("cp1257 iso8859_13", "āčēģīķļņšūžō"),
+)
+_PUNCTUATION = frozenset(
+    "、。，．・：；？！（）「」『』【】〈〉《》〔〕“”‘’„‚‹›«»…‥—–―‐・·•°§©®™№€£¥¢¡¿×÷±\xa0\xad\u3000～〜％"
+    "０１２３４５６７８９"
+)
+_HIGH = re.compile(rb"[\x80-\xff]")
+_RUN = re.compile(r"[^\x00-\x7f]{3,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """An encoding that a text may be in, and whether its letters leave no doubt."""
+
+    encoding: str
+    is_certain: bool = True
+
+
+def guess_encoding(data: bytes) -> Guess:
+    """Tell the encoding of a text that is in none of Unicode's, from a sample of its bytes.
+
+    Each candidate is tried on the sample, which begins at the first byte beyond ASCII; the letters
+    that come out are compared with those that are frequent in the languages written in it. Text in
+    Latin letters is Windows-1252 unless another alphabet explains what that leaves unexplained.
+    Where nothing fits, charset-normalizer is asked, and the guess is not certain.
+    """
+    first = _HIGH.search(data)
+    if first is None:
+        return Guess("iso2022_jp_2" if _is_iso2022_jp(data[:_GUESS_BYTES]) else "ascii")
+    sample = data[first.start() : first.start() + _GUESS_BYTES]
+    western = _decoded_as(sample, "cp1252")
+    num_letters = _letters(western).total()
+    unexplained = min(_unexplained(western, alphabet) for alphabet in _WESTERN)
+    is_latin = _share_in_words(western) < _FOREIGN_WORDS
+    if is_latin and unexplained <= 0.02 * num_letters:
+        return Guess(_western_name(data))
+    found = _by_frequency(sample)
+    if found is not None:
+        return found
+    latin = _by_alphabet(sample) if unexplained >= max(3, 0.04 * num_letters) else None
+    if latin is not None:
+        return Guess(latin)
+    if is_latin or num_letters < _FEW_LETTERS:
+        return Guess(_western_name(data))
+    return Guess(_asked(sample) or _western_name(data), is_certain=False)
+
+
+def _by_frequency(sample: bytes) -> Guess | None:
+    """The encoding whose letters are the frequent ones of a language in a script of its own."""
+    scores: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for language in _LANGUAGES:
+        for encoding in language.encodings:
+            text = texts.get(encoding) or texts.setdefault(encoding, _decoded_as(sample, encoding))
+            scores[encoding] = max(scores.get(encoding, 0.0), _score(text, language))
+    best = max(scores, key=scores.__getitem__)
+    if scores[best] < _LIKELY:
+        return None
+    others = [scores[name] for name in scores if texts[name] != texts[best]]
+    ahead = scores[best] - max(others, default=0.0)
+    enough = _letters(texts[best]).total() >= _FEW_LETTERS
+    if not enough and scores[best] < _SURE:
+        return None
+    return Guess(best, enough and scores[best] >= _SURE and ahead >= _AHEAD)
+
+
+def _score(text: str, language: _Language) -> float:
+    """How far a text is like a language: 1 for one like any other, near 0 for none."""
+    letters = _letters(text)
+    total = letters.total()
+    if not total:
+        return 0.0
+    known = sum(number for letter, number in letters.items() if letter in language.frequent)
+    broken = sum(number for letter, number in letters.items() if _is_broken(letter))
+    score = min(1.0, known / total / language.share) - min(1.0, 5 * broken / total)
+    if not language.mixes:
+        score *= min(1.0, 1.2 * _share_in_words(text))
+    return score
+
+
+def _share_in_words(text: str) -> float:
+    """Which share of the letters beyond ASCII stands in words that are made of them."""
+    runs = "".join(_RUN.findall(text))
+    return _letters(runs).total() / max(1, _letters(text).total())
+
+
+def _is_broken(letter: str) -> bool:
+    """Whether a character stands in no text: none at all, a control, one for private use."""
+    return letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Co", "Cn")
+
+
+def _by_alphabet(sample: bytes) -> str | None:
+    """Another encoding of Latin letters, with an alphabet that leaves nothing unexplained."""
+    best: tuple[int, str] | None = None
+    for encodings, alphabet in _OTHER_LATIN:
+        for encoding in encodings.split():
+            text = _decoded_as(sample, encoding)
+            left = _unexplained(text, alphabet)
+            if left <= 0.02 * _letters(text).total() and (best is None or left < best[0]):
+                best = left, encoding
+    return best[1] if best else None
+
+
+def _unexplained(text: str, alphabet: str) -> int:
+    """How many letters are not of an alphabet; what is no letter at all counts three times."""
+    known = alphabet + alphabet.upper() + "İ"
+    left = ((letter, n) for letter, n in _letters(text).items() if letter not in known)
+    return sum(n if letter.isalpha() else 3 * n for letter, n in left)
+
+
+def _letters(text: str) -> Counter[str]:
+    """The characters beyond ASCII, without the punctuation that is the same everywhere."""
+    counts = Counter(text)
+    return Counter(
+        {
+            letter: number
+            for letter, number in counts.items()
+            if letter > "\x7f" and letter not in _PUNCTUATION
+        }
+    )
+
+
+def _decoded_as(sample: bytes, encoding: str) -> str:
+    """A sample as an encoding reads it; a character that is cut at its end is left out."""
+    return codecs.getincrementaldecoder(encoding)("replace").decode(sample)
+
+
+def _western_name(data: bytes) -> str:
+    try:
+        data.decode("cp1252")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "cp1252"
+
+
+def _asked(sample: bytes) -> str | None:
+    """What charset-normalizer takes a text for, where it is installed."""
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:
+        return None
+    best = from_bytes(sample).best()
+    return best.encoding if best is not None else None
+
+
+def _is_iso2022_jp(sample: bytes) -> bool:
+    """Whether a text without a byte beyond ASCII switches to Japanese by escape sequences."""
+    if b"\x1b$" not in sample:
+        return False
+    text = _decoded_as(sample, "iso2022_jp_2")
+    return "\ufffd" not in text and any(letter in _HIRAGANA + _KATAKANA for letter in text)
+
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_UNICODE = ("utf-8", *(name for _, name in _MARKS), "utf-16-le", "utf-16-be")
+_SAMPLE_BYTES = 1 << 16
+_ESCAPE = b"\x1b$"  # to Japanese, in text of seven bits; in UTF-8 it is the start of no more
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x1a")
+
+
+def looks_binary(data: bytes) -> bool:
+    """Whether the bytes are no text in any encoding that :func:`decode_text` knows."""
+    sample = data[:_SAMPLE_BYTES]
+    if _marked_encoding(sample) or _unmarked_utf16(sample):
+        return False
+    if b"\0" in sample:
+        return True
+    return len(sample) - len(sample.translate(None, _CONTROLS)) > len(sample) // 50
+
+
+def decode_text(data: bytes) -> tuple[str, str]:
+    """Decode a text file; return (text, encoding), every line end a single newline.
+
+    A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then what
+    :func:`guess_encoding` takes it for: in Western text Windows-1252 (a superset of Latin-1's
+    letters), or Latin-1, which decodes anything.
+    """
+    text, encoding, _ = _decoded(data)
+    return _unix_lines(text), encoding
+
+
+def encoding_doubt(data: bytes) -> str:
+    """Why the text of :func:`decode_text` may be wrong, for people; empty where it is not."""
+    text, encoding, is_certain = _decoded(data)
+    name = encoding.replace("_", "-")
+    if not is_certain:
+        return f"read as {name}, which is a guess: save it as UTF-8 if its text looks wrong"
+    broken = text.count("\ufffd") if encoding not in _UNICODE else 0
+    if broken:
+        return f"read as {name}, in which {broken:,} of its characters are none: save it as UTF-8"
+    return ""
+
+
+def _decoded(data: bytes) -> tuple[str, str, bool]:
+    """The text, its encoding, and whether that is certain."""
+    encoding = _marked_encoding(data) or _unmarked_utf16(data[:_SAMPLE_BYTES])
+    for name in (encoding or "utf-8", "utf-8"):
+        with suppress(UnicodeDecodeError):
+            text = data.decode(name)
+            if not (data.isascii() and _ESCAPE in data[:_SAMPLE_BYTES]):
+                return text, name, True
+    guess = guess_encoding(data)
+    if guess.encoding == "ascii":
+        return data.decode("ascii"), "utf-8", True
+    return data.decode(guess.encoding, "replace"), guess.encoding, guess.is_certain
+
+
+def spoken_name(path: str) -> str:
+    """The name of a file as a title: ``notes/list-of_lights.csv`` is "list of lights"."""
+    stem = PurePath(path).stem
+    return re.sub(r"[-_\s]+", " ", stem).strip() or PurePath(path).name
+
+
+def _marked_encoding(data: bytes) -> str | None:
+    return next((name for mark, name in _MARKS if data.startswith(mark)), None)
+
+
+def _unmarked_utf16(sample: bytes) -> str | None:
+    """UTF-16 without a mark: in Western text every other byte is zero, always on the same side."""
+    if len(sample) < 4 or b"\0" not in sample:
+        return None
+    even, odd = sample[0::2].count(0), sample[1::2].count(0)
+    half = len(sample) // 2
+    if odd > 0.6 * half and even < 0.02 * half:
+        return "utf-16-le"
+    if even > 0.6 * half and odd < 0.02 * half:
+        return "utf-16-be"
+    return None
+
+
+def _unix_lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+MAX_FILE_BYTES = 50_000_000
+
+_MARKDOWN_ENDINGS = ".md .mdx .markdown .mkd .qmd .rmd"
+_CODE_ENDINGS = (
+    ".py .pyi .js .jsx .mjs .ts .tsx .java .kt .scala .c .h .cc .cpp .hpp .cs .go .rs .rb .php .pl"
+    " .swift .m .r .jl .lua .sh .bash .zsh .fish .ps1 .sql .css .scss .less .vue .toml .yaml .yml"
+    " .ini .cfg .conf .env .properties .gradle .cmake .mk .dockerfile .proto .graphql .tf .tex"
+    " .bib .xml .xsd"
+)
+_MARKDOWN = frozenset(_MARKDOWN_ENDINGS.split())
+_CODE = frozenset(_CODE_ENDINGS.split())
+_TEXT_ENDINGS = frozenset(".html .htm .xhtml .csv .tsv .json .jsonl .ndjson .ipynb".split())
+_DECLARED_WITHIN = 4096
+_BINARIES = {
+    ".doc": "Word's format before 2007: save it as .docx",
+    ".xls": "Excel's format before 2007: save it as .xlsx",
+    ".ppt": "PowerPoint's format before 2007: save it as .pptx",
+    ".xlsb": "a binary workbook: save it as .xlsx",
+    ".mobi": "a Kindle book: convert it to .epub",
+    ".azw3": "a Kindle book: convert it to .epub",
+}
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
+_FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What reads a format: a function of (bytes, name), by its module in this package.
+
+    ``bounded`` says that it takes time and memory in proportion to the file alone, so that it may
+    run in this process; any other runs in a :class:`ReaderProcess`. ``library`` is what it imports
+    to read a file.
+    """
+
+    module: str
+    function: str
+    library: str = ""
+    bounded: bool = False
+
+    def read(self, data: bytes, name: str) -> Document:
+        """Read a file in this process."""
+        function = getattr(import_module(f"{__package__}.{self.module}"), self.function)
+        document: Document = function(data, name)
+        return document
+
+
+_HTML = Reader("html", "read_html")
+_CSV = Reader("tabular", "read_csv")
+_JSON_LINES = Reader("tabular", "read_json_lines")
+_XLSX = Reader("office", "read_xlsx", "openpyxl")
+READERS = {
+    ".html": _HTML,
+    ".htm": _HTML,
+    ".xhtml": _HTML,
+    ".csv": _CSV,
+    ".tsv": _CSV,
+    ".json": Reader("tabular", "read_json"),
+    ".jsonl": _JSON_LINES,
+    ".ndjson": _JSON_LINES,
+    ".ipynb": Reader("tabular", "read_notebook"),
+    ".pdf": Reader("pdf", "read_pdf", "pypdf"),
+    ".docx": Reader("office", "read_docx", "docx"),
+    ".pptx": Reader("office", "read_pptx", "pptx"),
+    ".xlsx": _XLSX,
+    ".xlsm": _XLSX,
+    ".odt": Reader("office", "read_odt", "lxml.etree"),
+    ".odp": Reader("office", "read_odp", "lxml.etree"),
+    ".ods": Reader("office", "read_ods", "lxml.etree"),
+    ".epub": Reader("office", "read_epub", "lxml.etree"),
+    ".rtf": Reader("office", "read_rtf", "striprtf.striprtf"),
+}
+
+
+class BinaryFileError(DocumentError):
+    """A file that holds no text: passed over and counted, not reported as a failure."""
+
+
+def read_document(
+    path: str | Path, *, name: str | None = None, max_bytes: int = MAX_FILE_BYTES
+) -> Document:
+    """Read a file into a document.
+
+    Args:
+        path: The file.
+        name: What the document is called, e.g. its path inside a folder; the path itself if None.
+        max_bytes: Files larger than this are refused.
+
+    Raises:
+        DocumentError: The file is missing, unreadable, broken or too large; the message says why.
+        BinaryFileError: The file is no text, and of no format that is read otherwise.
+        MissingExtraError: The format needs an optional dependency.
+    """
+    path = Path(path)
+    with DocumentReader() as reader:
+        return reader.read(read_bytes(path, max_bytes), name or str(path))
+
+
+class DocumentReader:
+    """Reads the bytes of files, one after another; close it at the end.
+
+    Text and Markdown are read at once; formats whose readers nothing bounds, in one process beside
+    this one, which starts with the first of them or by :meth:`prepare`. Threads may share it.
+    ``seconds`` is the CPU time that the last document took.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._process = ReaderProcess()
+
+    def __enter__(self) -> DocumentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process beside this one, if there is one."""
+        self._process.close()
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Start the process beside this one if one of the files is for it, and do not wait."""
+        found = (_reader_apart(name) for name in names)
+        readers = dict.fromkeys(reader for reader in found if reader)
+        libraries = [reader.library for reader in readers if reader.library]
+        if readers:
+            self._process.prepare(libraries)
+
+    def read(self, data: bytes, name: str) -> Document:
+        """Make a document of a file's bytes; the ending of its name tells the format.
+
+        Raises:
+            DocumentError: It is broken, or takes more time or memory than a file may.
+            BinaryFileError: It is no text, and of no format that is read otherwise.
+            MissingExtraError: The format needs an optional dependency.
+        """
+        if _reader_apart(name) is None:
+            began = time.thread_time()
+            document = document_from_bytes(data, name)
+            self.seconds = time.thread_time() - began
+        else:
+            document = self._process.read(data, name)
+            self.seconds = self._process.seconds
+        return document
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | None = None) -> bytes:
+    """Read a file whole; a DocumentError says why it cannot be.
+
+    With ``inside``, a folder above the file, no link below that folder is followed.
+    """
+    try:
+        return read_regular_file(path, max_bytes, inside=inside)
+    except TooLargeError as error:
+        raise DocumentError(
+            f"{error.size / 1e6:,.0f} MB is over the limit of {max_bytes / 1e6:,.0f} MB a file:"
+            " split it, exclude it, or raise max_file_bytes"
+        ) from None
+    except PermissionError:
+        raise DocumentError("no permission to read it") from None
+    except OSError as error:
+        raise DocumentError(f"cannot be read: {error.strerror or error}") from error
+
+
+def document_from_bytes(data: bytes, name: str) -> Document:
+    """Make a document of a file's bytes in this process, whatever time and memory that takes.
+
+    For files that are known; any other goes through a :class:`DocumentReader`.
+    """
+    suffix = _suffix(name)
+    reader = READERS.get(suffix)
+    if reader is None:
+        return _read_text(data, name, suffix)
+    try:
+        document = reader.read(data, name)
+    except (DocumentError, MissingExtraError, MemoryError):
+        raise
+    except Exception as error:  # parsers of foreign formats fail in any way they like
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if "allocation failed" in reason:  # how libxml2 says it
+            raise MemoryError from error
+        raise DocumentError(f"broken {suffix[1:]} file: {_storable(reason)}") from error
+    return replace(document, text=_storable(document.text), title=_storable(document.title))
+
+
+def _storable(text: str) -> str:
+    """A text without lone surrogates: JSON can say them; nothing can store them."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def doubt_about(data: bytes, name: str) -> str:
+    """Why a file may be read wrong though it was read, for people; empty where all is certain."""
+    suffix = _suffix(name)
+    if suffix in READERS and suffix not in _TEXT_ENDINGS:
+        return ""
+    declares = READERS.get(suffix) is _HTML and b"charset" in data[:_DECLARED_WITHIN]
+    return "" if declares else encoding_doubt(data)
+
+
+def reads_apart(name: str) -> bool:
+    """Whether a file is read in a process of its own, which takes a moment to start."""
+    return _reader_apart(name) is not None
+
+
+def _reader_apart(name: str) -> Reader | None:
+    reader = READERS.get(_suffix(name))
+    return None if reader is None or reader.bounded else reader
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
+
+
+def _read_text(data: bytes, name: str, suffix: str) -> Document:
+    if looks_binary(data):
+        raise BinaryFileError(_BINARIES.get(suffix, "a binary file"))
+    text, _ = decode_text(data)
+    if suffix in _MARKDOWN:
+        return Document(path=name, text=text, title=_front_title(text), markup="markdown")
+    if suffix == ".rst":
+        return Document(path=name, text=text, markup="rst")
+    if suffix in _CODE:
+        return Document(path=name, text=text, title=name, markup="code")
+    return Document(path=name, text=text)
+
+
+def _front_title(text: str) -> str:
+    front = _FRONT_MATTER.match(text)
+    found = _FRONT_TITLE.search(front.group(1)) if front else None
+    title = found.group(1).strip() if found else ""
+    is_quoted = len(title) > 2 and title[0] in "\"'" and title[-1] == title[0]
+    return title[1:-1].strip() if is_quoted else title

@@ -1,0 +1,271 @@
+"""HTML pages."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from html import unescape
+
+from ragaccel.passage import Document
+from ragaccel.retrieval.loaders import decode_text
+
+_SKIPPED_TAGS = "script style noscript template svg nav iframe select button"
+_BLOCK_TAGS = (
+    "p div section article main header footer aside ul ol dl dt dd figure figcaption blockquote"
+    " table thead tbody tr form fieldset address details summary hr body"
+)
+_SKIPPED = frozenset(_SKIPPED_TAGS.split())
+_BLOCKS = frozenset(_BLOCK_TAGS.split())
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_CHARSET = re.compile(rb"<meta[^>]+charset=[\"']?\s*([\w-]+)", re.IGNORECASE)
+_SPACE = re.compile(r"\s+")
+_TAG = re.compile(r"</?([a-zA-Z][^\s/>]*)")
+_TAG_END = re.compile(r"""/?>|=\s*["']""")
+_COMMENT_END = re.compile(r"--!?>")
+_VERBATIM = frozenset("script style xmp iframe noembed noframes title textarea".split())
+_WITH_REFERENCES = (
+    "title",
+    "textarea",
+)  # of those: &amp; is one character in them, <b> is not a tag
+_ENDLESS_NUMBER = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
+
+
+def read_html(data: bytes, name: str) -> Document:
+    """Read an HTML page as Markdown-like text, every line with its line number in the file."""
+    reader = _Reader()
+    _scan(_decode(data), reader)
+    reader.end_line(blank=False)
+    lines = reader.lines
+    return Document(
+        path=name,
+        text="\n".join(line for line, _ in lines),
+        title=_SPACE.sub(" ", "".join(reader.title)).strip(),
+        markup="markdown",
+        line_numbers=tuple(number for _, number in lines),
+    )
+
+
+def _decode(data: bytes) -> str:
+    declared = _CHARSET.search(data[:4096])
+    if declared:
+        encoding = declared.group(1).decode("ascii")
+        with suppress(LookupError, UnicodeError):
+            if declared.group().decode(encoding).isascii():  # not so in UTF-16, whatever it says
+                return data.decode(encoding).replace("\r\n", "\n")
+    return decode_text(data)[0]
+
+
+def _scan(text: str, reader: _Reader) -> None:
+    """Tell a reader of the tags and the text of a page, as browsers tell them apart.
+
+    The standard library's parser looks again and again for what never ends (``<!--<!--<!--``),
+    and those that build a tree take a square of time over elements that are never closed, or stop
+    where they are nested deeply; they do not say on which line a text stands either. Here no
+    search that failed is made again, and elements are not nested at all.
+    """
+    scanner = _Scanner(text)
+    position = data = 0  # what is read, and where the text before it begins
+    while (opening := text.find("<", position)) >= 0:
+        end, tag = scanner.markup(opening)
+        if end < 0:  # a lone "<" is text
+            position = opening + 1
+            continue
+        _tell(reader, text, data, opening)
+        reader.line += text.count("\n", data, opening)
+        data = position = end
+        if tag is not None:
+            name, is_start, is_empty = tag
+            if is_start:
+                reader.start(name)
+            if is_empty or not is_start:
+                reader.end(name)
+            elif name in _VERBATIM:
+                position = scanner.verbatim(name, end)
+                if name in scanner.unclosed:
+                    reader.end(name)
+                if name in _WITH_REFERENCES:
+                    _tell(reader, text, end, position)
+                end = data = position
+        reader.line += text.count("\n", opening, end)
+    _tell(reader, text, data, len(text))
+
+
+def _tell(reader: _Reader, text: str, start: int, end: int) -> None:
+    if start < end:
+        data = text[start:end]
+        if "&" in data:
+            data = unescape(_ENDLESS_NUMBER.sub("\ufffd", data))
+        reader.data(data)
+
+
+class _Scanner:
+    """Where the markup of a page ends; what is known to be missing is not looked for again."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.last_end = text.rfind(">")
+        self.last_quotes = {quote: text.rfind(quote) for quote in "\"'"}
+        self.quotes_close = True
+        self.unclosed: set[str] = set()
+
+    def markup(self, opening: int) -> tuple[int, tuple[str, bool, bool] | None]:
+        """The end of what a ``<`` opens, and of a tag its name, whether it starts and is empty.
+
+        The end is -1 where the ``<`` opens nothing.
+        """
+        text = self.text
+        if text.startswith("<!--", opening):
+            closing = None
+            if "--" not in self.unclosed:
+                closing = _COMMENT_END.search(text, opening + 2)
+            if closing is None:  # a browser shows nothing more; what follows may be worth finding
+                self.unclosed.add("--")
+                return -1, None
+            return closing.end(), None
+        if opening > self.last_end:
+            return -1, None
+        tag = _TAG.match(text, opening)
+        if tag:
+            end = self._tag_end(tag.end())
+            return end, (tag.group(1).lower(), text[opening + 1] != "/", self._is_empty(tag, end))
+        if text.startswith("<![CDATA[", opening) and "]]" not in self.unclosed:
+            end = text.find("]]>", opening)
+            if end >= 0:
+                return end + 3, None
+            self.unclosed.add("]]")
+        if text.startswith(("<!", "<?", "</"), opening):
+            return text.find(">", opening) + 1, None
+        return -1, None
+
+    def _tag_end(self, position: int) -> int:
+        """The end of a tag; ``>`` in a quoted value is none, unless the quote is never closed."""
+        first = self.text.find(">", position) + 1
+        while self.quotes_close:
+            found = _TAG_END.search(self.text, position)
+            if found is None:
+                self.quotes_close = False
+            elif found.group().endswith(">"):
+                return found.end()
+            else:
+                quote = found.group()[-1]
+                position = found.end()
+                if position <= self.last_quotes[quote]:
+                    position = self.text.find(quote, position) + 1
+        return first
+
+    def _is_empty(self, tag: re.Match[str], end: int) -> bool:
+        """Whether a tag ends in ``/>``, and not in a value without quotes: ``<a href=b/>``."""
+        if self.text[end - 2] != "/":
+            return False
+        last = self.text[tag.end() : end - 2].rsplit(None, 1)[-1:]
+        return not last or "=" not in last[0] or last[0].endswith(("'", '"'))
+
+    def verbatim(self, name: str, start: int) -> int:
+        """Where the end tag of an element starts that holds no other tags."""
+        if name not in self.unclosed:
+            end = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(self.text, start)
+            if end:
+                return end.start()
+            self.unclosed.add(name)
+        return start if name in _WITH_REFERENCES else len(self.text)
+
+
+class _Reader:
+    """Collects (line of text, line in the file); a line is a block or a table row."""
+
+    def __init__(self) -> None:
+        self.line = 1
+        self.lines: list[tuple[str, int]] = []
+        self.title: list[str] = []
+        self._pieces: list[str] = []
+        self._started = 0
+        self._skipped: list[str] = []
+        self._preformatted = 0
+        self._in_title = False
+        self._in_row = 0
+
+    def start(self, tag: str) -> None:
+        if tag in _SKIPPED:
+            self._skipped.append(tag)
+        elif tag == "title":
+            self._in_title = True
+        elif tag in _HEADINGS:
+            self.end_line(blank=True)
+            self._add(_HEADINGS[tag])
+        elif tag == "li":
+            self.end_line(blank=False)
+            self._add("- ")
+        elif tag == "pre":
+            self.end_line(blank=True)
+            self._line("```")
+            self._preformatted += 1
+        elif tag in ("td", "th"):
+            if self._in_row:
+                self._add(" | ")
+            self._in_row += 1
+        elif tag == "br":
+            self.end_line(blank=False)
+        elif tag in _BLOCKS:
+            self._start_block(tag)
+
+    def _start_block(self, tag: str) -> None:
+        if tag == "tr":
+            self._in_row = 0
+        inside = bool(self._in_row) or self._pieces == ["- "]
+        if not inside or tag == "tr":
+            self.end_line(blank=tag not in ("tr", "dt", "dd", "ul", "ol", "tbody", "thead"))
+
+    def end(self, tag: str) -> None:
+        if self._skipped and tag == self._skipped[-1]:
+            self._skipped.pop()
+        elif tag == "title":
+            self._in_title = False
+        elif tag == "pre" and self._preformatted:
+            self.end_line(blank=False)
+            self._preformatted -= 1
+            self._line("```")
+            self.end_line(blank=True)
+        elif tag == "tr":
+            self._in_row = 0
+            self.end_line(blank=False)
+        elif tag == "li":
+            self.end_line(blank=False)
+        elif tag in _HEADINGS or (tag in _BLOCKS and not self._in_row):
+            self.end_line(blank=tag not in ("tbody", "thead", "dt", "dd"))
+
+    def data(self, data: str) -> None:
+        if self._in_title:
+            self.title.append(data)
+        elif self._skipped:
+            return
+        elif self._preformatted:
+            self._add_preformatted(data)
+        elif data.strip() or self._pieces:
+            self._add(_SPACE.sub(" ", data))
+
+    def _add_preformatted(self, data: str) -> None:
+        first, *rest = data.split("\n")
+        self._add(first)
+        for offset, line in enumerate(rest, 1):
+            self._line("".join(self._pieces))
+            self._pieces = [line]
+            self._started = self.line + offset
+
+    def _add(self, text: str) -> None:
+        if not self._pieces:
+            self._started = self.line
+        self._pieces.append(text)
+
+    def _line(self, text: str) -> None:
+        self.lines.append((text.rstrip(), self._started or self.line))
+
+    def end_line(self, *, blank: bool) -> None:
+        """End the line under way; ``blank`` sets what follows apart as a new paragraph."""
+        text = "".join(self._pieces)
+        text = text if self._preformatted else re.sub(r" {2,}", " ", text).strip()
+        if text and text not in ("-", "|") and not set(text) <= {"#", " "}:
+            self._line(text)
+        self._pieces = []
+        self._started = 0
+        if blank and self.lines and self.lines[-1][0]:
+            self.lines.append(("", self.line))

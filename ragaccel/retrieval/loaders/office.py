@@ -1,0 +1,833 @@
+"""Office files: Word, Excel, PowerPoint, OpenDocument, RTF and EPUB."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import posixpath
+import re
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.passage import Document
+from ragaccel.retrieval.loaders import spoken_name
+from ragaccel.retrieval.loaders.html import read_html
+from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
+from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line, tidy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+MAX_UNPACKED_BYTES = 200_000_000
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0"  # what Office wraps what is encrypted in, too
+
+
+def require_modest(data: bytes) -> None:
+    """Refuse an archive that unpacks to more than 200 MB, before any of it is unpacked.
+
+    What its directory says is enough: no member is read beyond the size given there.
+    """
+    if data.startswith(_OLD_OFFICE):
+        raise DocumentError("is encrypted, or of a format before 2007: save a copy without either")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > MAX_UNPACKED_BYTES:
+        raise DocumentError(f"unpacks to more than {MAX_UNPACKED_BYTES / 1e6:.0f} MB")
+
+
+_HEADING_STYLE = re.compile(r"(?i)heading (\d)")
+_SPACE = re.compile(r"\s+")
+_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_WORD_SPACES = frozenset({f"{_WORD}tab", f"{_WORD}ptab", f"{_WORD}cr"})
+
+
+def read_docx(data: bytes, name: str) -> Document:
+    """Read a Word file in the order of its body; its "lines" are its paragraphs and tables.
+
+    A Word file has no pages until it is laid out, and no lines either.
+    """
+    try:
+        import docx
+    except ImportError:
+        raise MissingExtraError("python-docx, which reads Word files,", "office") from None
+    require_modest(data)
+    file = docx.Document(io.BytesIO(data))
+    body = _WordBody(file.styles)
+    lines: list[str] = []
+    numbers: list[int] = []
+    for number, block in enumerate(body.blocks(file.element.body), 1):
+        if block:
+            lines += [*block.split("\n"), ""]
+            numbers += [number] * (block.count("\n") + 2)
+    return Document(
+        path=name,
+        text="\n".join(lines),
+        title=(file.core_properties.title or "").strip(),
+        markup="markdown",
+        line_numbers=tuple(numbers),
+    )
+
+
+class _WordBody:
+    """The text of a Word file's elements, each looked at once.
+
+    The library's own paragraphs look their style up among all styles, and its rows repeat a cell
+    as often as its ``gridSpan`` says, which may be a hundred million times.
+    """
+
+    def __init__(self, styles: Any) -> None:
+        from docx.enum.style import WD_STYLE_TYPE
+
+        kind = WD_STYLE_TYPE.PARAGRAPH
+        self.styles = {style.style_id: style.name or "" for style in styles if style.type == kind}
+        default = styles.default(kind)
+        self.default = (default.name or "") if default is not None else ""
+
+    def blocks(self, body: Any) -> Iterator[str]:
+        for element in body:
+            if element.tag == _WORD + "p":
+                yield self._paragraph(element)
+            elif element.tag == _WORD + "tbl":
+                yield self._table(element)
+
+    def _paragraph(self, paragraph: Any) -> str:
+        text = _word_text(paragraph)
+        if not text:
+            return ""
+        style = self.styles.get(_value(paragraph, "pPr", "pStyle"), self.default)
+        level = _HEADING_STYLE.match(style)
+        if level or style == "Title":
+            return f"{'#' * (int(level.group(1)) if level else 1)} {text}"
+        return f"- {text}" if style.startswith("List") else text
+
+    def _table(self, table: Any) -> str:
+        above: dict[int, str] = {}
+        rows = (self._row(row, above) for row in table.iterchildren(_WORD + "tr"))
+        return "\n".join(row for row in rows if row.strip(" |"))
+
+    def _row(self, row: Any, above: dict[int, str]) -> str:
+        """A row's cells, each said once however many columns it spans.
+
+        A cell merged with the one ``above`` it, by column, says what that one says.
+        """
+        cells = []
+        column = _number(_value(row, "trPr", "gridBefore"), 0)
+        for cell in row.iterchildren(_WORD + "tc"):
+            merged = _value(cell, "tcPr", "vMerge", missing="restart") != "restart"
+            paragraphs = cell.iterchildren(_WORD + "p")
+            text = above.get(column, "") if merged else _tidy(" ".join(map(_word_text, paragraphs)))
+            above[column] = text
+            cells.append(text)
+            column += _number(_value(cell, "tcPr", "gridSpan"), 1)
+        return " | ".join(cells)
+
+
+def _value(element: Any, properties: str, name: str, *, missing: str = "") -> str:
+    """The ``w:val`` of a property; empty if it has none, ``missing`` if there is no such one."""
+    found = element.find(f"{_WORD}{properties}/{_WORD}{name}")
+    return missing if found is None else found.get(_WORD + "val", "")
+
+
+def _number(text: str, otherwise: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else otherwise
+
+
+def _word_text(paragraph: Any) -> str:
+    said: list[str] = []
+    for element in paragraph:
+        if element.tag == _WORD + "r":
+            said += _run_text(element)
+        elif element.tag == _WORD + "hyperlink":
+            for run in element.iterchildren(_WORD + "r"):
+                said += _run_text(run)
+    return _tidy("".join(said))
+
+
+def _run_text(run: Any) -> Iterator[str]:
+    for element in run:
+        if element.tag == _WORD + "t":
+            yield element.text or ""
+        elif element.tag in _WORD_SPACES:
+            yield " "
+        elif element.tag == _WORD + "noBreakHyphen":
+            yield "-"
+        elif element.tag == _WORD + "br":  # a page's end is no space
+            yield " " if element.get(_WORD + "type", "textWrapping") == "textWrapping" else ""
+
+
+def read_pptx(data: bytes, name: str) -> Document:
+    """Read a presentation; a slide is a page, its title a heading, its notes come last."""
+    try:
+        import pptx
+    except ImportError:
+        raise MissingExtraError("python-pptx, which reads PowerPoint files,", "office") from None
+    require_modest(data)
+    file = pptx.Presentation(io.BytesIO(data))
+    pieces: list[str] = []
+    starts, size = [], 0
+    for slide in file.slides:
+        starts.append(size)
+        content = "\n\n".join(block for block in _slide(slide) if block)
+        pieces.append(f"{content}\n\n" if content else "")
+        size += len(pieces[-1])
+    text = "".join(pieces)
+    title = (file.core_properties.title or "").strip()
+    title = "" if title == "PowerPoint Presentation" else title
+    return Document(path=name, text=text, title=title, markup="markdown", page_starts=tuple(starts))
+
+
+def _slide(slide: Any) -> Iterator[str]:
+    heading = slide.shapes.title
+    if heading is not None and _tidy(heading.text_frame.text):
+        yield f"# {_tidy(heading.text_frame.text)}"
+    for shape in _flattened(slide.shapes):
+        if heading is not None and shape.shape_id == heading.shape_id:
+            continue
+        if shape.has_text_frame:
+            yield "\n".join(_bullets(shape.text_frame.paragraphs))
+        elif getattr(shape, "has_table", False):
+            yield _table(shape.table)
+    if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+        yield _tidy(slide.notes_slide.notes_text_frame.text)
+
+
+def _flattened(shapes: Any) -> Iterator[Any]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):
+            yield from _flattened(shape.shapes)
+        else:
+            yield shape
+
+
+def _bullets(paragraphs: Any) -> Iterator[str]:
+    said = [_tidy("".join(run.text for run in item.runs)) for item in paragraphs]
+    said = [text for text in said if text]
+    yield from said if len(said) == 1 else (f"- {text}" for text in said)
+
+
+def _table(table: Any) -> str:
+    rows = (" | ".join(_tidy(cell.text) for cell in row.cells) for row in table.rows)
+    return "\n".join(row for row in rows if row.strip(" |"))
+
+
+def _tidy(text: str) -> str:
+    return _SPACE.sub(" ", text).strip()
+
+
+_MAX_ROWS = 1_048_576  # of a sheet, as the format has it
+_MAX_CELLS = 5_000_000
+
+
+class SheetLines:
+    """The lines of a workbook's sheets; a line's number is that of its row in the sheet.
+
+    The first row of several words names the columns, and so does one after an empty row that has
+    other columns than the table above. A row of one cell is a caption.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._numbers: list[int] = []
+        self._name = ""
+        self._size = 0
+        self._cells = 0
+        self._columns: list[str] = []
+        self._used: list[int] = []
+        self._after_gap = True
+
+    def begin(self, name: str) -> None:
+        """Start a sheet; it is named above its first row."""
+        self._name = tidy(name)
+        self._columns, self._used, self._after_gap = [], [], True
+
+    def row(self, number: int, cells: list[str]) -> None:
+        """Add a row of a sheet, ``number`` counted from 1."""
+        self._cells += len(cells)
+        if number > _MAX_ROWS or self._cells > _MAX_CELLS:
+            raise DocumentError(
+                f"has more than {_MAX_ROWS:,} rows or {_MAX_CELLS:,} cells: export what matters of"
+                " it as CSV"
+            )
+        used = [position for position, cell in enumerate(cells) if cell.strip()]
+        if not used:
+            self._after_gap = True
+            return
+        if self._name:
+            self._add(f"# {self._name}\n", number)
+            self._name = ""
+        if len(used) == 1 and (self._after_gap or not self._columns):
+            self._add(f"{record_line([('', tidy(cells[used[0]]))])}\n", number)
+        elif self._names_columns(cells, used):
+            self._columns = [tidy(cell.replace("_", " ")) for cell in cells]
+            self._used = used
+        else:
+            self._add(record_line(named_cells(self._columns, cells)), number)
+        self._after_gap = False
+
+    def document(self, name: str, title: str = "") -> Document:
+        """All of it as a document."""
+        return Document(
+            path=name,
+            text="\n".join(self._lines),
+            title=title or spoken_name(name),
+            markup="markdown",
+            line_numbers=tuple(self._numbers),
+        )
+
+    def _names_columns(self, cells: list[str], used: list[int]) -> bool:
+        is_new = not self._columns or (self._after_gap and used != self._used)
+        return is_new and len(used) > 1 and is_header(cells)
+
+    def _add(self, text: str, number: int) -> None:
+        self._size += len(text)
+        if self._size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+        for line in text.split("\n"):
+            self._lines.append(line)
+            self._numbers.append(number)
+
+
+def read_xlsx(data: bytes, name: str) -> Document:
+    """Read an Excel workbook; formulas as the values that were saved with them."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise MissingExtraError("openpyxl, which reads Excel files,", "office") from None
+    require_modest(data)
+    book = openpyxl.load_workbook(
+        io.BytesIO(data), read_only=True, data_only=True, keep_links=False
+    )
+    lines = SheetLines()
+    for sheet in book.worksheets:
+        lines.begin(sheet.title)
+        sheet.reset_dimensions()  # what a file says of its own size need not be so
+        for number, row in enumerate(sheet.iter_rows(), 1):
+            lines.row(number, _texts(row))
+    return lines.document(name, (book.properties.title or "").strip())
+
+
+def _texts(row: Iterable[Any]) -> list[str]:
+    return ["" if cell.value is None else _text(cell) for cell in row]
+
+
+def _text(cell: Any) -> str:
+    """A value as people write it."""
+    value = cell.value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        percent = "%" in str(cell.number_format)
+        return f"{value * 100:.12g}%" if percent else f"{value:.15g}"
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(" ").removesuffix(" 00:00:00")
+    return str(value)
+
+
+_CONTENT, _META = "content.xml", "meta.xml"
+_CHUNK = 1 << 16
+_SKIPPED_TAGS = (
+    "tracked-changes annotation annotation-end note-citation table-of-content alphabetical-index"
+    " illustration-index table-index forms scripts automatic-styles font-face-decls desc"
+)
+_SKIPPED = frozenset(_SKIPPED_TAGS.split())
+_SPACES = {"s": " ", "tab": " ", "line-break": " "}
+_MOST_REPEATED = 1_000  # cells alike, one beside the other; more are not meant to be read
+
+
+def read_odt(data: bytes, name: str) -> Document:
+    """Read an OpenDocument text: headings, lists and tables; its "lines" are its paragraphs."""
+    content = _Content()
+    title = _parse(data, content)
+    return content.document(name, title)
+
+
+def read_odp(data: bytes, name: str) -> Document:
+    """Read an OpenDocument presentation; a slide is a page, its title a heading."""
+    content = _Content(has_slides=True)
+    title = _parse(data, content)
+    return content.document(name, title)
+
+
+def read_ods(data: bytes, name: str) -> Document:
+    """Read an OpenDocument workbook, as an Excel one is read."""
+    sheets = _Sheets()
+    title = _parse(data, sheets)
+    return sheets.lines.document(name, title)
+
+
+def _parse(data: bytes, target: _Target) -> str:
+    """Give the events of a file's content to a target; return the file's title."""
+    try:
+        from lxml import etree
+    except ImportError:
+        raise MissingExtraError("lxml, which reads OpenDocument files,", "office") from None
+    require_modest(data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        if "META-INF/manifest.xml" in names:
+            manifest = archive.read("META-INF/manifest.xml")
+            if b"encryption-data" in manifest:
+                raise DocumentError("is encrypted: save a copy without a password")
+        title = _Title()
+        events: Any
+        for member, events in ((_CONTENT, target), (_META, title)):
+            if member in names:
+                parser = etree.XMLParser(
+                    target=events, resolve_entities=False, no_network=True, load_dtd=False
+                )
+                with archive.open(member) as file:
+                    while chunk := file.read(_CHUNK):
+                        parser.feed(chunk)
+                    parser.close()
+        if _CONTENT not in names:
+            raise DocumentError(f"broken file: it has no {_CONTENT}")
+    return title.text
+
+
+class _Target:
+    """Takes the events of an XML parser, by names without their namespaces; makes no tree."""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """An element begins."""
+
+    def end(self, tag: str) -> None:
+        """An element ends."""
+
+    def data(self, text: str) -> None:
+        """Text between two tags."""
+
+    def doctype(self, *_: object) -> None:
+        """Refuse a document type, with which entities come: no such file needs one."""
+        raise DocumentError("broken file: it declares a document type, which such files have not")
+
+    def close(self) -> None:
+        """The end."""
+
+
+class _Title(_Target):
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._inside = False
+
+    @property
+    def text(self) -> str:
+        """The title."""
+        return "".join(self._pieces).strip()
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:  # noqa: ARG002
+        self._inside = _local(tag) == "title"
+
+    def end(self, tag: str) -> None:  # noqa: ARG002
+        self._inside = False
+
+    def data(self, text: str) -> None:
+        if self._inside:
+            self._pieces.append(text)
+
+
+class _Text(_Target):
+    """Collects the text of paragraphs; one inside another, as a note is, comes before it."""
+
+    def __init__(self) -> None:
+        self._paragraphs: list[list[str]] = []
+        self._skipping = 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        name = _local(tag)
+        if self._skipping or name in _SKIPPED:
+            self._skipping += 1
+        elif name in ("p", "h"):
+            self._paragraphs.append([])
+        elif name in _SPACES and self._paragraphs:
+            self._paragraphs[-1].append(_SPACES[name])
+        else:
+            self.begin(name, {_local(key): value for key, value in attributes.items()})
+        if name == "h" and not self._skipping:
+            self.begin(name, {_local(key): value for key, value in attributes.items()})
+
+    def end(self, tag: str) -> None:
+        name = _local(tag)
+        if self._skipping:
+            self._skipping -= 1
+        elif name in ("p", "h") and self._paragraphs:
+            text = " ".join("".join(self._paragraphs.pop()).split())
+            self.paragraph(text, is_heading=name == "h")
+        else:
+            self.finish(name)
+
+    def data(self, text: str) -> None:
+        if self._paragraphs and not self._skipping:
+            self._paragraphs[-1].append(text)
+
+    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Any other element begins, or a heading."""
+
+    def finish(self, name: str) -> None:
+        """Any other element ends."""
+
+    def paragraph(self, text: str, *, is_heading: bool) -> None:
+        """A paragraph has ended."""
+
+
+class _Content(_Text):
+    """A text or a presentation as blocks: headings, paragraphs, list items, tables."""
+
+    def __init__(self, *, has_slides: bool = False) -> None:
+        super().__init__()
+        self._has_slides = has_slides
+        self._blocks: list[tuple[str, int]] = []
+        self._length = 0
+        self._slides: list[int] = []
+        self._number = 0
+        self._level = 1
+        self._lists = 0
+        self._is_title = False
+        self._cells: list[list[list[str]]] = []  # of rows that are open; a cell is its paragraphs
+        self._rows: list[list[str]] = []
+
+    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
+        if name == "h":
+            level = attributes.get("outline-level", "1")
+            self._level = min(6, int(level)) if level.isdecimal() and int(level) else 1
+        elif name == "list-item":
+            self._lists += 1
+        elif name == "page" and self._has_slides:
+            self._slides.append(self._length)
+        elif name == "frame":
+            self._is_title = attributes.get("class") == "title"
+        elif name == "table":
+            self._rows.append([])
+        elif name == "table-row":
+            self._cells.append([])
+        elif name in ("table-cell", "covered-table-cell") and self._cells:
+            self._cells[-1].append([])
+
+    def finish(self, name: str) -> None:
+        if name == "list-item":
+            self._lists -= 1
+        elif name == "frame":
+            self._is_title = False
+        elif name == "table-row" and self._cells:
+            row = " | ".join(" ".join(cell) for cell in self._cells.pop())
+            if row.strip(" |") and self._rows:
+                self._rows[-1].append(row)
+        elif name == "table" and self._rows:
+            table = "\n".join(self._rows.pop())
+            if table and self._cells:  # a table within a cell
+                self._in_cell(table.replace("\n", "; "))
+            elif table:
+                self._add(table)
+
+    def paragraph(self, text: str, *, is_heading: bool) -> None:
+        if not text:
+            return
+        if self._cells and self._cells[-1]:
+            self._in_cell(text)
+        elif is_heading:
+            self._add(f"{'#' * self._level} {text}")
+        elif self._is_title:
+            self._add(f"# {text}")
+        else:
+            self._add(f"- {text}" if self._lists else text)
+
+    def document(self, name: str, title: str) -> Document:
+        lines: list[str] = []
+        numbers: list[int] = []
+        for block, number in self._blocks:
+            lines += [*block.split("\n"), ""]
+            numbers += [number] * (block.count("\n") + 2)
+        return Document(
+            path=name,
+            text="\n".join(lines),
+            title=title,
+            markup="markdown",
+            page_starts=tuple(self._slides),
+            line_numbers=() if self._has_slides else tuple(numbers),
+        )
+
+    def _in_cell(self, text: str) -> None:
+        self._cells[-1][-1].append(text)
+
+    def _add(self, block: str) -> None:
+        self._number += 1
+        self._blocks.append((block, self._number))
+        self._length += len(block) + 2
+
+
+class _Sheets(_Text):
+    """A workbook's rows; what is repeated is so only as far as it is meant to be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = SheetLines()
+        self._number = 0
+        self._repeated_rows = 1
+        self._row: list[str] = []
+        self._cell: list[str] | None = None
+        self._repeated = 1
+        self._tables = 0
+
+    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
+        if name == "table":
+            self._tables += 1
+            if self._tables == 1:
+                self._number = 0
+                self.lines.begin(attributes.get("name", "Sheet"))
+        elif name == "table-row":
+            self._row = []
+            self._repeated_rows = _count(attributes.get("number-rows-repeated", "1"))
+        elif name in ("table-cell", "covered-table-cell"):
+            self._cell = []
+            self._repeated = _count(attributes.get("number-columns-repeated", "1"))
+
+    def finish(self, name: str) -> None:
+        if name == "table":
+            self._tables -= 1
+        elif name in ("table-cell", "covered-table-cell"):
+            text = " ".join(self._cell or ())
+            self._row += [text] * min(self._repeated, _MOST_REPEATED)
+            self._cell = None
+        elif name == "table-row":
+            while self._row and not self._row[-1]:
+                self._row.pop()
+            self.lines.row(min(self._number, 1_000_000) + 1, self._row)
+            self._number += self._repeated_rows
+            self._row = []
+
+    def paragraph(self, text: str, *, is_heading: bool) -> None:  # noqa: ARG002
+        if self._cell is not None and text:
+            self._cell.append(text)
+
+
+def _count(text: str) -> int:
+    return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+_CODE_PAGE = re.compile(rb"\\ansicpg(\d{1,5})")
+# what pictures are made of; the look behind keeps a run from being tried again from its middle
+_DATA = re.compile(r"(?<![0-9a-fA-F\r\n])[0-9a-fA-F\r\n]{512,}")
+_OUTLINE = re.compile(r"\\outlinelevel([0-5])(?!\d) ?")
+_TITLE = re.compile(r"\{\\title ([^{}\\]{1,500})\}")
+_HEAD_BYTES = 1 << 16
+
+
+def read_rtf(data: bytes, name: str) -> Document:
+    """Read a Rich Text file; its "lines" are its paragraphs."""
+    try:
+        from striprtf.striprtf import rtf_to_text
+    except ImportError:
+        raise MissingExtraError("striprtf, which reads Rich Text files,", "office") from None
+    if not data.lstrip()[:5].startswith(b"{\\rtf"):
+        raise DocumentError("broken rtf file: it does not begin as one")
+    encoding = _encoding(data)
+    source = data.decode(encoding, "replace")
+    source = source.replace("\\field{", "{")  # looking for its links takes the square of its length
+    source = _OUTLINE.sub(lambda level: f"{level.group()}{_heading(level)}", _DATA.sub("", source))
+    text = rtf_to_text(source, encoding=encoding, errors="replace")
+    lines: list[str] = []
+    numbers: list[int] = []
+    for number, paragraph in enumerate(text.split("\n"), 1):
+        is_row = paragraph.rstrip().endswith("|")
+        block = _row(paragraph) if is_row else " ".join(paragraph.split())
+        if block:
+            follows_row = is_row and len(lines) > 1 and " | " in lines[-2]
+            if follows_row:
+                lines[-1:], numbers[-1:] = [], []
+            lines += [block, ""]
+            numbers += [number, number]
+    title = _TITLE.search(source[:_HEAD_BYTES])
+    return Document(
+        path=name,
+        text="\n".join(lines),
+        title=title.group(1).strip() if title else "",
+        markup="markdown",
+        line_numbers=tuple(numbers),
+    )
+
+
+def _encoding(data: bytes) -> str:
+    found = _CODE_PAGE.search(data[:_HEAD_BYTES])
+    encoding = f"cp{int(found.group(1))}" if found else "cp1252"
+    try:
+        b"".decode(encoding)
+    except LookupError:
+        return "cp1252"
+    return encoding
+
+
+def _heading(level: re.Match[str]) -> str:
+    return f" {'#' * (int(level.group(1)) + 1)} "
+
+
+def _row(paragraph: str) -> str:
+    cells = (" ".join(cell.split()) for cell in paragraph.rstrip().rstrip("|").split("|"))
+    row = " | ".join(cells)
+    return row if row.strip(" |") else ""
+
+
+_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
+_MAX_CONTENTS_BYTES = 10_000_000
+_MAX_CHAPTERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A file of a book, by its place in the archive."""
+
+    path: str
+    media_type: str
+    is_contents: bool
+
+
+def read_epub(data: bytes, name: str) -> Document:
+    """Read a book; the page of an offset is the 1-based number of its chapter file."""
+    try:
+        import lxml  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("lxml, which reads EPUB books,", "office") from None
+    require_modest(data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        package_path = _package_path(archive)
+        package = _xml(archive, package_path)
+        title = _first_text(package, "title")
+        items = _items(package, posixpath.dirname(package_path))
+        titles = _titles(archive, package, items)
+        locked = _locked(archive)
+        pieces: list[str] = []
+        starts: list[int] = []
+        length = 0
+        for item in _spine(package, items):
+            if item.path in locked:
+                raise DocumentError("the book is protected (DRM): only its shop's reader opens it")
+            starts.append(length)
+            text = _chapter(archive, item, titles.get(item.path, ""), book=title)
+            pieces.append(text)
+            length += len(text)
+    text = "".join(pieces)
+    if not text.strip():
+        raise DocumentError("the book has no text: it may be made of pictures")
+    return Document(name, text, title=title, page_starts=tuple(starts), markup="markdown")
+
+
+def _chapter(archive: zipfile.ZipFile, item: _Item, title: str, *, book: str) -> str:
+    """A chapter under a heading of the first level, so that it is not of the one before."""
+    try:
+        content = archive.read(item.path)
+    except KeyError:
+        raise DocumentError(f"broken epub file: {item.path} is missing") from None
+    page = read_html(content, item.path)
+    text = page.text.strip()
+    if not text:
+        return ""
+    if text.startswith("#"):
+        return f"# {text.lstrip('#').lstrip()}\n\n"
+    own = page.title if page.title != book else ""
+    return f"# {title or own or spoken_name(item.path)}\n\n{text}\n\n"
+
+
+def _package_path(archive: zipfile.ZipFile) -> str:
+    for element in _named(_xml(archive, _CONTAINER), "rootfile"):
+        return unquote(str(element.get("full-path", "")))
+    raise DocumentError("broken epub file: it names no package")
+
+
+def _items(package: Any, folder: str) -> dict[str, _Item]:
+    """The files of the book by their ids."""
+    return {
+        str(element.get("id")): _Item(
+            _joined(folder, element.get("href", "")),
+            str(element.get("media-type", "")),
+            "nav" in str(element.get("properties", "")).split(),
+        )
+        for element in _named(package, "item")
+    }
+
+
+def _spine(package: Any, items: dict[str, _Item]) -> Iterator[_Item]:
+    """The chapters, each once, in reading order."""
+    seen = set()
+    for element in _named(package, "itemref"):
+        item = items.get(str(element.get("idref")))
+        if item is None or item.is_contents or item.path in seen or "htm" not in item.media_type:
+            continue
+        seen.add(item.path)
+        if len(seen) > _MAX_CHAPTERS:
+            raise DocumentError(f"has more than {_MAX_CHAPTERS:,} chapters")
+        yield item
+
+
+def _titles(archive: zipfile.ZipFile, package: Any, items: dict[str, _Item]) -> dict[str, str]:
+    """What the contents call each file: those of EPUB 3, else those of EPUB 2."""
+    for item in items.values():
+        if item.is_contents:
+            return _titles_in(archive, item.path, "a", "href")
+    for spine in _named(package, "spine"):
+        contents = items.get(str(spine.get("toc")))
+        if contents is not None:
+            return _titles_in(archive, contents.path, "navPoint", "src")
+    return {}
+
+
+def _titles_in(archive: zipfile.ZipFile, path: str, tag: str, link: str) -> dict[str, str]:
+    titles: dict[str, str] = {}
+    if path not in archive.namelist():
+        return titles
+    folder = posixpath.dirname(path)
+    for entry in _named(_xml(archive, path), tag):
+        target, title = entry.get(link), entry
+        if tag == "navPoint":  # its own label and link, not those of the entries within
+            own = {_epub_local(child): child for child in entry}
+            if "content" not in own or "navLabel" not in own:
+                continue
+            target, title = own["content"].get(link), own["navLabel"]
+        said = " ".join("".join(title.itertext()).split())
+        if target and said:
+            titles.setdefault(_joined(folder, str(target).partition("#")[0]), said)
+    return titles
+
+
+def _locked(archive: zipfile.ZipFile) -> set[str]:
+    """The files that are encrypted; fonts that are merely disguised do not matter here."""
+    if _ENCRYPTION not in archive.namelist():
+        return set()
+    references = _named(_xml(archive, _ENCRYPTION), "CipherReference")
+    return {unquote(str(reference.get("URI", ""))) for reference in references}
+
+
+def _xml(archive: zipfile.ZipFile, path: str) -> Any:
+    """A small XML file of the book as a tree; entities and document types stay unread."""
+    from lxml import etree
+
+    try:
+        with archive.open(path) as file:
+            content = file.read(_MAX_CONTENTS_BYTES + 1)
+    except KeyError:
+        raise DocumentError(f"broken epub file: {path} is missing") from None
+    if len(content) > _MAX_CONTENTS_BYTES:
+        raise DocumentError(f"broken epub file: {path} is larger than any list of contents")
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    return etree.fromstring(content, parser)
+
+
+def _named(tree: Any, name: str) -> Iterator[Any]:
+    return (element for element in tree.iter(f"{{*}}{name}"))
+
+
+def _first_text(tree: Any, name: str) -> str:
+    return next((" ".join((e.text or "").split()) for e in _named(tree, name)), "")
+
+
+def _epub_local(element: Any) -> str:
+    return str(element.tag).rpartition("}")[2]
+
+
+def _joined(folder: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(folder, unquote(link)))

@@ -1,0 +1,71 @@
+"""PDF files."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.passage import Document
+
+_LIST_ITEM = re.compile(r"\s*(?:[-*•▪◦‣–]|\d{1,3}[.)]|[a-z]\))\s")
+_NUMBERED_HEADING = re.compile(r"\d{1,2}(?:\.\d{1,2})*\.? [A-Z][^.!?:;]{2,60}")
+_WRAPPED_SHARE = 0.7
+_PROGRAM_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|tex|indd|pdf)$)")
+
+
+def read_pdf(data: bytes, name: str) -> Document:
+    """Read a PDF; ``page_starts`` gives the pages. A scan without text is a DocumentError."""
+    try:
+        from pypdf import PdfReader
+    except ImportError:
+        raise MissingExtraError("pypdf, which reads PDF files,", "pdf") from None
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its complaints become our errors
+    reader = PdfReader(io.BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise DocumentError("the PDF is encrypted: save a copy without a password")
+    pieces: list[str] = []
+    starts, size = [], 0
+    for page in reader.pages:
+        starts.append(size)
+        content = join_lines(page.extract_text())
+        pieces.append(f"{content}\n\n" if content else "")
+        size += len(pieces[-1])
+    text = "".join(pieces)
+    if not text.strip():
+        raise DocumentError("the PDF has no text: if it is a scan, run text recognition first")
+    return Document(path=name, text=text, title=_title(reader.metadata), page_starts=tuple(starts))
+
+
+def join_lines(text: str) -> str:
+    """Undo the line breaks of a page: lines that fill the column go on in the next one.
+
+    A line much shorter than the page's longest ends its paragraph, and so does one after which a
+    list item starts; a hyphen at a line's end before a small letter joins the two halves.
+    """
+    lines = [line.strip() for line in text.replace("\xa0", " ").replace("\xad", "").split("\n")]
+    full = max(map(len, lines), default=0) * _WRAPPED_SHARE
+    joined: list[str] = []  # lines and what is between them, never one long text to add to
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if joined and _NUMBERED_HEADING.fullmatch(line):
+            while joined and not joined[-1].strip():
+                joined.pop()
+            joined.append("\n\n")
+        goes_on = bool(following) and not _LIST_ITEM.match(following)
+        if goes_on and _hyphenated(line, following):
+            joined.append(line[:-1])
+        elif goes_on and line and (len(line) >= full or following[0].islower()):
+            joined += [line, " "]
+        else:
+            joined += [line, "\n\n" if len(line) < full and line and line[-1] in ".!?" else "\n"]
+    return re.sub(r"\n{3,}", "\n\n", "".join(joined)).strip()
+
+
+def _hyphenated(line: str, following: str) -> bool:
+    return len(line) > 1 and line[-1] == "-" and line[-2].isalpha() and following[0].islower()
+
+
+def _title(metadata: object) -> str:
+    title = str(getattr(metadata, "title", None) or "").strip()
+    return "" if _PROGRAM_TITLE.match(title) else title

@@ -1,0 +1,440 @@
+"""The reading process: files are read in a process with bounded time and memory.
+
+Formats that unpack, nest or refer to themselves can ask for a million times their size. They are
+read in one process of a run, bounded by the system where it can do that and by a watching thread
+elsewhere. Files and texts travel through pipes; nothing is unpickled, and nothing is imported
+from the working directory, which may be a stranger's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from array import array
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.passage import Document
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable
+
+    Read = Callable[[bytes, str], Document]
+
+MAX_SECONDS = 30
+MAX_MEMORY_BYTES = 1_000_000_000
+MAX_TEXT_BYTES = 100_000_000
+MAX_LINES = 4_000_000
+_WALL_FACTOR = 10  # a busy machine gives a process a fraction of its time
+_OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
+_LENGTH = struct.Struct(">Q")
+_WATCH_SECONDS = 0.02
+_ON_LINUX = sys.platform == "linux"
+_KEPT_VARIABLES = (
+    *("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP"),
+    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+)
+# numpy, which openpyxl imports, would reserve memory for a thread of each core
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+# a second thread's heap would reserve 64 MB or more of what the process may take
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+_COMMAND = """
+import sys
+watched, seconds, memory, modules, *sys.path = sys.argv[1:]
+from ragaccel.retrieval.loaders import document_from_bytes
+from ragaccel.retrieval.loaders.process import serve
+serve(document_from_bytes, int(seconds), int(memory), watched == "watched", modules.split())
+"""
+
+
+_NO_START = "the process that reads such files does not start"
+
+
+class NoReaderError(DocumentError):
+    """The process does not start, whatever the file."""
+
+
+class ReaderProcess:
+    """Reads files in a process of its own, which ends by :meth:`close`.
+
+    It starts with the first file, or with :meth:`prepare`. Threads may share it, one file at a
+    time; a forked process starts one of its own. The process ends with the one that started it, as
+    its pipe does. ``seconds`` is the CPU time that the last document took.
+
+    Args:
+        max_seconds: The CPU time that one file may take.
+        max_memory: The bytes of memory that the process may take.
+        watched: Bound it by a thread inside it even where the system can.
+    """
+
+    def __init__(
+        self,
+        max_seconds: int = MAX_SECONDS,
+        max_memory: int = MAX_MEMORY_BYTES,
+        *,
+        watched: bool = False,
+    ) -> None:
+        self.max_seconds = max_seconds
+        self.max_memory = max_memory
+        self.watched = watched
+        self.seconds = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def __enter__(self) -> ReaderProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if there is one, after the file it reads; reading starts another."""
+        if self._owner == os.getpid():
+            with self._lock:
+                self._end()
+
+    def prepare(self, modules: Iterable[str] = ()) -> None:
+        """Start the process without waiting for it; it imports modules meanwhile.
+
+        Whatever goes wrong with that is left to the files that need it: one that finds the process
+        ended is read in another, which imports nothing before it must.
+        """
+        self._require_own()
+        with self._lock, suppress(NoReaderError):  # which the first file says
+            if self._process is None:
+                self._start(modules)
+
+    def read(self, data: bytes, name: str) -> Document:
+        """Read a file's bytes as a document.
+
+        Raises:
+            DocumentError: It is broken, or takes more time or memory than a file may.
+            NoReaderError: The process does not start.
+            MissingExtraError: Its format needs an optional dependency.
+        """
+        self._require_own()
+        with self._lock:
+            fresh = self._process is None
+            try:
+                return self._read(data, name)
+            except _FailedError as error:
+                if fresh or error.is_final:
+                    raise DocumentError(str(error)) from None
+            try:  # what earlier files left behind in the process must not count against this one
+                return self._read(data, name)
+            except _FailedError as error:
+                raise DocumentError(str(error)) from None
+
+    def _require_own(self) -> None:
+        if self._owner != os.getpid():  # forked: that process is the parent's
+            self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
+
+    def _read(self, data: bytes, name: str) -> Document:
+        process = self._process or self._start()
+        self._wait_until_ready(process)
+        timer = threading.Timer(self.max_seconds * _WALL_FACTOR, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            _write(process.stdin, json.dumps({"name": name}).encode(), data)
+            reply = json.loads(_read_frame(process.stdout))
+            text = _read_frame(process.stdout).decode("utf-8", "surrogatepass")
+            numbers = array("I", _read_frame(process.stdout))
+        except (OSError, EOFError, ValueError):
+            timed_out = not timer.is_alive()
+            raise self._cause_of_end(timed_out) from None
+        except BaseException:  # an interrupt: what it answers later is not for the next file
+            self._end()
+            raise
+        finally:
+            timer.cancel()
+        return self._document(reply, text, numbers)
+
+    def _document(self, reply: dict[str, Any], text: str, numbers: array[int]) -> Document:
+        error, said = reply.get("error"), reply.get("said", "")
+        if error == "memory":
+            self._end()
+            raise _FailedError(self._too_much_memory())
+        if error == "extra":
+            raise MissingExtraError(said, reply["extra"])
+        if error:
+            raise DocumentError(said)
+        self.seconds = reply["seconds"]
+        return Document(
+            path=reply["path"],
+            text=text,
+            title=reply["title"],
+            markup=reply["markup"],
+            page_starts=tuple(reply["page_starts"]),
+            line_numbers=tuple(numbers),
+        )
+
+    def _start(self, modules: Iterable[str] = ()) -> subprocess.Popen[bytes]:
+        from subprocess import DEVNULL, PIPE, Popen
+
+        settings = ["watched" if self.watched else "", str(self.max_seconds), str(self.max_memory)]
+        settings.append(" ".join(modules))
+        flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+        try:
+            self._process = Popen(
+                [_python(), *flags, "-c", _COMMAND, *settings, *_module_folders()],
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                cwd=Path(__file__).parent,
+                env=_ONE_THREAD
+                | _ONE_HEAP
+                | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
+            )
+        except OSError as error:
+            raise NoReaderError(f"{_NO_START}: {error}") from None
+        self._is_ready = False
+        return self._process
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        if self._is_ready:
+            return
+        try:
+            assert process.stdout is not None
+            _read_frame(process.stdout)
+        except (OSError, EOFError) as error:
+            self._end()
+            raise NoReaderError(f"{_NO_START}: {str(error) or 'it ended'}") from None
+        except BaseException:
+            self._end()
+            raise
+        self._is_ready = True
+
+    def _cause_of_end(self, timed_out: bool) -> _FailedError:
+        """Say why the process ended while it read a file."""
+        process = self._process
+        assert process is not None
+        with suppress(Exception):  # it may be ending, with its pipes closed already
+            process.wait(1)
+        status = process.poll()
+        self._end()
+        if timed_out or status in (_OUT_OF_TIME, -getattr(signal, "SIGXCPU", _OUT_OF_TIME)):
+            return _FailedError(f"takes more than {self.max_seconds} s to read", is_final=True)
+        if status in (_OUT_OF_MEMORY, -getattr(signal, "SIGKILL", _OUT_OF_MEMORY)):
+            return _FailedError(self._too_much_memory())
+        return _FailedError("the library that reads its format crashes on it")
+
+    def _too_much_memory(self) -> str:
+        return f"takes more than {self.max_memory / 1e9:.3g} GB of memory to read"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not written yet has no reader
+                    if pipe is not None:
+                        pipe.close()
+            process.wait()
+
+
+class _FailedError(Exception):
+    """The process could not read a file; ``is_final``: another one could not either."""
+
+    def __init__(self, reason: str, *, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+def _python() -> str:
+    """The interpreter; ``sys.executable`` may be a program that Python is a part of."""
+    beside = [Path(sys.exec_prefix, *parts) for parts in (("bin", "python3"), ("python.exe",))]
+    for path in (Path(sys.executable or ""), *beside):
+        if "python" in path.name.lower() and path.is_file() and not hasattr(sys, "frozen"):
+            return str(path)
+    raise OSError("no Python interpreter is found")
+
+
+def _module_folders() -> list[str]:
+    """Where this process finds modules, but for the working directory; this package last."""
+    try:
+        here = os.path.realpath(os.curdir)
+    except FileNotFoundError:  # the folder is deleted
+        here = ""
+    own = str(Path(__file__).parents[3])
+    found = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) != here]
+    return [*found, *([] if own in found else [own])]
+
+
+def _write(pipe: IO[bytes], *frames: bytes) -> None:
+    for frame in frames:
+        pipe.write(_LENGTH.pack(len(frame)))
+        pipe.write(frame)
+    pipe.flush()
+
+
+def _read_frame(pipe: IO[bytes]) -> bytes:
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    frame = pipe.read(length)
+    if len(frame) < length:
+        raise EOFError
+    return frame
+
+
+# Inside the process
+
+
+def serve(
+    read: Read, max_seconds: int, max_memory: int, watched: bool, modules: Iterable[str] = ()
+) -> None:
+    """Read the files that come in through standard input until it ends; import modules early."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asked ends this one
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)  # a library that prints must not answer
+    bounds = _Bounds(max_seconds, max_memory, watched)
+    with suppress(EOFError, BrokenPipeError):
+        _write(replies, b"{}")
+        if modules:
+            threading.Thread(target=_import, args=(modules,), daemon=True).start()
+        while True:
+            name = json.loads(_read_frame(requests))["name"]
+            data = _read_frame(requests)
+            bounds.begin()
+            answer = _answer(read, data, name)
+            bounds.end()  # once it is answered, the end of this process would be the next file's
+            _write(replies, *answer)
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        with suppress(Exception):  # the file that needs it says so
+            import_module(module)
+
+
+def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
+    began = time.process_time()
+    try:
+        document = read(data, name)
+        text = document.text.encode("utf-8", "surrogatepass")
+        _require_bounded(document, text)
+        numbers = array("I", document.line_numbers).tobytes()
+        head = {
+            "path": document.path,
+            "title": document.title,
+            "markup": document.markup,
+            "page_starts": document.page_starts,
+            "seconds": time.process_time() - began,
+        }
+        return json.dumps(head).encode(), text, numbers
+    except MissingExtraError as error:
+        problem = {"error": "extra", "said": error.what, "extra": error.extra}
+    except DocumentError as error:
+        problem = {"error": "document", "said": str(error)}
+    except MemoryError:
+        problem = {"error": "memory"}
+    return json.dumps(problem).encode(), b"", b""
+
+
+def _require_bounded(document: Document, text: bytes) -> None:
+    if len(text) > MAX_TEXT_BYTES:
+        raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+    if max(len(document.line_numbers), len(document.page_starts)) > MAX_LINES:
+        raise DocumentError(f"holds more than {MAX_LINES:,} lines: split it")
+
+
+class _Bounds:
+    """Ends this process when one file takes too long, or it needs too much memory."""
+
+    def __init__(self, max_seconds: int, max_memory: int, watched: bool) -> None:
+        self.max_seconds = max_seconds
+        self.max_memory = max_memory
+        self.deadline: float | None = None
+        self._lock = threading.Lock()
+        if os.name == "posix":
+            _limit("RLIMIT_CORE", 0)  # of somebody's document, in the folder of this package
+        # macOS takes the limit of memory but does not keep it, Windows knows none
+        self.limited = _ON_LINUX and not watched
+        if self.limited:
+            _limit("RLIMIT_AS", max_memory)
+        else:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def begin(self) -> None:
+        """Count the time from here."""
+        used = time.process_time()
+        with self._lock:
+            self.deadline = used + self.max_seconds
+        if self.limited:
+            _limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
+
+    def end(self) -> None:
+        """Count no more."""
+        with self._lock:
+            self.deadline = None
+        if self.limited:
+            _limit("RLIMIT_CPU")
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_WATCH_SECONDS)
+            with self._lock:
+                if self.deadline is not None and time.process_time() > self.deadline:
+                    os._exit(_OUT_OF_TIME)
+            if _memory() > self.max_memory:
+                os._exit(_OUT_OF_MEMORY)
+
+
+def _limit(name: str, value: int | None = None) -> None:
+    """Set a limit of the system's; None: the highest there may be."""
+    import resource
+
+    which = getattr(resource, name)
+    _, most = resource.getrlimit(which)
+    if value is None or (most != resource.RLIM_INFINITY and value > most):
+        value = most
+    resource.setrlimit(which, (value, most))
+
+
+def _memory() -> int:
+    """The most memory that this process has taken, in bytes."""
+    if sys.platform == "win32":
+        return _windows_memory()
+    if _ON_LINUX:  # where getrusage counts what its parent had taken, too
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split(None, 1)[0]) * 1024
+    import resource
+
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
+def _windows_memory() -> int:
+    import ctypes
+
+    class Counters(ctypes.Structure):
+        _fields_ = [("size", ctypes.c_uint32), ("faults", ctypes.c_uint32)] + [
+            (f"size_{i}", ctypes.c_size_t) for i in range(8)
+        ]
+
+    counters = Counters()
+    counters.size = ctypes.sizeof(Counters)
+    windows: Any = ctypes.windll  # type: ignore[attr-defined, unused-ignore]
+    process = windows.kernel32.GetCurrentProcess
+    process.restype = ctypes.c_void_p
+    ask = windows.kernel32.K32GetProcessMemoryInfo
+    ask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
+    ask(process(), ctypes.byref(counters), counters.size)
+    return int(counters.size_0)  # the peak of the working set

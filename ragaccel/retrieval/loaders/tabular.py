@@ -1,0 +1,298 @@
+"""Tables and records: CSV, JSON and notebooks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Any
+
+from ragaccel.errors import DocumentError
+from ragaccel.passage import Document
+from ragaccel.retrieval.loaders import decode_text, spoken_name
+from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+_NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
+_SPACE = re.compile(r"\s+")
+_JSON_TOKEN = re.compile(r'"|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n')
+_JSON_COLON = re.compile(r"\s*:")
+_NAMING_KEYS = ("title", "name", "id", "key")
+_DEEPEST_HEADING = 6
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Lines of text, each with the line of the file that it was made from."""
+
+    texts: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, text: str, number: int) -> None:
+        self.size += len(text)
+        if self.size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+        for line in text.split("\n"):
+            self.texts.append(line)
+            self.numbers.append(number)
+
+    def document(self, name: str, markup: str) -> Document:
+        text = "\n".join(self.texts)
+        return Document(path=name, text=text, markup=markup, line_numbers=tuple(self.numbers))
+
+
+def read_csv(data: bytes, name: str) -> Document:
+    """Read a table: a row a line, ``Name: Ada; Born: 1815.``, each on the line it has in the file.
+
+    The line of the column names stays empty, as every row repeats them, unless there are no rows.
+    """
+    text, _ = decode_text(data)
+    rows = csv.reader(io.StringIO(text, newline=""), _dialect(text, name))
+    lines, number = _Lines(), 1
+    columns: list[str] = []
+    for cells in rows:
+        if not any(cell.strip() for cell in cells):
+            pass
+        elif columns:
+            lines.add(record_line(named_cells(columns, cells)), number)
+        elif is_header(cells):
+            columns = [tidy(cell.replace("_", " ")) for cell in cells]
+        else:
+            columns = [f"column {position}" for position in range(1, len(cells) + 1)]
+            lines.add(record_line(named_cells(columns, cells)), number)
+        number = rows.line_num + 1
+    if columns and not lines.texts:
+        lines.add(f"Columns: {', '.join(columns)}.", 1)
+    return lines.document(name, "rows")
+
+
+def _dialect(text: str, name: str) -> type[csv.Dialect]:
+    if name.lower().endswith(".tsv"):
+        return csv.excel_tab
+    try:
+        return csv.Sniffer().sniff(text[:8192], delimiters=",;\t|")
+    except csv.Error:
+        return csv.excel
+
+
+def is_header(cells: list[str]) -> bool:
+    """A first row of distinct words names the columns; numbers or repetitions are data."""
+    named = [name for name in map(tidy, cells) if name]
+    return len(set(named)) == len(named) and not any(map(_NUMBER.fullmatch, named))
+
+
+def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
+    """The cells of a row that hold something, each with the name of its column."""
+    for position, cell in enumerate(cells):
+        if cell.strip():
+            yield (columns[position] if position < len(columns) else ""), tidy(cell)
+
+
+def record_line(pairs: Iterable[tuple[str, str]]) -> str:
+    """A row as a line, ``Name: Ada; Born: 1815.``; what has no name stands for itself."""
+    text = "; ".join(f"{key}: {value}" if key else value for key, value in pairs)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def read_json(data: bytes, name: str) -> Document:
+    """Read JSON: nested objects under headings, flat ones a line each, with the file's lines."""
+    text, _ = decode_text(data)
+    lines = _Lines()
+    value = _add_value(text, 0, lines)
+    if value is None:
+        return Document(path=name, text=text, markup="code")
+    title = _own_name(value[0]) or spoken_name(name)
+    return replace(lines.document(name, "markdown"), title=title)
+
+
+def read_json_lines(data: bytes, name: str) -> Document:
+    """Read JSON Lines: every line a value of its own; a line that is none is kept as it is."""
+    text, _ = decode_text(data)
+    lines = _Lines()
+    for number, line in enumerate(text.split("\n")):
+        if line.strip() and _add_value(line, number, lines) is None:
+            lines.add(line, number + 1)
+    return replace(lines.document(name, "markdown"), title=spoken_name(name))
+
+
+def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
+    """Write a JSON text as lines and return (its value,); None when it is no JSON."""
+    try:
+        value = json.loads(text, object_pairs_hook=_Pairs)
+        _Renderer(lines, _scalar_lines(text, first_line + 1)).render(value, "", 1)
+    except (ValueError, RecursionError):
+        return None
+    return (value,)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as its pairs, in the file's order."""
+
+    __slots__ = ()
+
+
+def _scalar_lines(text: str, line: int) -> Iterator[int]:
+    """The line of every scalar of a JSON text, in order; keys are no scalars here."""
+    position = 0
+    while token := _JSON_TOKEN.search(text, position):
+        position = token.end()
+        if token.group() == "\n":
+            line += 1
+        elif token.group() == '"':
+            _, position = scanstring(text, position)
+            colon = _JSON_COLON.match(text, position)
+            if colon:
+                line += colon.group().count("\n")
+                position = colon.end()
+            else:
+                yield line
+        else:
+            yield line
+
+
+class _Renderer:
+    """Writes a parsed JSON value as lines, taking each scalar's line number as it goes."""
+
+    def __init__(self, lines: _Lines, numbers: Iterator[int]) -> None:
+        self.lines = lines
+        self.numbers = numbers
+        self.last = 1
+
+    def render(self, value: Any, key: str, depth: int) -> None:
+        if not isinstance(value, list):
+            self._scalar(key, value)
+        elif _is_flat(value):
+            self._flat(key, value)
+        else:
+            self._nested(key, value, depth)
+
+    def _scalar(self, key: str, value: Any) -> None:
+        self.last = next(self.numbers, self.last)
+        text = _plain(value)
+        if not text:
+            return
+        if "\n" in text:
+            self.lines.add(f"{key}:\n\n{text}\n" if key else text, self.last)
+        else:
+            self.lines.add(record_line(iter([(key, text)])), self.last)
+
+    def _flat(self, key: str, value: list[Any]) -> None:
+        number = next(self.numbers, self.last) if value else self.last
+        more = deque(islice(self.numbers, max(len(value) - 1, 0)), maxlen=1)
+        if isinstance(value, _Pairs):
+            said = [(name.replace("_", " "), text) for name, item in value if (text := _said(item))]
+        else:
+            said = [("", ", ".join(text for item in value if (text := _said(item))))]
+            said = said if said[0][1] else []
+        if not said:
+            return
+        self.last = more.pop() if more else number
+        if not isinstance(value, _Pairs):
+            self.lines.add(record_line(iter([(key, said[0][1])])), number)
+        elif len(said) == 1:
+            self.lines.add(record_line(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
+        else:
+            record = record_line(iter(said))
+            self.lines.add(f"{key}: {record}" if key else record, number)
+
+    def _nested(self, key: str, value: list[Any], depth: int) -> None:
+        if key:
+            self.lines.add(f"\n{'#' * min(depth, _DEEPEST_HEADING)} {key}\n", self.last)
+            depth += 1
+        if isinstance(value, _Pairs):
+            for name, item in value:
+                self.render(item, name, depth)
+        else:
+            for position, item in enumerate(value, 1):
+                self.render(item, "" if _is_flat(item) else _item_name(item, position), depth)
+
+
+def _is_flat(value: Any) -> bool:
+    """A record or list of scalars without line breaks: something to say in one line."""
+    if not isinstance(value, list):
+        return True
+    items = [item for _, item in value] if isinstance(value, _Pairs) else value
+    return not any(
+        isinstance(item, list) or (isinstance(item, str) and "\n" in item.strip()) for item in items
+    )
+
+
+def _item_name(item: Any, position: int) -> str:
+    return _own_name(item) or f"Item {position}"
+
+
+def _own_name(item: Any) -> str:
+    """What a JSON object calls itself, or nothing."""
+    if isinstance(item, _Pairs):
+        named = {key.lower(): value for key, value in item if not isinstance(value, list)}
+        for key in _NAMING_KEYS:
+            if named.get(key):
+                return tidy(_plain(named[key]))
+    return ""
+
+
+def _said(value: Any) -> str:
+    return tidy(_plain(value)) if isinstance(value, str) else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    if type(value) is int:  # by far the most frequent
+        return str(value)
+    return "" if value is None else json.dumps(value)
+
+
+def tidy(text: str) -> str:
+    """A text with single spaces, on one line."""
+    return _SPACE.sub(" ", text).strip()
+
+
+_MAX_OUTPUT_CHARS = 4_000
+
+
+def read_notebook(data: bytes, name: str) -> Document:
+    """Read a notebook; the page of an offset is the 1-based number of its cell.
+
+    Images and outputs of more than 4,000 characters are left out: they are data, not prose.
+    """
+    notebook = json.loads(decode_text(data)[0])
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list):
+        raise DocumentError("broken ipynb file: it has no list of cells")
+    language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "")
+    pieces: list[str] = []
+    starts, size = [], 0
+    for cell in cells:
+        starts.append(size)
+        content = _cell_text(cell, language)
+        pieces.append(f"{content}\n\n" if content else "")
+        size += len(pieces[-1])
+    text = "".join(pieces)
+    return Document(path=name, text=text, markup="markdown", page_starts=tuple(starts))
+
+
+def _cell_text(cell: dict[str, Any], language: str) -> str:
+    source = _joined(cell.get("source", "")).strip()
+    if cell.get("cell_type") != "code":
+        return source
+    blocks = [f"```{language}\n{source}\n```"] if source else []
+    for output in cell.get("outputs", ()):
+        said = output.get("text") or output.get("data", {}).get("text/plain") or ""
+        shown = _joined(said).strip()
+        if shown and len(shown) <= _MAX_OUTPUT_CHARS:
+            blocks.append(f"```\n{shown}\n```")
+    return "\n\n".join(blocks)
+
+
+def _joined(source: str | list[str]) -> str:
+    return source if isinstance(source, str) else "".join(source)

@@ -1,0 +1,1406 @@
+"""The store: one SQLite file of documents, passages and vectors.
+
+An index may come along with a stranger's folder. SQL that it holds (a trigger, a view, a default
+value, an indexed expression) would run when it is used, so all of its schema must be ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import sqlite3
+import stat
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
+
+import numpy as np
+
+from ragaccel.errors import (
+    ConfigurationError,
+    IndexBusyError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexWriteError,
+    NothingIndexedError,
+    RagaccelError,
+)
+from ragaccel.forking import PerProcess, keep_forever
+from ragaccel.passage import Passage
+from ragaccel.retrieval.chunking import CHUNKER_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+APPLICATION_ID = 0x52414741  # "RAGA": tells our files from other SQLite files
+SCHEMA_VERSION = 3
+OWN_FOLDER = ".ragaccel"
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE file (
+    id INTEGER PRIMARY KEY,
+    path TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,           -- 'document', 'collection': a file of ready-made passages, or
+                                  -- 'given': what a program put in
+    size INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,         -- of its bytes; '' while a collection is only partly in
+    status TEXT NOT NULL,         -- 'indexed' or 'binary'
+    title TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE passage (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: the key of its vector in memory
+    passage_id TEXT NOT NULL UNIQUE,
+    file_id INTEGER NOT NULL REFERENCES file (id) ON DELETE CASCADE,
+    start INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    page INTEGER,
+    line INTEGER,
+    title TEXT NOT NULL,
+    text TEXT NOT NULL,
+    text_hash BLOB NOT NULL,      -- of what is embedded: the title and the text
+    vector BLOB NOT NULL,         -- float16, little-endian
+    metadata TEXT NOT NULL DEFAULT '',     -- JSON, what a program keeps with it
+    places TEXT NOT NULL DEFAULT ''        -- "offset:number …": where its page or line changes
+);
+CREATE INDEX passage_of_file ON passage (file_id);
+CREATE INDEX passage_by_text ON passage (text_hash);
+CREATE TABLE unread (             -- what of the folder the last run could not read, or passed over
+    path TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,           -- 'failed', 'doubtful': read by a guess, or 'skipped'
+    reason TEXT NOT NULL,
+    size INTEGER NOT NULL,        -- of the file then, with mtime_ns; 0 where they do not matter
+    mtime_ns INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE staged (             -- vectors for a file that is not whole yet: no search sees them
+    text_hash BLOB PRIMARY KEY,   -- as in passage
+    path TEXT NOT NULL,
+    vector BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE VIRTUAL TABLE words USING fts5 (
+    title, text, content = 'passage', content_rowid = 'id',
+    tokenize = 'porter unicode61 remove_diacritics 2'
+);
+CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
+    INSERT INTO words (rowid, title, text) VALUES (new.id, new.title, new.text);
+END;
+CREATE TRIGGER passage_removed AFTER DELETE ON passage BEGIN
+    INSERT INTO words (words, rowid, title, text)
+    VALUES ('delete', old.id, old.title, old.text);
+END;
+"""
+
+
+def default_index_path(folder: str | Path) -> Path:
+    """Where the index of a folder lives: ``FOLDER/.ragaccel/index.db``."""
+    return Path(folder) / OWN_FOLDER / "index.db"
+
+
+def default_collection_path(collection: Path) -> Path:
+    """Where the index of a collection lives: ``.ragaccel/NAME.db`` beside it."""
+    return collection.parent / OWN_FOLDER / f"{collection.name}.db"
+
+
+def is_own_place(path: Path) -> bool:
+    """Whether a file is where our own indexes live, and so ours whatever it holds."""
+    return path.parent.name == OWN_FOLDER and path.suffix == ".db"
+
+
+def require_no_link(path: Path) -> None:
+    """Refuse an index beside its documents that is elsewhere: links come along with a folder, too.
+
+    Raises:
+        IndexWriteError: It says how the other place can be used.
+    """
+    if is_own_place(path) and (path.is_symlink() or path.parent.is_symlink()):
+        raise IndexWriteError(
+            f"{path} is behind a link to {path.resolve()}: delete the link, or give that place"
+            " itself with --index PATH"
+        )
+
+
+def index_command(
+    path: Path, *, folder: str = "", collection: str = "", rebuild: bool = False
+) -> str:
+    """The command that makes an index, or makes it anew, ready to be pasted.
+
+    ``folder`` or ``collection`` is what it is made from; where neither is known, the place of the
+    index may tell.
+    """
+    if is_own_place(path) and not (folder or collection):
+        home = path.parent.parent
+        if path.name == "index.db":
+            folder = str(home)
+        else:
+            collection = str(home / path.stem)
+    default = path
+    if collection:
+        made_from = f"--passages {shlex.quote(collection)}"
+        default = default_collection_path(Path(collection))
+    else:
+        made_from = shlex.quote(folder) if folder else "FOLDER"
+        if folder:
+            default = default_index_path(folder)
+    elsewhere = path.absolute() != default.absolute() or not (folder or collection)
+    place = f" --index {shlex.quote(str(path))}" if elsewhere else ""
+    return f"ragaccel index {made_from}{place}{' --rebuild' if rebuild else ''}"
+
+
+def new_token() -> str:
+    """What is like no other, in forked processes too, which SQLite's own chance is not."""
+    return secrets.token_hex(8)
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours: busy, full, not writable or damaged.
+
+    What is none of the first three is damage: nothing that is asked of an index is wrong in itself.
+    """
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise
+    except sqlite3.OperationalError as error:
+        raise _named(path, error) from error
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+
+
+def _named(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
+    message = str(error)
+    if "locked" in message or "busy" in message:
+        return IndexBusyError(
+            f"another process is writing to {path}: wait for it to end, then try again"
+        )
+    if "full" in message or "disk I/O" in message:
+        return IndexWriteError(
+            f"the disk is full, or {path} cannot grow: free some space and run the same"
+            " command again; everything indexed before is kept"
+        )
+    if ("unable to open" in message or "readonly" in message) and _is_private(path):
+        return IndexWriteError(
+            f"{path} is another user's: its owner may share it with `{index_command(path)}"
+            " --shared`, or keep an index of your own with --index PATH"
+        )
+    if "readonly" in message or "unable to open" in message:
+        return IndexWriteError(
+            f"cannot write {path}: change its permissions, or keep the index elsewhere with"
+            " --index PATH"
+        )
+    return damaged(path, error)
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a file is there that this user may not read."""
+    return path.is_file() and not os.access(path, os.R_OK)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file outside our own places lacks the mark of our indexes in its header."""
+    if is_own_place(path) or path.name.endswith(".rebuilt") or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            header = file.read(72)
+    except OSError:
+        return False
+    return bool(header) and header[68:] != APPLICATION_ID.to_bytes(4, "big")
+
+
+def damaged(path: Path, cause: object) -> IndexCorruptError:
+    """The error that says that a file is damaged, and what to do."""
+    if is_foreign(path):
+        return IndexCorruptError(f"{path} is no index of ragaccel: give another with --index PATH")
+    command = index_command(path, rebuild=True)
+    filled = (
+        ""
+        if is_own_place(path)
+        else "; if a program put its passages in, delete it and put them in again"
+    )
+    return IndexCorruptError(
+        f"the index {path} is damaged ({cause}): make it anew with `{command}`{filled}"
+    )
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Schema = frozenset[tuple[str, ...]]
+
+_MOST_OBJECTS = 64
+_LONGEST_SQL = 3000  # ours are a third of that
+_SCHEMA_OF_FILE = (
+    "SELECT type, name, tbl_name, substr(coalesce(sql, ''), 1, ?) FROM sqlite_master LIMIT ?"
+)
+_SQL_TOKEN = re.compile(
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|\s+|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|\w+|.""",
+    re.DOTALL,
+)
+_QUOTED_WORD = re.compile(r"""(['"`])(\w+)\1""")
+
+
+def harden(connection: sqlite3.Connection) -> None:
+    """Let SQLite believe a file as little as it can: before anything of it is read."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    set_config = getattr(connection, "setconfig", None)  # since Python 3.12
+    if set_config is not None:
+        set_config(getattr(sqlite3, "SQLITE_DBCONFIG_DEFENSIVE"), True)  # noqa: B009
+
+
+def require_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is no index, or one of another format.
+
+    Raises:
+        IndexCorruptError: It is a database of another program, or somebody put something into it.
+        IndexMismatchError: Another version of ragaccel made it.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID and is_foreign(path):
+        raise IndexCorruptError(f"{path} is a database of another program: choose another")
+    found = _schema_in(connection)
+    if not any(name == "meta" for _, name, *_ in found):
+        raise damaged(path, "no such table: meta")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise IndexMismatchError(
+            f"{path} has format {version}, this version of ragaccel reads"
+            f" {SCHEMA_VERSION}: make it anew with `{index_command(path, rebuild=True)}`, or if a"
+            " program put its passages in, put them into a new file"
+        )
+    if found != _own_schema():
+        odd = sorted(f"{kind} {name!r}" for kind, name, *_ in found ^ _own_schema())
+        raise damaged(path, f"its schema is not that of an index: {odd[0]}")
+    if not _fills_words_untrusted():
+        connection.execute("PRAGMA trusted_schema = ON")  # it is ours to the last word by now
+
+
+@lru_cache(maxsize=1)
+def _own_schema() -> Schema:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return _schema_in(connection)
+
+
+@lru_cache(maxsize=1)
+def _fills_words_untrusted() -> bool:
+    """Whether triggers may write to a full-text index without trust; early SQLite forbids it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        try:
+            connection.execute(
+                "INSERT INTO passage (passage_id, file_id, start, end, title, text, text_hash,"
+                " vector) VALUES ('', 1, 0, 0, '', '', x'', x'')"
+            )
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+
+def _schema_in(connection: sqlite3.Connection) -> Schema:
+    """What a database holds, as (type, name, table, SQL), the SQL without comments and spaces."""
+    rows = connection.execute(_SCHEMA_OF_FILE, (_LONGEST_SQL, _MOST_OBJECTS)).fetchall()
+    return frozenset((*map(str, row[:3]), _plain(str(row[3]))) for row in rows)
+
+
+def _plain(sql: str) -> str:
+    """SQL without what means nothing: comments, spaces, and quotes around single words."""
+    if len(sql) >= _LONGEST_SQL:  # more may follow what was read of it
+        return sql
+    tokens = _SQL_TOKEN.findall(sql)
+    telling = (token for token in tokens if not token.isspace() and token[:2] not in ("--", "/*"))
+    return "\0".join(_QUOTED_WORD.sub(r"\2", token) for token in telling)
+
+
+_WAIT_SECONDS = 5.0
+_FORK_WAIT_SECONDS = 10.0
+
+
+class _Held:
+    """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connection: sqlite3.Connection | None = None
+        self.identity: tuple[int, int] | None = None
+        self.waits_for_fork = False
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Own:
+    """What a process has of the connections to a file."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        self.all_held: WeakSet[_Held] = WeakSet()
+        self.writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
+
+
+_everywhere: WeakSet[_Held] = WeakSet()
+_everywhere_lock = threading.Lock()
+_starting_lock = threading.Lock()  # of threads that use their first connection, and of forks
+_at_fork: list[_Held] = []
+_inherited: list[_Held] = []
+
+
+def _before_fork() -> None:
+    """Close every connection, once it is not in use; none is opened until the fork is made.
+
+    SQLite keeps one table of locks for all connections of a process. A child inherits the table,
+    but not the locks: beside an inherited connection, what it writes through one of its own is lost
+    when the parent closes the file.
+    """
+    _starting_lock.acquire()
+    _at_fork[:] = _all_held()
+    latest = time.monotonic() + _FORK_WAIT_SECONDS
+    for held in _at_fork:
+        held.waits_for_fork = held.lock.acquire(timeout=max(0.0, latest - time.monotonic()))
+        if held.waits_for_fork and held.connection and not held.connection.in_transaction:
+            held.close()
+    _everywhere_lock.acquire()
+
+
+def _after_fork() -> None:
+    _everywhere_lock.release()
+    for held in _at_fork:
+        if held.waits_for_fork:
+            held.lock.release()
+    _at_fork.clear()
+    _starting_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """Keep what the parent is amid a change with: to close it would undo that."""
+    for held in _at_fork:
+        if held.connection is not None:
+            keep_forever(held)
+            _inherited.append(held)
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )
+
+
+def _all_held() -> list[_Held]:
+    with _everywhere_lock:
+        return list(_everywhere)
+
+
+def is_open_here(path: Path) -> bool:
+    """Whether this process has an index file open, and so must not open and close it otherwise.
+
+    To close any handle of a file lets go of all locks that the process holds on it (POSIX): another
+    process could then take the log away from under a connection, and what that writes is lost.
+    """
+    identity = _identity_of(path)
+    return identity is not None and any(
+        held.connection is not None and held.identity == identity for held in _all_held()
+    )
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class Connections:
+    """The connections to an index file, one in each thread of each process, opened when first used.
+
+    A fork closes all that are not in use, and waits for those that are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._place = path.absolute()  # a program may change its folder
+        self._own = PerProcess(_Own)
+
+    def close(self) -> None:
+        """Close every connection, once it is not in use; the next use opens a new one."""
+        with _everywhere_lock:
+            all_held = list(self._own.get().all_held)
+        for held in all_held:
+            with held.lock:
+                held.close()
+
+    @contextmanager
+    def using(self) -> Iterator[sqlite3.Connection]:
+        """The connection of this thread, opened if it is not; a fork waits for the end."""
+        held = self._held()
+        with held.lock:
+            if held.connection is None:
+                self._open_into(held)
+            assert held.connection is not None
+            yield held.connection
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement; the rows it gives."""
+        with self.using() as connection, reported(self.path):
+            return connection.execute(query, values).fetchall()
+
+    def run_many(self, statement: str, values: Iterator[Sequence[Any]]) -> None:
+        """Run one statement with many values."""
+        with self.using() as connection, reported(self.path):
+            connection.executemany(statement, values)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See the file, within, as it is at one moment, whoever writes to it."""
+        self.follow()
+        with self.using() as connection:
+            if connection.in_transaction:
+                yield
+                return
+            with reported(self.path):
+                connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                with suppress(sqlite3.Error):
+                    connection.execute("COMMIT")
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """Make several changes at once: all of them are kept, or none."""
+        with self.using() as connection:
+            if connection.in_transaction:
+                raise ConfigurationError(
+                    f"{self.path} cannot be changed from within a search or another change: a"
+                    " condition (where) may only look at passages"
+                )
+        with self._own.get().writers, self.using() as connection, reported(self.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def follow(self) -> None:
+        """Let go of a file that was replaced or deleted since this thread opened it."""
+        held = self._held()
+        with held.lock:
+            connection = held.connection
+            if connection is None or connection.in_transaction:
+                return
+            if held.identity != self._identity():
+                held.close()
+
+    def _held(self) -> _Held:
+        own = self._own.get()
+        held: _Held | None = getattr(own.local, "held", None)
+        if held is None:
+            held = own.local.held = _Held()
+            with _starting_lock, _everywhere_lock:
+                own.all_held.add(held)
+                _everywhere.add(held)
+        return held
+
+    def _identity(self) -> tuple[int, int] | None:
+        return _identity_of(self._place)
+
+    def _open_into(self, held: _Held) -> None:
+        held.identity = self._identity()
+        if held.identity and any(held.identity == other.identity for other in _inherited):
+            raise IndexBusyError(
+                f"this process was forked in the middle of a change to {self.path}, and cannot use"
+                " it: fork before or after, or start processes by spawn"
+            )
+        with reported(self.path):
+            held.connection = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._place.is_dir():
+            raise NothingIndexedError(
+                f"{self.path} is a folder, not an index: name a file with --index PATH"
+            )
+        if not self._place.is_file():
+            raise NothingIndexedError(
+                f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
+            )
+        require_no_link(self._place)
+        self._look_beside()
+        try:
+            return self._opened(str(self._place))
+        except sqlite3.OperationalError as error:
+            if "readonly" not in str(error) and "unable to open" not in str(error):
+                raise
+            # a folder that may only be read: WAL needs to write beside the file, a snapshot not
+            return self._opened(f"{self._place.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _look_beside(self) -> None:
+        """Refuse what SQLite would read, or obey, beside the file and never made there."""
+        if os.path.lexists(f"{self._place}-journal"):
+            raise damaged(self.path, "a journal lies beside it, which no index of ours has")
+        for ending in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(f"{self._place}{ending}").st_mode):
+                    raise damaged(self.path, f"its {ending[1:]} file is no regular file")
+
+    def _opened(self, address: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            address,
+            timeout=_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=address.startswith("file:"),
+        )
+        try:
+            harden(connection)
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            require_format(connection, self.path)
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+
+_SHARED_FILE, _SHARED_FOLDER = 0o644, 0o755
+_making_lock = threading.Lock()
+_LOGS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file
+
+
+class Database:
+    """An index file as a whole: made, replaced, copied, and changed by one at a time."""
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        self.path = path
+        self.shared = shared
+        self._connections = Connections(path)
+        self.rows = self._connections.rows
+        self.run_many = self._connections.run_many
+        self.reading = self._connections.reading
+        self.follow = self._connections.follow
+        self.close = self._connections.close
+
+    @contextmanager
+    def writing(self, *, wait_seconds: float = 0.0) -> Iterator[None]:
+        """Hold the right to write; creates the file where there is none.
+
+        Args:
+            wait_seconds: How long to wait for another that holds it.
+
+        Raises:
+            IndexBusyError: Another process, or another thread, holds it.
+            IndexWriteError: The place cannot be written to.
+            IndexCorruptError: What lies there is not ours.
+        """
+        with self._locked(wait_seconds):
+            with self._placing():
+                self._create()
+            yield
+
+    @contextmanager
+    def replacing(self) -> Iterator[Path]:
+        """Hold the right to write and give the place of a new file, moved here at the end.
+
+        Until then, and where that end is not reached, the old file stays as it was. An unfinished
+        new file stays too, for the next attempt.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+        """
+        draft = self._beside(".rebuilt")
+        with self._locked():
+            yield draft
+            with self._placing():
+                if _has_log(draft):  # SQLite tells nobody when the last of it finds no room
+                    raise IndexWriteError(
+                        f"the disk is full, or {draft} cannot grow: free some space and run the"
+                        " same command again; the old index is as it was"
+                    )
+                self._settle()
+                self._delete(keep_file=True)
+                draft.replace(self.path)
+
+    def discard(self) -> None:
+        """Delete the file, and what an unfinished :meth:`replacing` left.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+        """
+        with self._locked(), self._placing():
+            self._delete()
+            for ending in (*_LOGS, ".lock", ""):
+                self._beside(f".rebuilt{ending}").unlink(missing_ok=True)
+
+    def _settle(self) -> None:
+        """Bring the log into the file, so that the file is whole without it."""
+        with suppress(IndexCorruptError, IndexMismatchError, NothingIndexedError):
+            ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            if busy:
+                raise IndexBusyError(
+                    f"another process is reading {self.path}: wait for it, then run the same"
+                    " command again; it goes on where it was"
+                )
+
+    @contextmanager
+    def _locked(self, wait_seconds: float = 0.0) -> Iterator[None]:
+        if self.path.is_dir():
+            raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
+        require_no_link(self.path)
+        if not is_open_here(self.path) and is_foreign(self.path):
+            raise IndexCorruptError(
+                f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
+                " with --index PATH, or delete it yourself if nobody needs it"
+            )
+        with self._placing():
+            make_folder(self.path.parent, shared=self.shared)
+            if self.shared:
+                self._share()
+        with closing(self._acquire(wait_seconds)):
+            yield
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise IndexWriteError(
+                f"cannot write in {self.path.parent} ({error.strerror}): keep the index elsewhere"
+                " with --index PATH"
+            ) from error
+
+    def _acquire(self, wait_seconds: float) -> sqlite3.Connection:
+        """A lock that one holds, and that the system lets go of when the process dies, anywhere.
+
+        It is SQLite's lock of who will write. An exclusive transaction would ask for that of all
+        readers besides, and those are the others who ask: at one moment all would be refused.
+        """
+        with self._placing(), reported(self.path):
+            place = self._beside(".lock")
+            _make_lock(place, shared=self.shared)
+            lock = sqlite3.connect(place, timeout=wait_seconds)
+        try:
+            with reported(self.path):
+                lock.execute("BEGIN IMMEDIATE")
+        except IndexBusyError:
+            lock.close()
+            raise IndexBusyError(
+                f"another process is indexing into {self.path}: wait for it to end or stop it;"
+                " searching works meanwhile"
+            ) from None
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _delete(self, *, keep_file: bool = False) -> None:
+        """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
+        self.close()
+        for ending in _LOGS if keep_file else (*_LOGS, ""):
+            self._beside(ending).unlink(missing_ok=True)
+
+    def _create(self) -> None:
+        """Make an empty index beside its place and move it there, so that it is whole or absent."""
+        if self.path.exists() and self.path.stat().st_size:
+            return
+        self._delete()
+        draft = self._beside(".new")
+        _make_new(draft, shared=self.shared)
+        with reported(self.path), closing(sqlite3.connect(draft)) as connection:
+            epoch = f"INSERT INTO meta VALUES ('epoch', '{new_token()}');"
+            connection.executescript(f"BEGIN; {SCHEMA} {epoch} COMMIT;")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("PRAGMA journal_mode = WAL")
+        draft.replace(self.path)
+
+    def _share(self) -> None:
+        """Let others read what was private so far, where it is ours to do so."""
+        places = [self._beside(ending) for ending in ("", "-wal", "-shm", ".lock")]
+        if self.path.parent.name == OWN_FOLDER:
+            places.append(self.path.parent)
+        for place in places:
+            with suppress(OSError):  # it is not there, or another's
+                readable = _SHARED_FOLDER if place.is_dir() else _SHARED_FILE
+                if not place.is_symlink():
+                    place.chmod(stat.S_IMODE(place.stat().st_mode) | readable)
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Make several changes at once: all of them are kept, or none."""
+        with self._connections.changing() as connection:
+            yield connection
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('change', ?)", (new_token(),))
+
+    def copy_to(self, path: str | Path) -> None:
+        """Copy the file as it is now, whoever writes to it; what was there before is replaced.
+
+        Nothing is done where the place is its own.
+
+        Raises:
+            IndexWriteError: The place cannot be written to.
+            IndexCorruptError: What lies there is not ours.
+        """
+        path = Path(path)
+        if path.resolve() == self.path.resolve():
+            return
+        self.follow()
+        place = Database(path, shared=self.shared)
+        with place._locked(_WAIT_SECONDS), place._placing():
+            draft = path.with_name(f"{path.name}.new")
+            _make_new(draft, shared=self.shared)
+            own = self._connections.using()
+            with reported(path), closing(sqlite3.connect(draft)) as copy, own as connection:
+                connection.backup(copy)
+            place._delete()
+            draft.replace(path)
+
+
+def make_folder(folder: Path, *, shared: bool = False) -> None:
+    """Make a folder where there is none: for its owner alone, unless it is to be shared."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=_SHARED_FOLDER if shared else 0o700, exist_ok=True)
+
+
+def _make_new(path: Path, *, shared: bool) -> None:
+    """Put an empty file in the place of whatever lies there; SQLite's own files take its mode."""
+    for ending in (*_LOGS, ""):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    _make_empty(path, shared=shared)
+
+
+def _make_empty(path: Path, *, shared: bool) -> None:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    os.close(os.open(path, flags, _SHARED_FILE if shared else 0o600))
+
+
+def _make_lock(path: Path, *, shared: bool) -> None:
+    """Make the file that the lock is held on, or empty it, for SQLite reads what is in it.
+
+    One that is there is never opened here: closing it would let go of the locks on it that other
+    threads hold. For the same reason two threads do not make it at once.
+    """
+    with _making_lock:
+        try:
+            state = path.lstat()
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # another process was first
+                _make_empty(path, shared=shared)
+            return
+    if not stat.S_ISREG(state.st_mode):
+        raise IndexWriteError(f"{path} is not a file, which it must be to hold a lock: delete it")
+    if state.st_size:
+        os.truncate(path, 0)
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What the index knows of a file; ``mtime_ns`` is when it was last changed, as it was read."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str
+    status: str = "indexed"
+    kind: str = "document"
+    title: str = ""
+    num_passages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file that is not in the index as it stands, and why.
+
+    ``kind`` is ``"failed"``, ``"doubtful"``: read, but by a guess, or ``"skipped"``. ``size`` and
+    ``mtime_ns`` are those of the file then; 0 where another try may end otherwise.
+    """
+
+    path: str
+    kind: str
+    reason: str
+    size: int = 0
+    mtime_ns: int = 0
+
+
+def text_hash(passage: Passage) -> bytes:
+    """What tells passages apart that must be embedded apart: title and text."""
+    return hashlib.sha256(f"{passage.title}\0{passage.text}".encode()).digest()[:16]
+
+
+def embedded_text(passage: Passage) -> str:
+    """What is embedded of a passage: its title, then its text."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+_VECTORS_AT_ONCE = 20_000
+_BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
+PASSAGE_COLUMNS = """p.id, p.passage_id, p.text, p.title,
+    CASE f.kind WHEN 'collection' THEN '' ELSE f.path END,
+    p.start, p.end, p.page, p.line, p.places"""
+PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
+_NUMBER = (int, type(None))
+_PASSAGE_KINDS = (int, str, str, str, str, int, int, _NUMBER, _NUMBER, str)
+_FILE_KINDS = (str, int, int, str, str, str, str, int)
+_MOST_DIGITS = 6
+_PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
+
+
+class Store:
+    """An index file. Reading is safe from several threads and while another process writes.
+
+    Opening is put off until something is asked, so that a damaged file can be reset.
+
+    Args:
+        path: The file; ``with store.writing()`` creates it, reading does not.
+        shared: Whether other users of this machine may read a file that is made, or that is
+            written to; else one that is made is its owner's alone.
+    """
+
+    def __init__(self, path: str | Path, *, shared: bool = False) -> None:
+        self.path = Path(path)
+        self.shared = shared
+        self._database = Database(self.path, shared=shared)
+        self.rows = self._database.rows
+        self.reading = self._database.reading
+        self.writing = self._database.writing
+        self.transaction = self._database.transaction
+        self.replacing = self._database.replacing
+        self.discard = self._database.discard
+        self.close = self._database.close
+        self.copy_to = self._database.copy_to
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def put_file(self, record: FileRecord) -> int:
+        """Add or replace what is known of a file, its passages untouched; return its row."""
+        values = (record.path, record.kind, record.size, record.mtime_ns, record.sha256)
+        self.rows(
+            "INSERT INTO file (path, kind, size, mtime_ns, sha256, status, title)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
+            " kind = excluded.kind, size = excluded.size, mtime_ns = excluded.mtime_ns,"
+            " sha256 = excluded.sha256, status = excluded.status, title = excluded.title",
+            (*values, record.status, record.title),
+        )
+        return int(self.rows("SELECT id FROM file WHERE path = ?", (record.path,))[0][0])
+
+    def put_passages(
+        self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
+    ) -> None:
+        """Add passages to a file; ``vectors`` are given by :func:`text_hash`, as float16 bytes."""
+        given = ((file_id, p, vectors[text_hash(p)], "") for p in passages)
+        self.put_rows(given)
+
+    def put_rows(self, rows: Iterable[tuple[int, Passage, bytes, str]]) -> None:
+        """Add passages, each as (file, passage, vector as float16 bytes, metadata as JSON)."""
+        self._database.run_many(
+            "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
+            " places, text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((file_id, *_columns(p), vector, metadata) for file_id, p, vector, metadata in rows),
+        )
+
+    def drop_passages(self, file_id: int) -> None:
+        """Remove the passages of a file."""
+        self.rows("DELETE FROM passage WHERE file_id = ?", (file_id,))
+
+    def drop_ids(self, passage_ids: Iterable[str]) -> None:
+        """Remove passages by their ids."""
+        self._database.run_many(
+            "DELETE FROM passage WHERE passage_id = ?", ((name,) for name in passage_ids)
+        )
+
+    def remove(self, paths: Iterable[str]) -> int:
+        """Remove files and their passages, in one transaction; return how many there were."""
+        removed = 0
+        with self.transaction() as connection:
+            for path in paths:
+                found = connection.execute("SELECT id FROM file WHERE path = ?", (path,)).fetchone()
+                if found:
+                    self.drop_passages(found[0])
+                    connection.execute("DELETE FROM file WHERE id = ?", found)
+                    removed += 1
+        return removed
+
+    def forget_times(self) -> None:
+        """Let the next run of indexing look into every document, whatever its size and time."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
+            connection.execute("UPDATE unread SET mtime_ns = -1")
+
+    def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
+        """Note which files are not in the index as they stand, instead of those noted before."""
+        if unread == self.unread():
+            return
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM unread")
+            rows = ((f.path, f.kind, f.reason, f.size, f.mtime_ns) for f in unread.values())
+            self._database.run_many("INSERT INTO unread VALUES (?, ?, ?, ?, ?)", rows)
+
+    def stage(self, path: str, vectors: Mapping[bytes, bytes]) -> None:
+        """Keep vectors for a file that is not whole yet; no search sees them."""
+        marks = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement: all of them or none
+        values = [value for key, vector in vectors.items() for value in (key, path, vector)]
+        self.rows(f"INSERT OR REPLACE INTO staged VALUES {marks}", values)
+
+    def unstage(self, path: str | None = None, *, but: Container[bytes] = ()) -> None:
+        """Let go of vectors staged for a file, or of all, but those of the given texts."""
+        chosen, values = ("", ()) if path is None else (" WHERE path = ?", (path,))
+        staged = self.rows(f"SELECT text_hash FROM staged{chosen}", values)
+        gone = [row for row in staged if row[0] not in but]
+        if gone and len(gone) == len(staged):
+            self.rows(f"DELETE FROM staged{chosen}", values)
+        elif gone:
+            with self.transaction():
+                self._database.run_many("DELETE FROM staged WHERE text_hash = ?", iter(gone))
+
+    def rename(self, old: str, new: str) -> None:
+        """Know a file by another path from now on."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE file SET path = ? WHERE path = ?", (new, old))
+
+    def leave_out(self, paths: Sequence[str], *, undo: bool = False) -> None:
+        """Keep documents out from the next run of indexing on; with ``undo``, no longer."""
+        known = dict.fromkeys(self.left_out())
+        if undo:
+            known = dict.fromkeys(path for path in known if path not in set(paths))
+        else:
+            known |= dict.fromkeys(paths)
+        self.set_meta("left_out", json.dumps(list(known)))
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Keep a setting of the index."""
+        self.rows("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def renew(self) -> None:
+        """Let whoever holds the vectors read them anew, as if the index was made anew."""
+        self.set_meta("epoch", new_token())
+
+    # Reading
+
+    def meta(self, key: str, default: str = "") -> str:
+        """A setting of the index, e.g. ``folder``, ``fingerprint``."""
+        found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(found[0][0]) if found else default
+
+    def number(self, key: str) -> int:
+        """A setting that is a number; 0 where it was never set.
+
+        Raises:
+            IndexCorruptError: It is none, or beyond reason.
+        """
+        written = self.meta(key, "0")
+        if not (written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS):
+            raise damaged(self.path, f"its {key} is {written[:20]!r}")
+        return int(written)
+
+    def names(self, key: str) -> list[str]:
+        """A setting that is a list of texts; empty where it was never set.
+
+        Raises:
+            IndexCorruptError: It is none.
+        """
+        try:
+            found = json.loads(self.meta(key, "[]"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise damaged(self.path, f"its {key} is no list of names")
+        return found
+
+    def require_fingerprint(self, fingerprint: str) -> None:
+        """Refuse an index whose vectors another embedder or chunker made.
+
+        Raises:
+            IndexMismatchError: With the command that makes it anew.
+        """
+        made_with = self.meta("fingerprint")
+        if made_with and made_with != fingerprint:
+            self.refuse("another embedding model or version")
+
+    def refuse(self, made_with: str) -> NoReturn:
+        """Say what else the index was made with, and how to make it anew."""
+        folder = collection = ""
+        if not is_own_place(self.path):  # which tells by itself, of a folder that moved as well
+            sources = self.sources()
+            folder = next((name for name in sources if Path(name).is_dir()), "")
+            files = (name for name in sources if Path(name).is_file())
+            collection = "" if folder else next(files, "")
+        command = index_command(self.path, folder=folder, collection=collection, rebuild=True)
+        raise IndexMismatchError(
+            f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
+            " settings it was made with"
+        )
+
+    def sources(self) -> list[str]:
+        """The folder and the collections that the index is made from, as absolute paths."""
+        folder = self.meta("folder")
+        files = self.files().items()
+        collections = [path for path, file in files if file.kind == "collection"]
+        return [folder, *collections] if folder else collections
+
+    def left_out(self) -> list[str]:
+        """Paths of documents that were taken out and shall stay out (:meth:`leave_out`)."""
+        return self.names("left_out")
+
+    def owns(self, path: Path) -> bool:
+        """Whether a file is the index, or one of those that SQLite and we keep beside it."""
+        rest = path.name.removeprefix(self.path.name)
+        is_ours = path.name.startswith(self.path.name) and _BESIDE.fullmatch(rest)
+        return bool(is_ours) and path.parent.resolve() == self.path.parent.resolve()
+
+    def files(self) -> dict[str, FileRecord]:
+        """Every file of the index by its path."""
+        rows = self.rows(
+            "SELECT path, size, mtime_ns, sha256, status, kind, title,"
+            " (SELECT count(*) FROM passage WHERE file_id = file.id) FROM file ORDER BY path"
+        )
+        for row in rows:
+            self._require_kinds(row, _FILE_KINDS, "file")
+        return {row[0]: FileRecord(*row) for row in rows}
+
+    def unread(self) -> dict[str, UnreadFile]:
+        """The files that are not in the index as they stand, by their paths."""
+        rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
+        for row in rows:
+            self._require_kinds(row, (str, str, str, int, int), "file")
+        return {row[0]: UnreadFile(*row) for row in rows}
+
+    def state(self) -> tuple[str, str]:
+        """(epoch, change): the one is new when the index is made anew, the other at any change.
+
+        Raises:
+            NothingIndexedError: The index was deleted since it was opened.
+        """
+        self._database.follow()
+        return self.meta("epoch"), self.meta("change")
+
+    def count_passages(self) -> int:
+        """How many passages there are."""
+        return int(self.rows("SELECT count(*) FROM passage")[0][0])
+
+    def passages(self, keys: Sequence[int]) -> dict[int, Passage]:
+        """Passages by their rows; those that are gone are left out."""
+        marks = ",".join("?" * len(keys))
+        rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({marks})", keys)
+        return {row[0]: self.passage_of(row) for row in rows}
+
+    def hashes_of(self, path: str) -> dict[str, bytes]:
+        """The :func:`text_hash` of every passage of a file, by passage id."""
+        return dict(
+            self.rows(
+                "SELECT passage_id, text_hash FROM passage WHERE file_id ="
+                " (SELECT id FROM file WHERE path = ?)",
+                (path,),
+            )
+        )
+
+    def owners(self, passage_ids: Sequence[str]) -> dict[str, str]:
+        """The path of the file that each of the passage ids belongs to, where it is known."""
+        marks = ",".join("?" * len(passage_ids))
+        return dict(
+            self.rows(
+                "SELECT p.passage_id, f.path FROM passage AS p JOIN file AS f ON f.id = p.file_id"
+                f" WHERE p.passage_id IN ({marks})",
+                passage_ids,
+            )
+        )
+
+    def passages_of(self, path: str) -> list[Passage]:
+        """The passages of a file, in its order."""
+        rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
+        return [self.passage_of(row) for row in rows]
+
+    def passage(self, passage_id: str) -> Passage | None:
+        """The passage of an id, or None."""
+        rows = self.rows(f"{_PASSAGE} WHERE p.passage_id = ?", (passage_id,))
+        return self.passage_of(rows[0]) if rows else None
+
+    def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Vectors of texts that are in the index already, or staged, by :func:`text_hash`."""
+        known: dict[bytes, bytes] = {}
+        for first in range(0, len(hashes), 500):
+            part = hashes[first : first + 500]
+            marks = ",".join("?" * len(part))
+            for table in ("staged", "passage"):
+                query = f"SELECT text_hash, vector FROM {table} WHERE text_hash IN ({marks})"
+                known.update(self.rows(query, part))
+        return known
+
+    def keys(self) -> NDArray[np.int64]:
+        """The rows of all passages, ascending."""
+        rows = self.rows("SELECT id FROM passage")  # in the order of a narrower index, by file
+        return np.sort(np.array([key for (key,) in rows], dtype=np.int64))
+
+    def vectors(
+        self, keys: Sequence[int] | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield (rows, vectors) of all passages, or of the given ones, some thousands at a time."""
+        wanted = self.keys().tolist() if keys is None else sorted(keys)
+        for first in range(0, len(wanted), _VECTORS_AT_ONCE):
+            part = wanted[first : first + _VECTORS_AT_ONCE]
+            allowed = "" if keys is None else f" AND id IN ({','.join(map(str, part))})"
+            rows = self.rows(
+                f"SELECT id, vector FROM passage WHERE id BETWEEN ? AND ?{allowed}",
+                (part[0], part[-1]),
+            )
+            if not rows:  # taken out since
+                continue
+            found = np.array([row[0] for row in rows], dtype=np.int64)
+            yield found, self.unpacked([row[1] for row in rows])
+
+    def passage_of(self, row: Sequence[Any]) -> Passage:
+        """The passage of a row of :data:`PASSAGE_COLUMNS`.
+
+        Raises:
+            IndexCorruptError: Something else is written there than goes there.
+        """
+        self._require_kinds(row, _PASSAGE_KINDS, "passage")
+        passage = Passage(*row[1:9])
+        try:
+            return replace(passage, places=_places(row[9])) if row[9] else passage
+        except ValueError:
+            raise damaged(self.path, f"the places of passage {row[1]!r}") from None
+
+    def _require_kinds(self, row: Sequence[Any], kinds: Sequence[Any], what: str) -> None:
+        """Refuse a row with values of other types, which SQLite would keep in any column."""
+        if not all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=True)):
+            raise damaged(self.path, f"a {what} is written otherwise than any is")
+
+    def unpacked(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
+        """Vectors [N, D] from the bytes that are kept of them.
+
+        Raises:
+            IndexCorruptError: One is not of the length that all have.
+        """
+        size = 2 * self.number("dimension")
+        if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
+            raise damaged(self.path, "a vector of the wrong size")
+        flat = np.frombuffer(b"".join(packed), dtype="<f2")
+        return flat.reshape(len(packed), -1).astype(np.float32)
+
+    def check(self) -> list[str]:
+        """Look for damage, reading everything; return what is wrong, nothing when all is well."""
+        problems = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
+        problems = [problem for problem in problems if problem != "ok"]
+        size = 2 * self.number("dimension")
+        odd = self.rows("SELECT count(*) FROM passage WHERE length(vector) != ?", (size,))[0][0]
+        if odd:
+            problems.append(f"{odd} passages have a vector of the wrong size")
+        try:
+            self.rows("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
+        except IndexCorruptError:
+            problems.append("the full-text search does not match the passages")
+        return problems
+
+
+def _columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
+    places = " ".join(f"{offset}:{number}" for offset, number in p.places)
+    return (p.passage_id, p.start, p.end, p.page, p.line, p.title, p.text, places, text_hash(p))
+
+
+def _places(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (place.partition(":") for place in text.split())
+    return tuple((int(offset), int(number)) for offset, _, number in pairs)
+
+
+_MADE_AS = "rebuilt_as"
+
+
+@contextmanager
+def rebuilding(
+    store: Store, made_with: Mapping[str, str], kept: Mapping[str, str]
+) -> Iterator[Store]:
+    """Give a new store that takes the old one's place at the end; until then the old one stays.
+
+    Args:
+        store: The old one, which may be missing or damaged.
+        made_with: Settings (:meth:`Store.meta`) of the new one. An attempt that was interrupted is
+            gone on with if it was made with the same, here: one that came along with a folder
+            is not believed.
+        kept: Further settings, which may differ.
+
+    Raises:
+        IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
+    """
+    with store.replacing() as place, Store(place, shared=store.shared) as fresh:
+        try:
+            goes_on = place.is_file() and all(
+                fresh.meta(key) == value
+                for key, value in {**made_with, _MADE_AS: _identity(place)}.items()
+            )
+        except RagaccelError:
+            goes_on = False
+        if not goes_on:
+            fresh.discard()
+        with fresh.writing():
+            for key, value in {**made_with, **kept, _MADE_AS: _identity(place)}.items():
+                fresh.set_meta(key, value)
+            yield fresh
+        fresh.close()
+        place.with_name(place.name + ".lock").unlink(missing_ok=True)
+
+
+def _identity(place: Path) -> str:
+    """What tells a file from its copies, such as one that is unpacked from somebody's archive."""
+    status = place.stat()
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+_PROGRAM = "program"
+
+
+def index_fingerprint(embedder: str) -> str:
+    """What must be the same for indexing to go on: the embedder (its fingerprint), the chunker."""
+    return hashlib.sha256(f"{embedder}\0{CHUNKER_VERSION}".encode()).hexdigest()
+
+
+def require_embedder(store: Store, embedder: str) -> None:
+    """Refuse an index whose vectors an embedder of another fingerprint made, as far as is known.
+
+    Raises:
+        IndexMismatchError: With what to do.
+    """
+    if not is_filled_by_program(store):
+        store.require_fingerprint(index_fingerprint(embedder))
+        return
+    made_with = store.meta("embedder")
+    if made_with not in ("", embedder):
+        raise IndexMismatchError(
+            f"{store.path} holds vectors of another embedding model, {made_with!r}, not of"
+            f" {embedder!r}: open it with that model, or put the passages into a new file"
+        )
+
+
+def require_dimension(path: Path, given: int, held: int) -> None:
+    """Refuse vectors of another length than those an index holds, if any.
+
+    Raises:
+        IndexMismatchError: With both.
+    """
+    if held not in (0, given):
+        raise IndexMismatchError(
+            f"{path} holds vectors of {held} numbers, not of {given}: use the embedding model that"
+            " made them, or put the passages into a new file"
+        )
+
+
+def mark_filled_by_program(store: Store, embedder: str) -> None:
+    """Note that passages are put into a store one by one, and who makes their vectors."""
+    store.set_meta("embedder", embedder)
+    store.set_meta("filled_by", _PROGRAM)
+
+
+def is_filled_by_program(store: Store) -> bool:
+    """Whether a program puts passages in one by one, so that no run of indexing may touch them."""
+    return store.meta("filled_by") == _PROGRAM
+
+
+def open_for_program(store: Store, embedder: str) -> None:
+    """Make a file if there is none; refuse one that another embedder's vectors are in.
+
+    Raises:
+        IndexMismatchError: As :func:`require_embedder`.
+        IndexWriteError, IndexCorruptError: It cannot be made, or is none of ours.
+    """
+    if _is_blank(store):
+        with store.writing(wait_seconds=_WAIT_SECONDS):
+            if _is_blank(store):  # another may have been first
+                mark_filled_by_program(store, embedder)
+    if embedder and store.count_passages():
+        require_embedder(store, embedder)
+
+
+def refuse_indexed(store: Store) -> None:
+    """Keep a program from changing what runs of indexing keep.
+
+    Raises:
+        IndexWriteError: It is an index of those.
+    """
+    if not is_filled_by_program(store):
+        raise IndexWriteError(
+            f"{store.path} is kept by `ragaccel index`, whose next run would undo this: change the"
+            " documents and index again, or put passages into another file"
+        )
+
+
+def take_vectors(store: Store, embedder: str, dimension: int) -> None:
+    """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
+
+    Raises:
+        IndexMismatchError: As :func:`require_embedder` and :func:`require_dimension`.
+    """
+    held = store.number("dimension")
+    if not store.count_passages():
+        if dimension != held:
+            forget_vectors(store, embedder)
+        mark_filled_by_program(store, embedder)
+        store.set_meta("dimension", str(dimension))
+        return
+    if embedder:
+        require_embedder(store, embedder)
+    require_dimension(store.path, dimension, held)
+
+
+def forget_vectors(store: Store, embedder: str) -> None:
+    """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
+    mark_filled_by_program(store, embedder)
+    store.set_meta("dimension", "0")
+    store.renew()
+
+
+def refuse_filled_by_program(store: Store) -> None:
+    """Keep a run of indexing from a store whose passages exist nowhere else.
+
+    Raises:
+        IndexWriteError: A program fills it.
+    """
+    if store.path.is_file() and is_filled_by_program(store):
+        raise IndexWriteError(
+            f"{store.path} holds passages that a program put in, which indexing would lose: index"
+            " into another file with --index PATH"
+        )
+
+
+def _is_blank(store: Store) -> bool:
+    """Whether there is no index yet, or one that nobody has begun to fill."""
+    if not store.path.exists() or not store.path.stat().st_size:
+        return True
+    return not (is_filled_by_program(store) or store.meta("fingerprint"))

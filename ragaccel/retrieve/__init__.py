@@ -1,1 +1,0 @@
-"""Retrieval: a folder of files in, the passages that bear on a question out."""

@@ -1,0 +1,170 @@
+"""The chunker: passages that are exactly the document's text, within the budget, under titles."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragaccel.passage import Document
+from ragaccel.retrieval.chunking import MAX_TITLE_CHARS, split_document
+
+PIECES = [
+    "# One\n", "## Two\n", "### Three three three\n", "Setext\n======\n", "\n", "\n\n", "Words. ",
+    "a much longer sentence that goes on and on and on and on and on. ", "- item\n", "x" * 50 + " ",
+    "```py\ncode\n\n# no heading\n```\n", "| a | b |\n", "===\nOver\n===\n", "~~~\n", "é🙂 ", "\t",
+]  # fmt: skip
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=40).map("".join)
+
+
+def count_words(texts):
+    return [len(text.split()) for text in texts]
+
+
+def count_characters(texts):
+    return [len(text) for text in texts]
+
+
+def split(text, markup="markdown", count=count_words, budget=12, **fields):
+    return split_document(Document("notes.md", text, markup=markup, **fields), count, budget)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    texts,
+    st.sampled_from(["markdown", "rst", "code", "rows", ""]),
+    st.sampled_from([count_words, count_characters]),
+    st.integers(1, 20),
+)
+def test_passages_are_exact_ordered_and_within_budget(text, markup, count, budget):
+    position = 0
+    ids = set()
+    for passage in split(text, markup, count, budget):
+        assert text[passage.start : passage.end] == passage.text == passage.text.strip() != ""
+        assert position <= passage.start
+        assert count([passage.text])[0] <= budget
+        assert passage.line == text.count("\n", 0, passage.start) + 1
+        assert passage.title
+        assert len(passage.title) <= MAX_TITLE_CHARS
+        position = passage.end
+        ids.add(passage.passage_id)
+    assert len(ids) == len(split(text, markup, count, budget))
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, st.sampled_from(["code", "rows", "markdown", "rst", ""]), st.integers(1, 20))
+def test_every_word_is_in_a_passage_or_a_heading(text, markup, budget):
+    passages = split(text, markup, count_words, budget)
+    covered = set()
+    for passage in passages:
+        covered.update(range(passage.start, passage.end))
+    left = "".join(c if i not in covered else " " for i, c in enumerate(text))
+    for line in left.split("\n"):
+        heading = markup in ("markdown", "rst", "") and (
+            line.lstrip().startswith("#") or line.strip() in text
+        )
+        assert heading or not re.search(r"\w", line)
+
+
+def test_headings_cut_and_become_titles():
+    text = (
+        "# Guide\n\nIntro.\n\n## Installing `it`\n\nRun [pip](x).\n\n### Linux\n\nUse apt.\n\n"
+        "## End\nBye."
+    )
+    passages = split(text)
+    assert [(p.title, p.text) for p in passages] == [
+        ("Guide", "Intro."),
+        ("Guide > Installing it", "Run [pip](x)."),
+        ("Guide > Installing it > Linux", "Use apt."),
+        ("Guide > End", "Bye."),
+    ]
+    assert [p.citation for p in passages] == [f"notes.md:{n}" for n in (3, 7, 11, 14)]
+
+
+def test_code_is_not_searched_for_headings_and_front_matter_is_left_out():
+    text = "---\ntitle: x\n---\n```\n# comment\n\nmore\n```\n"
+    (passage,) = split(text)
+    assert passage.text == "```\n# comment\n\nmore\n```"
+
+
+def test_comments_are_left_out():
+    text = "<!--\n\nRights.-->\n\n# Title\n\n<!-- note -->\nBody.\n```\n<!-- code -->\n```\n"
+    assert [(p.title, p.text) for p in split(text)] == [("Title", "Body.\n```\n<!-- code -->\n```")]
+
+
+def test_a_heading_with_nothing_under_it_is_kept():
+    assert [p.text for p in split("# Only")] == ["# Only"]
+    assert [p.text for p in split("# A\n## B\n## C\ntext")] == ["## B", "text"]
+
+
+def test_rst_levels_follow_the_order_of_styles():
+    text = (
+        "=====\nTitle\n=====\n\nIntro.\n\nPart\n----\n\nBody.\n\nDeep\n~~~~\n\nMore.\n\n"
+        "Next\n----\n\nEnd."
+    )
+    assert [p.title for p in split(text, "rst")] == [
+        "Title",
+        "Title > Part",
+        "Title > Part > Deep",
+        "Title > Next",
+    ]
+
+
+def test_paragraphs_are_packed_and_long_ones_cut_between_sentences():
+    text = "one two three\n\nfour five\n\n" + "Six seven eight nine.\n" * 3 + "\nend"
+    assert [p.text for p in split(text, budget=6)] == [
+        "one two three\n\nfour five",
+        "Six seven eight nine.",
+        "Six seven eight nine.",
+        "Six seven eight nine.\n\nend",
+    ]
+
+
+def test_rows_are_kept_whole():
+    text = "\n".join(f"name: N{i}; year: {i}." for i in range(4))
+    assert [p.text for p in split(text, "rows", budget=8)] == [
+        "name: N0; year: 0.\nname: N1; year: 1.",
+        "name: N2; year: 2.\nname: N3; year: 3.",
+    ]
+
+
+def test_a_word_longer_than_the_budget_is_cut():
+    assert [p.text for p in split("x" * 10, count=count_characters, budget=3)] == [
+        "xx", "xxx", "xx", "xxx",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [({"title": "Own"}, "Own"), ({}, "my file name")],
+)
+def test_titles_without_headings(fields, title):
+    document = Document("a/my-file_name.txt", "text", **fields)
+    assert split_document(document, count_words, 5)[0].title == title
+
+
+def test_long_titles_lose_their_middle():
+    text = "".join(f"{'#' * i} {'heading ' * 4}{i}\n" for i in range(1, 6)) + "text"
+    (passage,) = split(text)
+    assert len(passage.title) <= MAX_TITLE_CHARS
+    assert passage.title.endswith("5")
+
+
+def test_ids_survive_an_edit_further_down():
+    before, after = split("# A\nfirst\n# B\nsecond"), split("# A\nfirst\n# B\nchanged")
+    assert before[0].passage_id == after[0].passage_id
+    assert before[1].passage_id != after[1].passage_id
+
+
+def test_pages_and_mapped_lines():
+    paged = split("page one\n\npage two", budget=2, page_starts=(0, 10))
+    assert [(p.page, p.line) for p in paged] == [(1, None), (2, None)]
+    mapped = split("row\n\nrow", "rows", budget=1, line_numbers=(3, 4, 9))
+    assert [p.line for p in mapped] == [3, 9]
+
+
+def test_two_long_headings_are_one_title_of_bounded_length():
+    heading = "a much longer heading that goes on and on and on and on and on and on"
+    text = f"# {heading}\n\n## {heading}\n\nText.\n"
+    titles = [passage.title for passage in split(text, "markdown", count_words, 20)]
+    assert 100 < max(map(len, titles)) <= MAX_TITLE_CHARS

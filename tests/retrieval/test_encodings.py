@@ -1,0 +1,141 @@
+"""Encodings from before Unicode: told by the letters a text would have, and named where unsure."""
+
+import time
+
+import pytest
+
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.loaders import (
+    decode_text,
+    document_from_bytes,
+    encoding_doubt,
+    guess_encoding,
+)
+
+JAPANESE = "この島の灯台は百年前に建てられ、いまも毎晩明かりをともし、船の目印になる。\n"
+SIMPLIFIED = "这座灯塔建于一百年前，现在每天晚上仍然亮着，过往的船只都把它当作航标来使用。\n"
+TRADITIONAL = "這座燈塔建於一百年前，現在每天晚上仍然亮著，過往的船隻都把它當作航標來使用。\n"
+KOREAN = (
+    "이 섬의 등대는 백 년 전에 세워졌으며 지금도 밤마다 불을 밝히고 배들의 길잡이가 되고 있다.\n"
+)
+RUSSIAN = "Маяк на острове построили сто лет назад, и по сей день он светит каждую ночь.\n"
+UKRAINIAN = "Маяк на острові збудували сто років тому, і він досі світить щоночі; їжі там досить.\n"
+GREEK = "Ο φάρος του νησιού χτίστηκε πριν από εκατό χρόνια και ανάβει ακόμη κάθε βράδυ.\n"
+HEBREW = "המגדלור שעל האי נבנה לפני מאה שנים והוא מאיר עד היום בכל לילה.\n"
+ARABIC = "بنيت المنارة في الجزيرة قبل مئة عام ولا تزال تضيء كل ليلة حتى اليوم.\n"
+THAI = "ประภาคารบนเกาะนี้สร้างขึ้นเมื่อร้อยปีก่อน และยังคงส่องแสงทุกคืนจนถึงวันนี้\n"
+POLISH = (
+    "Latarnię na wyspie zbudowano sto lat temu i wciąż świeci każdej nocy; źródło jest żółte.\n"
+)
+CZECH = "Maják na ostrově postavili před sto lety a dodnes svítí každou noc; kůň se lekl řeřichy.\n"
+TURKISH = (
+    "Adadaki deniz feneri yüz yıl önce yapıldı ve hâlâ her gece ışık saçıyor, gemiler şaşırmıyor.\n"
+)
+
+LEGACY = [
+    *((JAPANESE, name) for name in ("shift_jis", "cp932", "euc_jp", "iso2022_jp")),
+    *((SIMPLIFIED, name) for name in ("gb2312", "gbk", "gb18030")),
+    *((TRADITIONAL, name) for name in ("big5", "cp950")),
+    *((KOREAN, name) for name in ("euc_kr", "cp949")),
+    *((RUSSIAN, name) for name in ("koi8_r", "cp1251", "cp866", "iso8859_5")),
+    *((UKRAINIAN, name) for name in ("koi8_u", "cp1251")),
+    *((GREEK, name) for name in ("cp1253", "iso8859_7")),
+    *((POLISH, name) for name in ("cp1250", "iso8859_2")),
+    (CZECH, "cp1250"),
+    (HEBREW, "cp1255"),
+    (ARABIC, "cp1256"),
+    (THAI, "cp874"),
+    (TURKISH, "cp1254"),
+]
+WESTERN = [
+    "Der Leuchtturm wurde vor über hundert Jahren gebaut – „schöne Grüße“ aus Öhringen.\n",
+    "Le phare a été bâti il y a cent ans ; « très cher », dit l’œil, à 35 € près. Ça va.\n",
+    "¿Cuándo se construyó el faro? Hace cien años, y aún brilla; ¡mañana también, señor Muñoz!\n",
+    "O farol não é só construção: há cem anos que dá luz às embarcações. Ação, coração!\n",
+    "Fyrtårnet på øen blev bygget for hundrede år siden; det lyser stadig på søen. Ærø og Ål.\n",
+    "Il faro è qui da cent'anni; perché è così? Però è già più in là. È là. È lì. È giù. È su.\n",
+    "Vitinn á eyjunni var byggður fyrir hundrað árum og þar lýsir hann enn þá, ágætlega.\n",
+    "Müller — Möller — Größe — 12 m² — 25 °C — §§ 3–5 — ±2 µm — ½ Liter — Café à\n",
+    "He said “I know” — “It’s Zoë’s naïve résumé” — and left… ‘Indeed’ — ‘I see’, —l, —b, —m.\n",
+    "ÉCOLE NORMALE SUPÉRIEURE — ÇÀ ET LÀ — ÜBERGRÖSSE ÄÖÜ — NIÑO — SÃO JOSÉ\n",
+]
+
+
+@pytest.mark.parametrize(("text", "encoding"), LEGACY)
+@pytest.mark.parametrize("times", [2, 5, 400])
+def test_legacy_encodings_are_read_right(text, encoding, times):
+    mixed = "Version 1.10 of the manual, section 4.\n" + text * times
+    data = mixed.encode(encoding)
+    assert decode_text(data)[0] == mixed
+    assert encoding_doubt(data) == ""
+
+
+@pytest.mark.parametrize("text", WESTERN)
+@pytest.mark.parametrize("encoding", ["cp1252", "latin_1"])
+def test_western_text_stays_what_it_was(text, encoding):
+    for times in (1, 3, 100):
+        for part in (text * times, text[: len(text) // 2]):
+            data = part.encode(encoding, "ignore")
+            assert decode_text(data)[0] == data.decode("cp1252")
+            assert encoding_doubt(data) == ""
+
+
+@pytest.mark.parametrize("text", [text for text, _ in LEGACY])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_unicode_stays_what_it_was(text, encoding):
+    assert decode_text((text * 3).encode(encoding))[0] == text * 3
+    assert encoding_doubt((text * 3).encode(encoding)) == ""
+
+
+@pytest.mark.parametrize("text", [JAPANESE, SIMPLIFIED, TRADITIONAL, KOREAN])
+def test_a_character_cut_at_the_end_of_the_sample_does_not_matter(text):
+    encoding = {JAPANESE: "cp932", SIMPLIFIED: "gb18030", TRADITIONAL: "cp950"}.get(text, "cp949")
+    for shift in range(4):
+        whole = "x" * shift + text * 600
+        assert decode_text(whole.encode(encoding))[0] == whole
+
+
+def test_a_few_letters_are_named_as_a_guess():
+    data = "Отчёт: see below\n".encode("koi8_r")
+    assert "guess" in encoding_doubt(data)
+    broken = (RUSSIAN * 20).encode("cp1251").replace("остров".encode("cp1251"), b"\x98\x98", 3)
+    text, encoding = decode_text(broken)
+    assert (encoding, text.count("\ufffd")) == ("cp1251", 6)
+    assert "6 of its characters" in encoding_doubt(broken)
+
+
+def test_an_escape_in_utf8_is_no_japanese():
+    for data in ("пять \x1b$B рублей".encode(), b"price \x1b$B of nothing much \x1b(B"):
+        assert decode_text(data)[0] == data.decode()
+
+
+def test_only_a_sample_is_looked_at():
+    data = (RUSSIAN * 100_000).encode("koi8_r")
+    began = time.process_time()
+    assert guess_encoding(data).encoding == "koi8_u"
+    assert time.process_time() - began < 2.0
+    assert guess_encoding(b"a" * 1_000_000 + data).encoding == "koi8_u"
+
+
+def test_every_text_format_reads_them(tmp_path):
+    rows = "город,год\nМосква,1147\nКазань,1005\n"
+    assert "Казань" in document_from_bytes(rows.encode("cp1251"), "a.csv").text
+    page = f"<html><body><p>{JAPANESE}</p></body></html>"
+    assert JAPANESE[:20] in document_from_bytes(page.encode("cp932"), "a.html").text
+    assert JAPANESE in document_from_bytes((JAPANESE * 2).encode("euc_jp"), "a.md").text
+
+
+def test_a_guess_is_reported_once_and_kept(store, embedder, tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "sure.txt").write_bytes((RUSSIAN * 5).encode("koi8_r"))
+    (docs / "short.txt").write_bytes("Отчёт: see below\n".encode("koi8_r"))
+    report = index_folder(store, embedder, docs)
+    assert (set(report.doubtful), report.told_before) == ({"short.txt"}, set())
+    assert (report.added, report.failed) == (2, {})
+    again = index_folder(store, embedder, docs)
+    assert (set(again.doubtful), again.told_before) == ({"short.txt"}, {"short.txt"})
+    assert again.is_current
+    (docs / "short.txt").write_text("Отчёт")
+    assert index_folder(store, embedder, docs).doubtful == {}
+    assert store.unread() == {}

@@ -1,0 +1,207 @@
+"""Listing a folder: what is taken, what is passed over and why."""
+
+import os
+import time
+
+import pytest
+
+from ragaccel.regular_files import read_regular_file
+from ragaccel.retrieval.files import IgnoreRules, list_folder
+
+
+def make(root, *names):
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+
+
+def listed(root, **patterns):
+    return [file.name for file in list_folder(root, **patterns).files]
+
+
+def test_hidden_ignored_and_pictures_are_counted(tmp_path):
+    make(tmp_path, "a.md", "b c/ü 🙂.txt", ".hidden", ".git/config", "pic.PNG", "node_modules/x.js")
+    make(tmp_path, "out/a.txt", "keep.log", "b.log", ".ragaccel/index.db")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/out/\n# comment\n\n")
+    listing = list_folder(tmp_path)
+    assert [file.name for file in listing.files] == ["a.md", "b c/ü 🙂.txt", "keep.log"]
+    assert listing.skipped == {"hidden": 3, "ignored": 3, "not a document": 1}
+
+
+def test_nested_ignore_files_and_include_exclude(tmp_path):
+    make(tmp_path, "a.md", "a.txt", "sub/b.md", "sub/c.md", "sub/deep/d.md")
+    (tmp_path / "sub/.ragaccelignore").write_text("b.md\n")
+    assert listed(tmp_path) == ["a.md", "a.txt", "sub/c.md", "sub/deep/d.md"]
+    assert listed(tmp_path, include=["*.md"], exclude=["deep/"]) == ["a.md", "sub/c.md"]
+
+
+def test_link_loops_end_and_real_paths_win(tmp_path):
+    make(tmp_path, "z/file.md")
+    (tmp_path / "a-link").symlink_to(tmp_path / "z", target_is_directory=True)
+    (tmp_path / "z/loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "broken.md").symlink_to(tmp_path / "missing")
+    listing = list_folder(tmp_path)
+    assert [file.name for file in listing.files] == ["z/file.md"]
+    assert listing.skipped == {"link to a folder listed already": 2, "broken link": 1}
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder with links into itself and out of it, and what lies outside."""
+    make(tmp_path, "outside/key.txt", "outside/deep/more.md", "docs/sub/own.md", "docs/a.md")
+    docs = tmp_path / "docs"
+    (docs / "key.txt").symlink_to("../outside/key.txt")
+    (docs / "more").symlink_to(tmp_path / "outside", target_is_directory=True)
+    (docs / "up").symlink_to(tmp_path, target_is_directory=True)
+    (docs / "device.md").symlink_to("/dev/zero")
+    (docs / "sub/twice.md").symlink_to("key.txt")
+    (docs / "sub/key.txt").symlink_to(docs / "key.txt")
+    (docs / "inside.md").symlink_to("sub/own.md")
+    (docs / "again").symlink_to(docs / "sub", target_is_directory=True)
+    return docs
+
+
+def test_links_out_of_the_folder_are_named_and_not_followed(outside):
+    listing = list_folder(outside)
+    assert [file.name for file in listing.files] == ["a.md", "inside.md", "sub/own.md"]
+    leading_out = {name for name, why in listing.passed_over.items() if "--follow-links" in why}
+    assert leading_out == {"device.md", "key.txt", "more", "sub/key.txt", "sub/twice.md", "up"}
+    for file in listing.files:
+        assert read_regular_file(file.path, 9, inside=listing.inside) == b"text"
+
+
+def test_links_out_of_the_folder_are_followed_if_that_is_asked_for(outside):
+    listing = list_folder(outside, follow_links=True)
+    names = {file.name for file in listing.files}
+    assert {"key.txt", "more/deep/more.md", "sub/key.txt", "inside.md", "a.md"} < names
+    assert "device.md" not in names
+    assert not any("--follow-links" in why for why in listing.passed_over.values())
+    assert listing.inside is None
+
+
+def test_a_folder_that_is_itself_behind_a_link(outside, tmp_path):
+    (tmp_path / "link").symlink_to(outside, target_is_directory=True)
+    assert listed(tmp_path / "link") == listed(outside)
+
+
+def test_ignore_files_are_read_as_safely_as_documents(tmp_path):
+    make(tmp_path, "docs/a.md", "docs/sub/b.md", "rules")
+    (tmp_path / "rules").write_text("a.md\n")
+    (tmp_path / "docs/.gitignore").symlink_to(tmp_path / "rules")
+    os.mkfifo(tmp_path / "docs/sub/.gitignore")
+    (tmp_path / "docs/sub/.ragaccelignore").symlink_to("/dev/zero")
+    assert listed(tmp_path / "docs") == ["a.md", "sub/b.md"]
+
+
+def test_a_very_deep_folder_is_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(600):
+        os.mkdir("d")
+        os.chdir("d")
+    open("a.md", "w").close()
+    monkeypatch.chdir(tmp_path)
+    assert listed(tmp_path) == ["d/" * 600 + "a.md"]
+
+
+def test_special_files_are_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert list_folder(tmp_path).skipped == {"special file": 1}
+
+
+def test_a_name_that_is_no_utf8_is_a_failure(tmp_path):
+    try:
+        (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    except OSError:
+        pytest.skip("this file system takes only UTF-8 names")
+    assert list_folder(tmp_path).failed == {
+        "caf\\udce9.txt": "its name is not valid UTF-8: rename it"
+    }
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
+    make(tmp_path, "a.md", "secret/b.md")
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    listing = list_folder(tmp_path)
+    assert listing.failed == {"secret": "no permission to read the folder"}
+    assert listing.unreadable == ["secret"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_folder", "ignored"),
+    [
+        ("*.log", "a/b.log", False, True),
+        ("/b.log", "a/b.log", False, False),
+        ("a/*.log", "a/b.log", False, True),
+        ("a/*.log", "x/a/b.log", False, False),
+        ("**/b.log", "x/a/b.log", False, True),
+        ("a/**", "a/x/y", False, True),
+        ("a/**/z", "a/z", False, True),
+        ("a/**/z", "a/x/y/z", False, True),
+        ("a/***/z", "a/x/y/z", False, True),
+        ("a/**", "a", True, False),
+        ("**/a/**/b/*", "x/a/y/a/b/c", False, True),
+        ("**/a/**/b/*", "x/a/y/a/b", False, False),
+        ("a**c", "abbc", False, True),
+        ("/a**c", "a/c", False, False),
+        ("*a*b*", "xaxbx", False, True),
+        ("*a*b*", "xbxax", False, False),
+        ("[^o]*", "a", False, True),
+        ("[a&&b]", "&", False, True),
+        ("build/", "build", False, False),
+        ("build/", "build", True, True),
+        ("build/", "build/x.md", False, True),
+        ("b?r", "bar", False, True),
+        ("b[!o]r", "bar", False, True),
+        ("b[a-c]r", "b/r", False, False),
+        ("\\!a", "!a", False, True),
+        ("\\#a", "#a", False, True),
+        ("a[", "a[", False, True),
+        ("[]", "a", False, False),
+        ("[]a]", "]", False, True),
+        ("[!]a]", "]", False, False),
+        ("\\*\\?\\[a", "*?[a", False, True),
+        ("\\*", "a", False, False),
+        ("[a\\*", "[a*", False, True),
+        ("#a", "#a", False, False),
+        ("a ", "a", False, True),
+    ],
+)
+def test_patterns(pattern, path, is_folder, ignored):
+    assert IgnoreRules([pattern]).ignores(path, is_folder) is ignored
+
+
+def test_a_bracket_among_brackets_is_a_letter_like_others():
+    assert IgnoreRules(["a[[]b"]).ignores("a[b", False)  # and no warning, which would fail the test
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 12 + "b", "a" * 250),
+        ("?*" * 120 + "b", "a" * 250),
+        ("**/a/" * 12 + "b", "a/" * 1000 + "c"),
+        ("**a" * 1000, "a" * 250),
+        ("[" * 4000, "a"),
+        ("[a]*" * 1000 + "b", "a/" * 1000),
+    ],
+)
+def test_no_pattern_takes_longer_than_its_length_times_that_of_the_path(pattern, path):
+    started = time.process_time()
+    assert not IgnoreRules([pattern]).ignores(path, False)
+    assert time.process_time() - started < 5
+
+
+def test_the_last_pattern_that_matches_decides():
+    rules = IgnoreRules(["*.md", "!keep.md", "keep.md"])
+    assert rules.verdict("keep.md", False) is True
+    assert IgnoreRules(["*.md", "!keep.md"]).verdict("keep.md", False) is False
+    assert rules.verdict("a.txt", False) is None
+    assert not IgnoreRules(["", "# x"])

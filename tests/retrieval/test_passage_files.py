@@ -1,0 +1,151 @@
+"""Ready-made collections: kept as they are, ids and all, and brought up to date."""
+
+import json
+
+import pytest
+
+from ragaccel.errors import DocumentError
+from ragaccel.retrieval.indexing import index_folder, index_passages, read_passages, scan_passages
+from ragaccel.retrieval.retriever import Retriever
+from ragaccel.retrieval.store import Store
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def collection(tmp_path):
+    return write(tmp_path / "c.tsv", [f"{i}\tPassage {i} about thing{i}." for i in range(10)])
+
+
+def test_tsv_and_json_lines_are_kept_exactly(tmp_path):
+    long = "Word. " * 500 + "with\ttab \u2029 and \x85 separators"
+    tsv = write(tmp_path / "a.tsv", [f"7\t{long}", "8\t  spaced  "])
+    assert [(p.passage_id, p.text) for p in read_passages(tsv)] == [
+        ("7", long),
+        ("8", "  spaced  "),
+    ]
+    rows = [{"id": 5, "title": "T", "text": long}, {"_id": "x", "text": "y"}]
+    jsonl = write(tmp_path / "a.jsonl", map(json.dumps, rows))
+    assert [(p.passage_id, p.title, p.text) for p in read_passages(jsonl)] == [
+        ("5", "T", long),
+        ("x", "", "y"),
+    ]
+    headed = write(tmp_path / "h.tsv", ["id\ttext\ttitle", "1\tbody\thead"])
+    assert [(p.passage_id, p.title, p.text) for p in read_passages(headed)] == [
+        ("1", "head", "body")
+    ]
+    assert scan_passages(headed).num_passages == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "reason"),
+    [
+        ("a.tsv", ["1\tok", "no tab"], "line 2: not of the form id<TAB>text"),
+        ("a.tsv", ["1\tok", "2\tok", "1\tagain"], "line 3: the id '1' stands on line 1"),
+        ("a.jsonl", ['{"id": 1, "text": "x"}', "{"], "line 2: not JSON"),
+        ("a.jsonl", ['{"text": "x"}'], "line 1: not of the form"),
+        ("a.jsonl", ['{"id": "1", "text": 3}'], "must be strings"),
+        ("a.jsonl", ['{"id": "1\\n2", "text": "x"}'], "single line"),
+        ("a.jsonl", ["[" * 200_000], "line 1: JSON nested too deeply"),
+    ],
+)
+def test_bad_lines_are_named_and_nothing_changes(tmp_path, store, embedder, name, lines, reason):
+    with pytest.raises(DocumentError, match=reason):
+        index_passages(store, embedder, write(tmp_path / name, lines))
+    assert store.count_passages() == 0
+
+
+def test_other_unreadable_files(tmp_path, store, embedder):
+    (tmp_path / "l.tsv").write_bytes(b"1\tcaf\xe9\n")
+    with pytest.raises(DocumentError, match="line 1: not UTF-8"):
+        index_passages(store, embedder, tmp_path / "l.tsv")
+    with pytest.raises(DocumentError, match="cannot be read"):
+        index_passages(store, embedder, tmp_path / "none.tsv")
+
+
+def test_indexing_and_searching(store, embedder, collection):
+    report = index_passages(store, embedder, collection)
+    assert (report.added, report.passages, report.embedded) == (1, 10, 10)
+    found = Retriever(store, embedder).search("thing7", 1)[0]
+    assert (found.passage_id, found.citation) == ("7", "7")
+    assert index_passages(store, embedder, collection).unchanged == 1
+
+
+def test_only_changes_are_embedded(store, embedder, collection):
+    index_passages(store, embedder, collection)
+    lines = collection.read_text().splitlines()
+    write(collection, [*lines[:4], "4\tanother text", *lines[6:], "new\tone more", "empty\t "])
+    report = index_passages(store, embedder, collection)
+    assert (report.changed, report.embedded, report.passages) == (1, 2, 10)
+    assert report.skip_reasons == {"empty passage": 1}
+    assert store.passage("4").text == "another text"
+    assert store.passage("5") is None
+    assert store.check() == []
+
+
+def test_an_interrupted_collection_goes_on(store, embedder, collection, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
+
+    def interrupt(progress):
+        if progress.passages_done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_passages(store, embedder, collection, progress=interrupt)
+    assert store.count_passages() == 6
+    embedder.texts.clear()
+    assert index_passages(store, embedder, collection).passages == 10
+    assert len(embedder.texts) == 4
+
+
+def test_a_folder_and_a_collection_share_an_index(store, embedder, collection, folder, tmp_path):
+    index_passages(store, embedder, collection)
+    index_folder(store, embedder, folder)
+    assert index_folder(store, embedder, folder).is_current
+    assert store.count_passages() == 14
+    copy = write(tmp_path / "copy.tsv", ["3\tthe same id"])
+    with pytest.raises(DocumentError, match=r"'3' of .* is in the index already"):
+        index_passages(store, embedder, copy)
+    with Store(tmp_path / "other.db") as other:
+        assert index_passages(other, embedder, copy).passages == 1
+
+
+def test_an_id_that_nothing_can_store_is_mended(tmp_path, store, embedder):
+    file = write(tmp_path / "a.jsonl", ['{"id": "\\ud800x", "text": "x"}'])
+    assert index_passages(store, embedder, file).passages == 1
+    assert store.passage("?x") is not None
+
+
+def test_a_bad_line_does_not_cost_the_old_index(tmp_path, store, embedder, collection):
+    index_passages(store, embedder, collection)
+    write(collection, ["1\tok", "broken"])
+    with pytest.raises(DocumentError, match="line 2"):
+        index_passages(store, embedder, collection, rebuild=True)
+    assert store.count_passages() == 10
+
+
+def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collection):
+    index_passages(store, embedder, collection)
+    (tmp_path / "elsewhere").mkdir()
+    moved = collection.rename(tmp_path / "elsewhere" / collection.name)
+    embedder.texts.clear()
+    assert index_passages(store, embedder, moved).unchanged == 1
+    assert list(store.files()) == [str(moved)]
+    assert not embedder.texts
+    moved.unlink()
+    other = write(collection, ["other\tof the same name"])
+    index_passages(store, embedder, other)
+    assert store.count_passages() == 11
+
+
+def test_a_late_clash_of_ids_changes_nothing(tmp_path, store, embedder, collection, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 2)
+    index_passages(store, embedder, collection)
+    other = write(tmp_path / "b.tsv", [*(f"n{i}\tnew {i}" for i in range(6)), "3\tclash"])
+    with pytest.raises(DocumentError, match="'3'"):
+        index_passages(store, embedder, other)
+    assert store.count_passages() == 10
+    assert list(store.files()) == [str(collection)]

@@ -1,0 +1,313 @@
+"""The process that reads files: bounded, alone with its troubles, and blind to where it runs."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes, read_document
+from ragaccel.retrieval.loaders.process import ReaderProcess
+
+SLOW = b"a,b\n" + b"1,2\n" * 1_500_000
+LARGE = b"[" + b"[]," * 3_000_000 + b"1]"
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and forks")
+
+
+@pytest.fixture
+def process():
+    with ReaderProcess() as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", sorted(f"a{suffix}" for suffix in READERS))
+def test_it_reads_what_is_read_here(process, name):
+    data = b'{"cells": [{"cell_type": "markdown", "source": "J\\u00fcrgen \\ud83d."}], "b": [1, 2]}'
+    assert _outcome(process.read, data, name) == _outcome(document_from_bytes, data, name)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("data", "name", "seconds", "memory", "reason"),
+    [
+        (SLOW, "a.csv", 1, 1_000_000_000, "takes more than 1 s to read"),
+        (LARGE, "a.json", 30, 150_000_000, "takes more than 0.15 GB of memory to read"),
+    ],
+)
+def test_a_file_that_takes_too_much_is_refused_alone(watched, data, name, seconds, memory, reason):
+    with ReaderProcess(seconds, memory, watched=watched) as process:
+        assert process.read(b"[1]", "b.json").text == "1."
+        with pytest.raises(DocumentError, match=f"^{reason}$"):
+            process.read(data, name)
+        assert process.read(b"[2]", "b.json").text == "2."
+
+
+def test_time_is_counted_for_each_file():
+    with ReaderProcess(max_seconds=1) as process:
+        for _ in range(5):
+            process.read(SLOW[: len(SLOW) // 12], "a.csv")
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_comes_after_a_file_is_not_counted(watched):
+    """The answer, and what is done before the next file comes; that one would be blamed for it."""
+    spins = (
+        "from ragaccel.retrieval.loaders import process as reader_process\nimport time\n"
+        "def write(pipe, *frames, write=reader_process._write):\n"
+        "    while len(frames) > 1 and time.process_time() < 2.3: pass\n"
+        "    write(pipe, *frames)\n"
+        "reader_process._write = write\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        command = _command().replace("\nserve(", f"\n{spins}serve(")
+        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", command)
+        with ReaderProcess(1, watched=watched) as process:
+            for number in range(2):
+                assert process.read(b"[%d]" % number, "a.json").text == f"{number}."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_it_takes_one_thread_and_leaves_no_picture_of_its_memory(process):
+    process.read(b"[1]", "a.json")
+    process.read(_workbook(), "a.xlsx")
+    with open(f"/proc/{process._process.pid}/status") as file:
+        assert "\nThreads:\t1\n" in file.read()
+    with open(f"/proc/{process._process.pid}/limits") as file:
+        assert next(line for line in file if "core" in line).split()[4] == "0"
+
+
+def test_the_memory_of_the_process_that_started_it_does_not_count():
+    script = (
+        "import sys; from ragaccel.retrieval.loaders.process import ReaderProcess\n"
+        "large = bytearray(400_000_000); large[::4096] = b'x' * len(large[::4096]); del large\n"
+        "with ReaderProcess(max_memory=200_000_000, watched=True) as process:\n"
+        "    process.read(b'a,b\\n' + b'1,2\\n' * 150_000, 'a.csv')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_it_starts_once_and_only_for_formats_that_nothing_bounds(monkeypatch):
+    started = []
+    start = ReaderProcess._start
+    monkeypatch.setattr(
+        ReaderProcess, "_start", lambda process: started.append(1) or start(process)
+    )
+    with DocumentReader() as reader:
+        for name in ("a.md", "a.txt", "a.rst", "a.py"):
+            reader.read(b"text", name)
+        assert not started
+        for name in ("a.json", "a.csv", "a.html"):
+            reader.read(b"[1]", name)
+        assert len(started) == 1
+
+
+def test_it_starts_early_only_for_files_that_need_it():
+    with DocumentReader() as reader:
+        reader.prepare(["a.md", "b.txt"])
+        assert reader._process._process is None
+        reader.prepare(["a.md", "b.pdf", "c.csv"])
+        early = reader._process._process
+        assert early is not None
+        reader.read(b"[1]", "a.json")
+        assert reader._process._process is early
+
+
+def test_what_it_imports_early_is_there_for_the_files(process, tmp_path, monkeypatch):
+    (tmp_path / "library.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process.prepare(["no_such_module", "library"])
+    process.read(b"[1]", "a.json")
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ran").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("trouble", ["import os; os._exit(1)", "x = bytearray(1 << 40)"])
+def test_trouble_with_what_it_imports_early_costs_no_file(process, tmp_path, monkeypatch, trouble):
+    (tmp_path / "library.py").write_text(trouble)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process.prepare(["library"])
+    assert [process.read(b"[%d]" % i, "a.json").text for i in range(3)] == ["0.", "1.", "2."]
+
+
+def test_one_that_does_not_start_early_is_said_with_the_first_file(process):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
+        process.prepare()
+        with pytest.raises(DocumentError, match=r"does not start: it ended$"):
+            process.read(b"[1]", "a.json")
+    assert process.read(b"[1]", "a.json").text == "1."
+
+
+def test_a_missing_extra_is_named(process):
+    reads = "import sys\nsys.modules['docx'] = None\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", reads + _command())
+        with pytest.raises(
+            MissingExtraError, match=r"python-docx.* is not installed: pip install"
+        ) as found:
+            process.read(b"", "a.docx")
+    assert found.value.extra == "office"
+
+
+def test_it_imports_little_and_nothing_from_the_working_folder(process, tmp_path, monkeypatch):
+    for name in ("json", "csv", "docx", "pypdf", "ragaccel", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    listed = tmp_path / "modules"
+    told = f"\nopen({str(listed)!r}, 'w').write(' '.join(sys.modules))\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "ragaccel.retrieval.loaders.process._COMMAND",
+            _command().replace("\nserve(", told + "serve("),
+        )
+        assert process.read(b"a,b\n1,2\n", "a.csv").text == "a: 1; b: 2."
+    with pytest.raises(DocumentError, match="broken docx"):
+        process.read(b"", "a.docx")
+    assert not (tmp_path / "ran").exists()
+    heavy = {"torch", "numpy", "faiss", "transformers", "lxml", "docx", "pypdf", "sqlite3"}
+    assert not heavy & set(listed.read_text().split())
+
+
+@POSIX
+def test_it_ends_with_the_process_that_started_it(tmp_path):
+    script = (
+        "import sys, time; from ragaccel.retrieval.loaders.process import ReaderProcess\n"
+        "process = ReaderProcess(); process.read(b'[1]', 'a.json')\n"
+        "print(process._process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+@POSIX
+def test_an_interrupt_leaves_no_answer_for_the_next_file(process):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    process.read(b"[1]", "a.json")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            process.read(SLOW, "a.csv")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert process.read(b"[2]", "a.json").text == "2."
+
+
+@POSIX
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_starts_its_own(process):
+    assert process.read(b"[1]", "a.json").text == "1."
+    child = os.fork()
+    if child == 0:
+        right = process.read(b"[2]", "a.json").text == "2."
+        process.close()
+        os._exit(0 if right else 1)
+    assert process.read(b"[3]", "a.json").text == "3."
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_share_it(process):
+    found = {}
+
+    def read(i):
+        for j in range(20):
+            found[i, j] = process.read(json.dumps([i, j]).encode(), f"{i}.json").text
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {(i, j): f"{i}, {j}." for i in range(6) for j in range(20)}
+
+
+def test_closing_waits_for_the_file_that_another_thread_reads(process):
+    found = []
+    data = SLOW[: len(SLOW) // 6]
+    thread = threading.Thread(target=lambda: found.append(process.read(data, "a.csv")))
+    thread.start()
+    while process._process is None:
+        time.sleep(0.001)
+    process.close()
+    thread.join()
+    assert found[0].text.startswith("a: 1; b: 2.")
+    assert process._process is None
+
+
+@POSIX
+def test_it_starts_where_the_working_folder_is_deleted(process, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert process.read(b"[1]", "a.json").text == "1."
+
+
+def test_a_process_that_ends_at_once_is_said(process, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
+    with pytest.raises(DocumentError, match=r"does not start: it ended$"):
+        process.read(b"[1]", "a.json")
+
+
+def test_a_process_that_does_not_start_is_said(process, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", "")
+    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
+    with pytest.raises(DocumentError, match="does not start: no Python interpreter"):
+        process.read(b"[1]", "a.json")
+
+
+def test_one_path_is_read_in_it_too(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"a": 1, "b": 2}')
+    assert read_document(path).text == "a: 1; b: 2."
+
+
+def _workbook():
+    openpyxl = pytest.importorskip("openpyxl")
+    file = io.BytesIO()
+    openpyxl.Workbook().save(file)
+    return file.getvalue()
+
+
+def _outcome(read, data, name):
+    try:
+        return read(data, name)
+    except DocumentError as error:
+        return str(error)
+
+
+def _command():
+    from ragaccel.retrieval.loaders import process as reader_process
+
+    return reader_process._COMMAND
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] != "Z"
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return sys.platform != "linux"

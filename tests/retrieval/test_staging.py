@@ -1,0 +1,185 @@
+"""Large files: what is embedded of one outlives an interruption, and is found when it is whole."""
+
+import signal
+import time
+
+import pytest
+from fakes import HashEmbedder
+from slow_indexing import start
+
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.retriever import Retriever
+from ragaccel.retrieval.store import Store
+
+NUM_PARTS = 40
+
+
+def part(number, word="buoy"):
+    return f"# Part {number}\n\nHere is {word} number {number}.\n"
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
+    monkeypatch.setattr("ragaccel.retrieval.indexing._EMBED_AT_ONCE", 4)
+    monkeypatch.setattr("ragaccel.retrieval.indexing._SORTED_TOGETHER", 8)
+
+
+@pytest.fixture
+def docs(tmp_path):
+    root = tmp_path / "large"
+    root.mkdir()
+    write(root, "buoy")
+    (root / "zebra.txt").write_text("A zebra is small here.\n")
+    return root
+
+
+def write(root, word, numbers=range(NUM_PARTS)):
+    (root / "atlas.md").write_text("\n".join(part(number, word) for number in numbers))
+
+
+def staged(store):
+    return {row[0] for row in store.rows("SELECT text_hash FROM staged")}
+
+
+def found_files(store, embedder, query):
+    return {passage.path for passage in Retriever(store, embedder).search(query, 50)}
+
+
+def interrupted_at(number):
+    def tell(progress):
+        if progress.stage == "embedding" and progress.passages_done >= number:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def contents(store):
+    packed = store.rows("SELECT passage_id, text, vector FROM passage ORDER BY passage_id")
+    return packed, sorted(store.files().items())
+
+
+def assert_as_made_at_once(store, docs, tmp_path):
+    assert store.check() == []
+    assert staged(store) == set()
+    with Store(tmp_path / "clean.db") as clean:
+        index_folder(clean, HashEmbedder(), docs)
+        assert contents(clean) == contents(store)
+
+
+def test_an_interrupted_large_file_goes_on_where_it_was(store, embedder, docs, tmp_path):
+    for moment in (14, 27):
+        with pytest.raises(KeyboardInterrupt):
+            index_folder(store, embedder, docs, progress=interrupted_at(moment))
+        assert set(store.files()) == {"zebra.txt"}, "the small file came first"
+        assert found_files(store, embedder, "buoy number 3") == {"zebra.txt"}
+    kept = len(staged(store))
+    assert kept >= 24
+    embedder.texts.clear()
+    report = index_folder(store, embedder, docs)
+    assert report.embedded == len(embedder.texts) == NUM_PARTS - kept
+    assert found_files(store, embedder, "buoy number 3") >= {"atlas.md"}
+    assert_as_made_at_once(store, docs, tmp_path)
+
+
+def test_a_killed_run_loses_no_embedded_batch(tmp_path, docs):
+    with Store(tmp_path / "index.db") as store:
+        kept = 0
+        for least in (4, 12, 20):
+            process = start(store, docs, 0.03)
+            deadline = time.monotonic() + 30
+            while not store.path.exists() or len(staged(store)) < least:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+            assert len(staged(store)) >= max(kept, least)
+            assert set(store.files()) == {"zebra.txt"}
+            kept = len(staged(store))
+            store.close()
+        embedder = HashEmbedder()
+        assert index_folder(store, embedder, docs).embedded == NUM_PARTS - kept
+        assert_as_made_at_once(store, docs, tmp_path)
+
+
+def test_the_old_version_is_found_until_the_new_one_is_whole(store, embedder, docs, tmp_path):
+    index_folder(store, embedder, docs)
+    old = store.passages_of("atlas.md")
+    write(docs, "lighthouse")
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, progress=interrupted_at(20))
+    assert staged(store)
+    assert store.passages_of("atlas.md") == old
+    texts = [p.text for p in Retriever(store, embedder).search("lighthouse number 3", 50)]
+    assert not [text for text in texts if "lighthouse" in text]
+    index_folder(store, embedder, docs)
+    assert_as_made_at_once(store, docs, tmp_path)
+
+
+def test_staged_vectors_of_text_that_changed_meanwhile_are_dropped(store, embedder, docs, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, progress=interrupted_at(20))
+    before = staged(store)
+    write(docs, "wreck")
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, progress=interrupted_at(8))
+    assert staged(store)
+    assert not before & staged(store)
+    index_folder(store, embedder, docs)
+    assert_as_made_at_once(store, docs, tmp_path)
+
+
+@pytest.mark.parametrize("fate", ["gone", "short", "broken"])
+def test_nothing_stays_staged_of_a_file_that_is_no_longer_to_come(
+    store, embedder, docs, tmp_path, fate
+):
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, progress=interrupted_at(20))
+    (docs / "atlas.md").unlink()
+    if fate == "short":
+        (docs / "atlas.md").write_text("Short.")
+    elif fate == "broken":
+        (docs / "atlas.md").write_bytes(bytes(range(256)))
+    index_folder(store, embedder, docs)
+    assert_as_made_at_once(store, docs, tmp_path)
+
+
+def test_a_reader_never_sees_half_a_file(store, embedder, docs):
+    seen = set()
+
+    def look(progress):
+        if progress.stage == "embedding":
+            with Store(store.path) as reader:
+                found = Retriever(reader, HashEmbedder()).search("buoy number 3", 99)
+                seen.add(sum(passage.path == "atlas.md" for passage in found))
+
+    index_folder(store, embedder, docs / ".", progress=lambda progress: None)
+    write(docs, "buoy", range(NUM_PARTS // 2))
+    index_folder(store, embedder, docs)
+    write(docs, "reef")
+    index_folder(store, embedder, docs, progress=look)
+    assert seen == {NUM_PARTS // 2}
+
+
+def test_a_rebuild_goes_on_where_it_was_as_well(store, embedder, docs, tmp_path):
+    index_folder(store, embedder, docs)
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, rebuild=True, progress=interrupted_at(20))
+    assert len(store.passages_of("atlas.md")) == NUM_PARTS
+    report = index_folder(store, embedder, docs, rebuild=True)
+    assert 0 < report.embedded < NUM_PARTS
+    assert_as_made_at_once(store, docs, tmp_path)
+
+
+def test_progress_knows_the_work_that_is_left(store, embedder, docs):
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(store, embedder, docs, progress=interrupted_at(20))
+    told = []
+    index_folder(store, embedder, docs, progress=told.append)
+    shares = [(p.work_done, p.work_total) for p in told if p.stage == "embedding"]
+    assert shares[0][0] == 0, "what was embedded before is no work of this run"
+    assert all(done <= total for done, total in shares)
+    assert [done for done, _ in shares] == sorted(done for done, _ in shares)
+    assert told[-1].work_done == pytest.approx(told[-1].work_total)
+    assert told[-1].work_done < (docs / "atlas.md").stat().st_size
