@@ -12,7 +12,8 @@ from pathlib import Path
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import knowledge, room
+from ragaccel.cli import ask as room
+from ragaccel.cli import index as knowledge
 from ragaccel.cli.main import run
 
 

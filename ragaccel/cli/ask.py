@@ -1,51 +1,506 @@
-"""``ragaccel ask``: one question, one answer."""
+"""Asking: a question from wherever it stands, the open index and model, answers and chats."""
 
-from typing import TYPE_CHECKING, Annotated
+from __future__ import annotations
 
-import typer
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ragaccel.cli import options
+from ragaccel.cli import answer_view as report
+from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
+from ragaccel.cli.index import Source, locate, open_knowledge, piped_text
+from ragaccel.cli.terminal import Flow, MarkedAnswer, UsageError, printable
+from ragaccel.errors import NothingIndexedError
+from ragaccel.highlighting import Highlighter
+from ragaccel.rehearsal import REHEARSAL
+from ragaccel.retrieval.focusing import nearest_sentences
 
 if TYPE_CHECKING:
-    from ragaccel.cli.exits import ExitCode
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ragaccel.answer import Answer, Stream
+    from ragaccel.cli.index import Knowledge
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
+    from ragaccel.decoding.session import Drafter
+    from ragaccel.llm import LLM
+    from ragaccel.passage import NearestSentence, Passage
+    from ragaccel.rag import RAG, PassageSource
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.retriever import Retriever
 
 
-def ask(
-    terminal: "Terminal",
-    target: options.Target = None,
-    question: Annotated[
-        str | None,
-        typer.Argument(metavar="QUESTION", help="The question; or pipe it in.", show_default=False),
-    ] = None,
-    index: options.Index = None,
-    *,
-    settings: "Settings",
-    compare: options.Compare = False,
-    show_sources: options.ShowSources = False,
-    stats: options.ShowStats = False,
-    json: options.Json = False,
-    plain: options.Plain = False,
-    no_stream: options.NoStream = False,
-    no_accel: options.NoAccel = False,
-    resume: options.Continue = False,
-) -> "ExitCode":
-    """Index what is new in a folder, then answer a question from it.
+_WAIT_SECONDS = 60.0  # seconds
 
-    A text piped in beside the question is taken into account with the documents.
 
-    Where they do not answer it, the nearest passages are shown and the exit code is 5.
+def wait_for_rehearsal(terminal: Terminal) -> None:
+    """Wait until token trees can be drafted: about ten seconds, once on a machine."""
+    with terminal.working("compiling, once on a machine"):
+        REHEARSAL.wait(_WAIT_SECONDS)
+
+
+_MOST_PAIRS = 3  # that --compare times, as long as they take no more than
+_PATIENCE = 4.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How answers are made and shown."""
+
+    json: bool = False
+    stream: bool = True
+    plain: bool = False
+    show_sources: bool = False
+    show_stats: bool = False
+    compare: bool = False
+    accelerate: bool = True
+
+
+class Answering:
+    """Asks a RAG and shows what comes back; ``seconds`` holds what led up to the answer."""
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        rag: RAG,
+        search: Search,
+        conversation: Conversation,
+        *,
+        manner: Manner,
+        generation: dict[str, Any],
+    ) -> None:
+        self._terminal = terminal
+        self._rag = rag
+        self._search = search
+        self._conversation = conversation
+        self._manner = manner
+        self._generation = generation if manner.accelerate else generation | {"drafter": _plain()}
+        if manner.compare:  # an answer that was given before would be known
+            self._generation |= {"remember": False}
+        self._partial = ""
+        self.seconds: dict[str, float] = {}
+        self.model = ""
+
+    def ask(self, question: str) -> Answer:
+        """Answer one question, show it, and write it down whole or as far as it came."""
+        history = self._conversation.messages()
+        self._conversation.begin(question, self.model)
+        self._partial, self._search.seconds = "", 0.0
+        try:
+            if self._manner.compare:  # the first request of a process pays for all that is lazy
+                wait_for_rehearsal(self._terminal)
+                self._rag.ask(question, history=history, **self._generation | _WARM_UP)
+                self._search.seconds = 0.0
+            self._terminal.set_apart()
+            answer = self._shown(question, history)
+            self.seconds["retrieve"] = self._search.seconds
+            comparison = self._compared(question, history, answer)
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
+            self._conversation.end(self._partial, INTERRUPTED if interrupted else FAILED)
+            raise
+        details = report.answer_document(question, answer, self.seconds, comparison)
+        self._conversation.end(answer.text, ANSWERED, _without_texts(details))
+        self._report(answer, comparison, details)
+        return answer
+
+    def _shown(self, question: str, history: list[dict[str, str]]) -> Answer:
+        if self._manner.json or not self._manner.stream:
+            with self._terminal.working("reading the passages"):
+                answer = self._rag.ask(question, history=history, **self._generation)
+            self._partial = answer.text
+            if not self._manner.json:
+                self._show_whole(answer)
+            return answer
+        with self._rag.stream(question, history=history, **self._generation) as stream:
+            self._show_stream(stream)
+            return stream.answer
+
+    def _show_whole(self, answer: Answer) -> None:
+        if self._manner.plain:
+            self._terminal.write(printable(answer.text), end="\n")
+            return
+        marked = MarkedAnswer(self._terminal)
+        marked.add(answer.segments())
+        marked.finish()
+
+    def _show_stream(self, stream: Stream) -> None:
+        pieces = self._pieces(stream)
+        if self._manner.plain:
+            flow = Flow(self._terminal.write, self._terminal.wrap_width)
+            for piece in pieces:
+                flow.feed(printable(piece))
+            flow.finish()
+            self._terminal.write("\n")
+            return
+        highlighter, marked = Highlighter(stream.passages), MarkedAnswer(self._terminal)
+        try:
+            for piece in pieces:
+                marked.add(highlighter.feed(piece))
+        finally:  # an answer that is broken off is shown as far as it came
+            marked.add(highlighter.finish())
+            marked.finish()
+
+    def _pieces(self, stream: Stream) -> Iterator[str]:
+        """The pieces of a stream, kept as they come; a spinner turns until the first."""
+        with self._terminal.working("reading the passages"):
+            piece = next(stream, None)
+        while piece is not None:
+            self._partial += piece
+            yield piece
+            piece = next(stream, None)
+
+    def _compared(
+        self, question: str, history: list[dict[str, str]], answer: Answer
+    ) -> report.Comparison | None:
+        if not self._manner.compare:
+            return None
+        plainly = self._generation | {"drafter": _plain()}
+        began = time.perf_counter()
+        with self._terminal.working("comparing with plain decoding"):
+            pairs = [(answer, self._rag.ask(question, history=history, **plainly))]
+            while len(pairs) < _MOST_PAIRS and time.perf_counter() - began < _PATIENCE:
+                ours = self._rag.ask(question, history=history, **self._generation)
+                pairs.append((ours, self._rag.ask(question, history=history, **plainly)))
+        return report.Comparison.of(pairs)
+
+    def _report(
+        self, answer: Answer, comparison: report.Comparison | None, document: dict[str, Any]
+    ) -> None:
+        terminal, manner = self._terminal, self._manner
+        if manner.json:
+            document["conversation"] = self._conversation.number
+            document["model"] = self.model
+            terminal.json(document)
+        elif not manner.plain or manner.show_sources:
+            if not answer.answered:
+                report.show_nearest(terminal, answer)
+            report.show_sources(terminal, answer, everything=manner.show_sources)
+        if not answer.answered:
+            terminal.note(report.refusal_line(answer))
+        if manner.show_stats:
+            terminal.note("")
+            terminal.note(report.stats_table(answer, self.seconds))
+        if answer.finish_reason == "length" and answer.answered:
+            terminal.note("the answer was cut at --max-tokens", style="yellow")
+        if answer.dropped_passages:
+            dropped = len(answer.dropped_passages)
+            terminal.note(f"{dropped} of the passages found did not fit into the prompt")
+        if not manner.json:
+            terminal.note("")
+        terminal.note(report.speed_line(answer, comparison))
+
+
+_WARM_UP = {"max_new_tokens": 1}
+
+
+def _plain() -> object:
+    from ragaccel.decoding.session import NoDrafter
+
+    return NoDrafter()
+
+
+def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
+    """What the history keeps beside question and answer: the passages' places, not their texts."""
+    kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
+    kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
+    return kept
+
+
+class Conversation:
+    """Questions and answers about one source, written down as they come.
+
+    The history is a convenience: when it cannot be written (a damaged file, a full disk), that
+    is said once and the conversation goes on without it.
     """
-    from ragaccel.cli.answering import Manner
-    from ragaccel.cli.exits import ExitCode, UsageError
-    from ragaccel.cli.question import read_question
-    from ragaccel.cli.room import open_room
 
-    if compare and no_accel:
-        raise UsageError("--compare measures against --no-accel: give one of them")
-    asked = read_question(terminal, target, question, index)
-    manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
-    with open_room(terminal, asked.source, settings, manner=manner, resume=resume) as room:
-        answer = room.ask(asked.text, asked.context)
-    return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
+    def __init__(self, terminal: Terminal, source: str, *, resume: bool = False) -> None:
+        self._terminal = terminal
+        self._source = source
+        self._exchanges: list[tuple[str, str]] = []
+        self._question = ""
+        self._turn: int | None = None
+        self.number: int | None = None
+        self._history: History | None = None
+        try:
+            self._history = History()
+            if resume:
+                self._resume(self._history)
+        except HistoryError as error:
+            self._give_up(error)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation so far as chat messages, first to last."""
+        return [
+            {"role": role, "content": content}
+            for exchange in self._exchanges
+            for role, content in zip(("user", "assistant"), exchange, strict=True)
+        ]
+
+    def start_over(self) -> None:
+        """Forget what was said; the history keeps it."""
+        self._exchanges, self.number = [], None
+
+    def begin(self, question: str, model: str) -> None:
+        """Write down a question before it is answered."""
+        self._question, self._turn = question, None
+        if self._history is None:
+            return
+        try:
+            if self.number is None:
+                self.number = self._history.open_conversation(self._source)
+            self._turn = self._history.begin(self.number, question, model)
+        except HistoryError as error:
+            self._give_up(error)
+
+    def end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
+        """Write down how the question ended."""
+        if state == "answered":
+            self._exchanges.append((self._question, answer))
+        if self._history is None or self._turn is None:
+            return
+        try:
+            self._history.finish(self._turn, answer, state, details)
+        except HistoryError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the history."""
+        if self._history is not None:
+            self._history.close()
+
+    def _resume(self, history: History) -> None:
+        self.number = history.last_conversation(self._source)
+        if self.number is None:
+            self._terminal.note("no earlier conversation about this; a new one begins")
+        else:
+            self._exchanges = history.exchanges(self.number)
+
+    def _give_up(self, error: Exception) -> None:
+        self._terminal.warn(f"this is not written to the history: {error}")
+        if self._history is not None:
+            self._history.close()
+        self._history = None
+
+
+def space_of(settings: Settings) -> str | bool | None:
+    """Which SPACE adapter the model is to wear: one that is named, its own, or none."""
+    drafter, space = settings.drafter, settings.space
+    if drafter in ("trees", "copy"):
+        return None
+    return space or (drafter is not None or None)
+
+
+def drafter_of(settings: Settings, llm: LLM) -> Drafter | None:
+    """Make the drafter that is named; None for the model's own: trees, and SPACE if it is worn."""
+    kind = settings.drafter
+    if kind == "copy":
+        from ragaccel.drafting.ngram import CopyDrafter
+
+        return CopyDrafter()
+    if kind == "space":
+        from ragaccel.drafting.space import SpaceDrafter
+
+        return SpaceDrafter(llm.probe_ids)
+    return None
+
+
+_SEARCHED = 6  # passages that the nearest sentences are looked for in
+
+
+class Search:
+    """A retriever that takes its time with a stopwatch and never comes back empty-handed.
+
+    ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
+
+    Args:
+        retriever: What finds the passages of an answer.
+        name: What it searches.
+        whole: What finds whole passages, where the nearest sentences are wanted.
+    """
+
+    def __init__(self, retriever: PassageSource, name: str, whole: Retriever) -> None:
+        self._retriever = retriever
+        self._name = name
+        self._whole = whole
+        self.first: Sequence[Passage] = ()
+        self.seconds = 0.0
+
+    def search(self, query: str, k: int = 6) -> list[Passage]:
+        """The piped-in passages, then the nearest ones of the index, k in all.
+
+        Raises:
+            NothingIndexedError: there is none.
+        """
+        began = time.perf_counter()
+        passages = [*self.first, *self._retriever.search(query, k)][:k]
+        self.seconds += time.perf_counter() - began
+        if not passages:
+            raise NothingIndexedError(f"no passage of {self._name} has to do with the question")
+        return passages
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedding model of the index."""
+        return self._whole.embedder
+
+    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+        """Find the k passages with the sentences nearest to a question, piped-in ones too."""
+        found = [*self.first, *self._whole.search(query, max(k, _SEARCHED))]
+        return nearest_sentences(self.embedder, query, found)[:k]
+
+
+def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
+    """Cut a piped-in text into passages and keep those nearest to the question, in their order."""
+    from ragaccel.passage import Document
+    from ragaccel.retrieval.chunking import split_document
+
+    document = Document(path="<stdin>", text=text)
+    passages = split_document(document, embedder.count_tokens, embedder.max_tokens)
+    if len(passages) <= limit:
+        return passages
+    nearness = embedder.embed_documents([p.text for p in passages]) @ embedder.embed_query(question)
+    nearest = sorted(range(len(passages)), key=lambda i: -float(nearness[i]))[:limit]
+    return [passages[i] for i in sorted(nearest)]
+
+
+class Room:
+    """Where questions about one source are asked."""
+
+    def __init__(
+        self, knowledge: Knowledge, search: Search, answering: Answering, talk: Conversation
+    ) -> None:
+        self._knowledge = knowledge
+        self._search = search
+        self._answering = answering
+        self.conversation = talk
+        self.last: Answer | None = None
+
+    def ask(self, question: str, context: str = "") -> Answer:
+        """Answer a question; ``context`` is a text to take into account beside the documents."""
+        embedder = self._knowledge.embedder
+        limit = max(1, self._knowledge.k // 2)
+        self._search.first = passages_of(context, question, embedder, limit) if context else ()
+        self.last = self._answering.ask(question)
+        return self.last
+
+
+@contextmanager
+def open_room(
+    terminal: Terminal, source: Source, settings: Settings, *, manner: Manner, resume: bool = False
+) -> Iterator[Room]:
+    """Index what is new, load the model and open the history.
+
+    Raises:
+        NothingIndexedError: there is nothing to answer from.
+        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+    """
+    from ragaccel.rag import RAG
+
+    began = time.perf_counter()
+    with open_knowledge(terminal, source, settings) as knowledge:
+        indexed = time.perf_counter()
+        llm = load_llm(terminal, settings)
+        if settings.memory not in (None, "off"):  # what is asked now is to be remembered
+            wait_for_rehearsal(terminal)
+        search = Search(_passage_source(knowledge, settings), source.name, knowledge.retriever)
+        rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.max_tokens)
+        talk = Conversation(terminal, source.name, resume=resume)
+        generation: dict[str, Any] = {
+            "temperature": settings.temperature,
+            "seed": settings.seed,
+        }
+        drafter = drafter_of(settings, llm)
+        if drafter is not None:
+            generation["drafter"] = drafter
+        answering = Answering(terminal, rag, search, talk, manner=manner, generation=generation)
+        answering.model = settings.model or "bundled reader"
+        answering.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
+        try:
+            yield Room(knowledge, search, answering, talk)
+        finally:
+            talk.close()
+
+
+def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
+    """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
+    if settings.model is not None:
+        return knowledge.retriever
+    from ragaccel.retrieval.focusing import FocusedRetriever
+
+    # chosen with the reader on held-out questions: python -m eval.questions --held-out
+    return FocusedRetriever(knowledge.retriever, sentences=1, margin=0.05)
+
+
+def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
+    """Load the language model that the settings name, or the bundled reader.
+
+    Raises:
+        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+    """
+    terminal.pass_on_warnings()
+    name, memory = settings.model, settings.memory
+    if name is None:
+        from ragaccel.loading import BUNDLED_READER, SUGGESTED_MODEL
+
+        terminal.note(f"{BUNDLED_READER} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
+    with terminal.working("loading the model"):
+        from ragaccel.llm import LLM
+        from ragaccel.models.load import bundled_reader_path
+
+        name = name or str(bundled_reader_path())
+        return LLM.load(
+            name,
+            space=space_of(settings),
+            dtype=settings.dtype,
+            device=settings.device,
+            memory=None if memory == "off" else memory,
+            remember=memory != "off",
+            **options,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a source; ``context`` is a text that was piped in beside it."""
+
+    source: Source
+    text: str
+    context: str = ""
+
+
+def read_question(
+    terminal: Terminal,
+    target: str | None,
+    text: str | None,
+    index: Path | None,
+    *,
+    verb: str = "ask",
+) -> Question:
+    """Put a question together, for ``ragaccel ask`` or another verb.
+
+    With --index the folder may be left out: a single argument is then the question. Without a
+    question on the command line stdin holds it; beside one, stdin is extra context.
+
+    Raises:
+        UsageError: there is no question, or nothing to ask it of.
+    """
+    if index is not None and text is None and target is not None and not _is_folder(target):
+        target, text = None, target
+    source = locate(target, index)
+    piped = piped_text(terminal)
+    if text is not None and text.strip() not in ("", "-"):
+        return Question(source, text.strip(), piped)
+    if not piped:
+        raise UsageError(f'what is the question? e.g. ragaccel {verb} {source.argument} "Who …?"')
+    return Question(source, piped)
+
+
+def _is_folder(text: str) -> bool:
+    """Whether there is such a folder; a question is longer than a name may be."""
+    import os
+    from pathlib import Path
+
+    return os.path.isdir(Path(text).expanduser())

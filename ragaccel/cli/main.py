@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 
-from ragaccel.cli.ask import ask
-from ragaccel.cli.chat import chat
-from ragaccel.cli.config import config
-from ragaccel.cli.doctor import doctor
-from ragaccel.cli.index import index
-from ragaccel.cli.logs import logs
-from ragaccel.cli.ls import ls
-from ragaccel.cli.rm import rm
-from ragaccel.cli.search import search
-from ragaccel.cli.stats import stats
-from ragaccel.cli.train import train
-from ragaccel.cli.verb import verb
+from ragaccel.cli.commands import (
+    ask,
+    chat,
+    config,
+    doctor,
+    index,
+    logs,
+    ls,
+    rm,
+    search,
+    stats,
+    train,
+)
+from ragaccel.cli.settings import verb
 
 _EPILOG = (
     "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing found to answer from, "

@@ -6,22 +6,141 @@ of documents. So it sets only what loads nothing and writes nowhere (``HARMLESS`
 
 import inspect
 import json
+import math
+import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from ragaccel.cli import options
-from ragaccel.cli.exits import UsageError
+from ragaccel.cli.terminal import UsageError
 from ragaccel.homes import project_settings_file, user_settings_file
 from ragaccel.regular_files import read_regular_file
+
+if TYPE_CHECKING:
+    from ragaccel.cli.terminal import ExitCode, Terminal
+
+
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DIR", help="Folder of documents (or an index file).", show_default=False
+    ),
+]
+Index = Annotated[
+    Path | None,
+    typer.Option("--index", metavar="PATH", help="Index file; default: DIR/.ragaccel/index.db."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Only files that match; may be repeated."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="No files that match; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NoAccel = Annotated[
+    bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
+]
+Compare = Annotated[bool, typer.Option("--compare", help="Also decode plainly; show the speed-up.")]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
+Plain = Annotated[bool, typer.Option("--plain", help="The answer's text alone, without marks.")]
+ShowSources = Annotated[
+    bool, typer.Option("--show-sources", help="List every passage read, with score and text.")
+]
+ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time went.")]
+Continue = Annotated[
+    bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
+]
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number")
+    return number
+
+
+# Settings: what a RAGACCEL_* variable or ragaccel.toml may say as well (settings.py).
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Language model: a folder or a hub name.",
+        show_default="the bundled reader",
+    ),
+]
+Embedder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Embedding model: a folder or a hub name.",
+        show_default="all-MiniLM-L6-v2",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Where the model runs, e.g. cpu or cuda.",
+        show_default="the best there is",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(metavar="TYPE", help="Number format of the model's weights, e.g. bfloat16.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Remember answers there, to guess from; off: nowhere, within a run either.",
+        show_default="within a run",
+    ),
+]
+Drafter = Annotated[
+    Literal["trees", "copy", "space", "mixed"] | None,
+    typer.Option(
+        metavar="HOW",
+        help="How tokens are guessed: trees, copy, space or mixed (trees and space).",
+        show_default="trees, or mixed with an adapter",
+    ),
+]
+Space = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="SPACE adapter: a folder or a hub name.",
+        show_default="the model's own",
+    ),
+]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Read what links lead to outside of DIR, too.")
+]
+Shared = Annotated[
+    bool, typer.Option("--shared", help="Let other users of this machine read the index.")
+]
+K = Annotated[int, typer.Option("-k", metavar="N", min=1, max=1000, help="Passages to retrieve.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        metavar="T", min=0, callback=_finite, help="0: the likeliest token; above: sample."
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
+Color = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(metavar="WHEN", help="Colours: auto, always or never."),
+]
+
 
 _MAX_FILE_BYTES = 16_384  # reading TOML can take the square of it
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -31,20 +150,20 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 class Settings:
     """What a command is to do, and beside it where each setting comes from."""
 
-    model: options.Model = None
-    embedder: options.Embedder = None
-    device: options.Device = None
-    dtype: options.Dtype = "auto"
-    memory: options.Memory = None
-    drafter: options.Drafter = None
-    space: options.Space = None
-    follow_links: options.FollowLinks = False
-    shared: options.Shared = False
-    k: options.K = 6
-    max_tokens: options.MaxTokens = 256
-    temperature: options.Temperature = 0.0
-    seed: options.Seed = 0
-    color: options.Color = "auto"
+    model: Model = None
+    embedder: Embedder = None
+    device: Device = None
+    dtype: Dtype = "auto"
+    memory: Memory = None
+    drafter: Drafter = None
+    space: Space = None
+    follow_links: FollowLinks = False
+    shared: Shared = False
+    k: K = 6
+    max_tokens: MaxTokens = 256
+    temperature: Temperature = 0.0
+    seed: Seed = 0
+    color: Color = "auto"
     origins: dict[str, str] = field(default_factory=dict)
 
 
@@ -183,3 +302,126 @@ def _refuse_shadowed(settings: Settings) -> None:
                 f"{origin}: {key} = {name!r} is also the name of a folder here, which may be a"
                 f" stranger's: give --{key} ./{name} for the folder, or run this elsewhere"
             )
+
+
+# Options of every command, beside the color of its settings.
+_COMMON: dict[str, Any] = {
+    "quiet": Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only the result and errors; no progress.")
+    ],
+    "no_color": Annotated[
+        bool, typer.Option("--no-color", help="Marks instead of colours, as with NO_COLOR.")
+    ],
+    "debug": Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error.", envvar="RAGACCEL_DEBUG"),
+    ],
+}
+
+
+def verb(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
+    """Make a command of a function that takes a Terminal first and returns its exit code.
+
+    Adds --color, --quiet, --no-color and --debug, turns every error into one line on stderr and an
+    exit code, and makes sure that a reader who leaves (a closed pipe) ends the command quietly.
+
+    Args:
+        function: It takes the command's own arguments, and Settings as ``settings`` if there are.
+        settings: Which of them are options of the command.
+    """
+    parameters = _parameters(function, settings)
+
+    def command(context: typer.Context, **arguments: Any) -> None:
+        switches = {name: arguments.pop(name) for name in _COMMON}
+        for key in {*settings, "color"}:  # in the context, too, with where they come from
+            del arguments[key]
+        raise typer.Exit(int(_carry_out(function, context, arguments, settings, **switches)))
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__doc__ = function.__doc__
+    command.__name__ = function.__name__
+    return command
+
+
+def _parameters(
+    function: Callable[..., "ExitCode"], settings: Sequence[str]
+) -> list[inspect.Parameter]:
+    """Return a command's parameters: the function's own, its settings in their place."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    found = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    for own in list(inspect.signature(function).parameters.values())[1:]:
+        if own.name == "settings":
+            found += [option_of(key) for key in settings if key != "color"]
+        else:
+            found.append(own.replace(kind=keyword))
+    found.append(option_of("color"))
+    return found + [
+        inspect.Parameter(name, keyword, default=False, annotation=kind)
+        for name, kind in _COMMON.items()
+    ]
+
+
+def _carry_out(
+    function: Callable[..., "ExitCode"],
+    context: typer.Context,
+    arguments: dict[str, Any],
+    settings: Sequence[str],
+    *,
+    quiet: bool,
+    no_color: bool,
+    debug: bool,
+) -> "ExitCode":
+    from ragaccel.cli.terminal import ExitCode, Terminal, silence_libraries
+
+    def call() -> "ExitCode":
+        if settings:
+            arguments["settings"] = resolve(context, settings)
+        return function(terminal, **arguments)
+
+    silence_libraries()
+    color, warnings = _color_and_warnings(context)
+    terminal = Terminal(quiet=quiet, color="never" if no_color else color)
+    try:
+        for warning in warnings:
+            terminal.warn(warning)
+        code = _attempt(call, terminal, debug=debug)
+        terminal.close()
+    except BrokenPipeError:
+        _let_go_of_stdout()
+        return ExitCode.FAILED
+    return code
+
+
+def _attempt(call: Callable[[], "ExitCode"], terminal: "Terminal", *, debug: bool) -> "ExitCode":
+    from ragaccel.cli.terminal import exit_code_of, explain
+
+    try:
+        return call()
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code_of(error)
+        if isinstance(error, KeyboardInterrupt):
+            terminal.note("interrupted")
+        else:
+            terminal.fail(explain(error))
+        if debug:
+            terminal.err.print_exception()
+        return code
+
+
+def _color_and_warnings(context: typer.Context) -> tuple[str, list[str]]:
+    """Return the wished colours, and what the current folder's settings file says in vain."""
+    from ragaccel.cli.terminal import UsageError
+
+    try:
+        return resolve(context, ("color",)).color, read_files()[1]
+    except UsageError:
+        return "auto", []  # the command that needs the settings says what is wrong with them
+
+
+def _let_go_of_stdout() -> None:
+    """Point stdout at nothing, or Python complains of the closed pipe once more as it exits."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,22 +1,35 @@
-"""Terminal: the answer on stdout, everything else on stderr, colours where they can be seen."""
+"""The terminal: styles, word wrap, progress, exit codes."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
+import re
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError, RagaccelError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from rich.console import RenderableType
+
+    from ragaccel.highlighting import Segment
+    from ragaccel.retrieval.indexing import Progress as Standing
+
 
 _LOG = logging.getLogger("ragaccel")
 
@@ -151,3 +164,246 @@ def silence_libraries() -> None:
         ("TOKENIZERS_PARALLELISM", "false"),
     ):
         os.environ.setdefault(name, value)
+
+
+_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
+
+
+class Flow:
+    """Breaks lines between words at ``width`` cells; with None it writes what comes, as it comes.
+
+    A word is held back until the space behind it shows where it ends; ``finish`` writes the last.
+    """
+
+    def __init__(self, write: Callable[[Text], None], width: int | None) -> None:
+        self._write = write
+        self._width = width
+        self._column = 0
+        self._space = ""
+        self._word = Text()
+
+    def feed(self, text: str, style: str = "") -> None:
+        """Take some more text, all of one style."""
+        if self._width is None:
+            self._write(Text(text, style=style))
+            return
+        for part in _PARTS.findall(text):
+            if part == "\n":
+                self._end_word()
+                self._emit(Text("\n"))
+                self._column, self._space = 0, ""
+            elif part.isspace():
+                self._end_word()
+                self._space += part
+            else:
+                self._word.append(part, style=style)
+
+    def finish(self) -> None:
+        """Write what is still held back."""
+        self._end_word()
+
+    @property
+    def at_line_start(self) -> bool:
+        """Whether the next word would stand at the start of a line."""
+        return self._column == 0
+
+    def _end_word(self) -> None:
+        if not self._word or self._width is None:
+            return
+        width = cell_len(self._word.plain)
+        if self._column and self._column + cell_len(self._space) + width > self._width:
+            self._emit(Text("\n"))
+            self._column, self._space = 0, ""
+        self._emit(Text(self._space) + self._word)
+        self._column += cell_len(self._space) + width
+        self._word, self._space = Text(), ""
+
+    def _emit(self, text: Text) -> None:
+        if text:
+            self._write(text)
+
+
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_BEFORE_CITATION = " .,;:!?\"'”’)»"
+
+
+def number_mark(terminal: Terminal, number: int) -> str:
+    """A passage's number as it stands behind a copied span."""
+    return str(number).translate(_SUPERSCRIPTS) if terminal.unicode else f"[{number}]"
+
+
+class MarkedAnswer:
+    """Writes the segments of an answer as they come, copied spans marked.
+
+    A copied span stands in «…» (``<<…>>`` where only ASCII is shown) and, on a colour terminal,
+    has its passage's colour. Behind it comes the passage's number, unless the answer itself goes
+    on with it: ``«The hut sleeps 14.» [2]`` needs no second 2.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._flow = Flow(terminal.write, terminal.wrap_width)
+        self._ended = 0  # the passage of a span that has just ended: its number may be due
+        self._between = ""  # what came since, as long as it may lead to a citation
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        """Write the next segments; neighbours of one passage are one span."""
+        for segment in segments:
+            number = segment.passage_number
+            if not number:
+                self._own_words(segment.text)
+                continue
+            if number != self._ended or self._between:
+                self._settle(cited=False)
+                self._put("«" if self._terminal.unicode else "<<", number)
+            self._put(segment.text, number)
+            self._ended = number
+
+    def finish(self) -> None:
+        """End the last span and the line."""
+        self._settle(cited=False)
+        self._flow.finish()
+        self._terminal.write("\n")
+
+    def _own_words(self, text: str) -> None:
+        self._between += text
+        if not self._ended:
+            self._settle(cited=False)
+            return
+        follows = self._between.lstrip(_BEFORE_CITATION)
+        citation = f"[{self._ended}]"
+        if not citation.startswith(follows[: len(citation)]):
+            self._settle(cited=False)
+        elif len(follows) >= len(citation):
+            self._settle(cited=True)
+
+    def _settle(self, *, cited: bool) -> None:
+        """End the span before, with its number where the answer does not give it."""
+        if self._ended:
+            self._put("»" if self._terminal.unicode else ">>", self._ended)
+            if not cited:
+                self._put(number_mark(self._terminal, self._ended), self._ended)
+        self._put(self._between, 0)
+        self._ended, self._between = 0, ""
+
+    def _put(self, text: str, number: int) -> None:
+        style = passage_style(number) if number and self._terminal.colored else ""
+        if text:
+            self._flow.feed(printable(text), style)
+
+
+_LONGEST_NAME = 40
+_WHOLE_RUN = 1e6  # seconds; one batch of passages can take longer than rich's 30
+
+
+@contextmanager
+def indexing_progress(terminal: Terminal) -> Iterator[Callable[[Standing], None]]:
+    """Draw what indexing tells of itself; it is gone from the screen at the end.
+
+    One bar for all the work, so that the time it says is left is for all of it. Nothing is drawn
+    until there is something to read, and nothing at all without a terminal.
+    """
+    bars = Progress(
+        TextColumn("[dim]{task.description}"),
+        BarColumn(bar_width=28),
+        TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[name]}"),
+        console=terminal.err,
+        transient=True,
+        speed_estimate_period=_WHOLE_RUN,
+        disable=not terminal.interactive,
+    )
+    task = bars.add_task("reading", total=None, visible=False, count="", name="")
+
+    def draw(standing: Standing, /) -> None:
+        files = f"{standing.files_done:,}/{standing.files_total:,} files"
+        passages = f"{standing.passages_done:,}/{standing.passages_total:,} passages"
+        bars.update(
+            task,
+            description=standing.stage,
+            completed=standing.work_done,
+            total=standing.work_total or None,
+            count=f"{files}, {passages}" if standing.passages_total else files,
+            visible=standing.files_total > 0,
+            name=_short(standing.path),
+        )
+
+    with bars:
+        yield draw if terminal.interactive else _draw_nothing
+
+
+def _draw_nothing(_: Standing, /) -> None:
+    pass
+
+
+def _short(path: str) -> str:
+    name = os.path.basename(path)
+    return escape(
+        printable(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…")
+    )
+
+
+class ExitCode(IntEnum):
+    """How a command ended; the numbers are part of the interface."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOTHING = 3
+    PARTIAL = 4
+    NOT_ANSWERED = 5
+    INTERRUPTED = 130
+
+
+class UsageError(ConfigurationError):
+    """A command line that cannot be carried out as it was typed."""
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code that an error ends the command with."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, NothingIndexedError):
+        return ExitCode.NOTHING
+    if isinstance(error, ConfigurationError) and not isinstance(error, CapacityError):
+        return ExitCode.USAGE
+    return ExitCode.FAILED
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line what went wrong and what to do about it.
+
+    An error of this package says so itself; the few that the machine raises are put into words
+    here; anything else is a defect and is named with its type.
+    """
+    import sqlite3  # here, for no command that goes well needs it
+
+    message = " ".join(str(error).split())
+    if isinstance(error, RagaccelError):
+        return message or type(error).__name__
+    if _is_full_disk(error):
+        return "the disk is full: free some space and run this again; what was saved is kept"
+    if isinstance(error, sqlite3.OperationalError) and "locked" in message:
+        return "another process is using the index: wait for it to finish, then run this again"
+    if isinstance(error, sqlite3.OperationalError) and (
+        "readonly" in message or "unable to open" in message
+    ):
+        return f"the index cannot be written ({message}): give --index PATH in a folder of yours"
+    if isinstance(error, PermissionError):
+        return f"no permission: {error.filename or message}"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"a name is too long for this file system: {str(error.filename)[:60]}…"
+    if isinstance(error, FileNotFoundError):
+        return f"no such file or folder: {error.filename or message}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory: use a smaller --model, -k or --max-tokens"
+    return f"{type(error).__name__}: {message} (--debug shows where)"
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    import sqlite3
+
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)

@@ -1,87 +1,127 @@
-"""``ragaccel train``: teach a model to guess its own next tokens."""
+"""Training from the command line."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-import typer
+from typing import TYPE_CHECKING, Any
 
-from ragaccel.cli import options
-from ragaccel.cli import train_options as given
-from ragaccel.cli.verb import verb
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ragaccel.cli.terminal import ExitCode
+from ragaccel.train.space.run import Listener, train_space
 
 if TYPE_CHECKING:
-    from ragaccel.cli.exits import ExitCode
+    from types import TracebackType
+
+    from transformers import TrainerState
+
     from ragaccel.cli.terminal import Terminal
-
-train = typer.Typer(
-    help="Train what makes answers faster.", no_args_is_help=True, rich_markup_mode=None
-)
-
-
-def space(
-    terminal: "Terminal",
-    samples: given.Samples,
-    out: given.Out,
-    model: options.Model = None,
-    paper: given.Paper = False,
-    masks: given.Masks = None,
-    rank: given.Rank = None,
-    learning_rate: given.LearningRate = None,
-    steps: given.Steps = None,
-    epochs: given.Epochs = None,
-    row_tokens: given.RowTokens = None,
-    accumulate: given.Accumulate = None,
-    precision: given.Precision = None,
-    seed: given.Seed = None,
-    evaluate_every: given.EvaluateEvery = None,
-    save_every: given.SaveEvery = None,
-    held_out: given.HeldOut = None,
-    evaluate_on: given.EvaluateOn = 200,
-    own_answers: given.OwnAnswers = False,
-    answer_tokens: given.AnswerTokens = 256,
-    device: given.Device = None,
-    run: given.Run = None,
-    json: options.Json = False,
-) -> "ExitCode":
-    """Train a model to guess its own next tokens (SPACE), and write an adapter.
-
-    Interrupted, the same command goes on where it stopped. For several GPUs: torchrun
-    --nproc-per-node N -m ragaccel train space …
-    """
-    from ragaccel.cli.training import train_with
-    from ragaccel.train.space.recipe import make_recipe
+    from ragaccel.train.space.recipe import Recipe
     from ragaccel.train.space.run import Job
 
-    recipe = make_recipe(
-        "paper" if paper else "gated",
-        num_masks=masks,
-        rank=rank,
-        learning_rate=learning_rate,
-        steps=steps,
-        epochs=epochs,
-        row_tokens=row_tokens,
-        accumulate=accumulate,
-        precision=precision,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        save_every=save_every,
+
+_LINES = 20  # told of a run where nobody watches a bar
+
+
+def train_with(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
+    """Carry a run out and tell how it went."""
+    terminal.pass_on_warnings()
+    with TrainingProgress(terminal) as progress:
+        try:
+            result = train_space(job, recipe, progress)
+        except KeyboardInterrupt:
+            progress.stop()
+            terminal.note("interrupted: the same command goes on from here")
+            return ExitCode.INTERRUPTED
+    if result is None:  # not the first of several processes
+        return ExitCode.OK
+    if result["held_out"]:
+        _tell(terminal, result["held_out"])
+    terminal.note(
+        f"{result['steps']:,} steps over {result['tokens']:,} tokens, "
+        f"{result['seconds_per_step']:.2f} s each: {job.out}"
     )
-    job = Job(
-        samples,
-        out,
-        model=model,
-        held_out=held_out,
-        evaluated=evaluate_on,
-        own_answers=own_answers,
-        answer_tokens=answer_tokens,
-        device=device,
-        run_folder=run,
-    )
-    return train_with(terminal, job, recipe, as_json=json)
+    if as_json:
+        terminal.json(result)
+    return ExitCode.OK
 
 
-@train.callback()
-def _verbs() -> None:
-    """Keep ``space`` a word of its own: an only command would need no name."""
+class TrainingProgress(Listener):
+    """Takes what a run tells of itself and draws bars; without a terminal, a line now and then."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bars = Progress(
+            TextColumn("[dim]{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[told]}"),
+            console=terminal.err,
+            transient=True,
+            disable=not terminal.interactive,
+        )
+        self._answers = self._bars.add_task("answering", total=None, told="", visible=False)
+        self._steps = self._bars.add_task("training", total=None, told="", visible=False)
+        self._told = 0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bars off the screen."""
+        self._bars.stop()
+
+    def note(self, text: str) -> None:
+        """Tell what the run found or decided."""
+        self._terminal.note(text)
+
+    def answered(self, done: int, total: int) -> None:
+        """Draw how many prompts the model has answered."""
+        self._bars.update(self._answers, completed=done, total=total, visible=done < total)
+        self._line(done, total, f"answered {done:,} of {total:,}")
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Draw where training stands."""
+        done, total = state.global_step, state.max_steps
+        losses = [row["loss"] for row in state.log_history if "loss" in row]
+        told = f": loss {losses[-1]:.3f}" if losses else ""
+        self._bars.update(self._steps, completed=done, total=total, visible=True, told=told[2:])
+        self._line(done, total, f"step {done:,} of {total:,}{told}")
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Tell the tokens a pass that held-out answers would take."""
+        figures: Any = state.log_history[-1]["figures"]
+        values = figures["tokens_per_pass"]
+        told = ", ".join(f"{value:.2f}" for value in values)
+        self._terminal.note(
+            f"step {state.global_step:,}: {told} tokens a pass with 1 to {len(values)} mask tokens"
+        )
+
+    def _line(self, done: int, total: int, text: str) -> None:
+        share = done * _LINES // max(1, total)
+        if not self._terminal.interactive and (share != self._told or done == total):
+            self._told = share
+            self._terminal.note(text)
 
 
-train.command("space")(verb(space))
+def _tell(terminal: Terminal, figures: dict[str, Any]) -> None:
+    """Tell figures by the number of mask tokens."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("mask tokens", "tokens a pass", "guesses right"):
+        table.add_column(heading, justify="right")
+    rows = zip(figures["tokens_per_pass"], figures["right"], strict=True)
+    for count, (per_pass, right) in enumerate(rows, start=1):
+        table.add_row(str(count), f"{per_pass:.2f}", f"{right:.1%}")
+    terminal.note(table)
+    own = f"{figures['own']:.1%} of their tokens are the model's own choice"
+    terminal.note(f"{figures['samples']:,} held-out answers; {own}")

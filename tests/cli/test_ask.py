@@ -9,7 +9,8 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage, quotes
 
-from ragaccel.cli import knowledge, room
+from ragaccel.cli import ask as room
+from ragaccel.cli import index as knowledge
 from ragaccel.cli.history import History
 
 HUT = "The hut sleeps fourteen people in two rooms."

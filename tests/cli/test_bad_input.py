@@ -11,7 +11,8 @@ from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
 from eval.fuzz.tiny_model import save_tiny_model
-from ragaccel.cli import knowledge, room
+from ragaccel.cli import ask as room
+from ragaccel.cli import index as knowledge
 
 KEY = "The key hangs behind the water tank on the north side."
 QUESTION = "Where does the key hang?"

@@ -8,8 +8,8 @@ from space_models import random_adapter
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel import LLM
-from ragaccel.cli import knowledge
-from ragaccel.cli.drafting import drafter_of, space_of
+from ragaccel.cli import index as knowledge
+from ragaccel.cli.ask import drafter_of, space_of
 from ragaccel.cli.settings import Settings
 
 

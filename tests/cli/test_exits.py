@@ -7,8 +7,8 @@ import sqlite3
 
 import pytest
 
-from ragaccel.cli.exits import ExitCode, UsageError, exit_code_of, explain
-from ragaccel.cli.verb import verb
+from ragaccel.cli.settings import verb
+from ragaccel.cli.terminal import ExitCode, UsageError, exit_code_of, explain
 from ragaccel.errors import (
     CapacityError,
     ConfigurationError,

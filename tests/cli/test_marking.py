@@ -6,9 +6,7 @@ import sys
 
 import pytest
 
-from ragaccel.cli.flow import Flow
-from ragaccel.cli.marking import MarkedAnswer
-from ragaccel.cli.terminal import Terminal, printable
+from ragaccel.cli.terminal import Flow, MarkedAnswer, Terminal, printable
 from ragaccel.highlighting import Highlighter, Segment
 from ragaccel.passage import Passage
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.cli.exits import UsageError
-from ragaccel.cli.question import read_question
-from ragaccel.cli.source import locate
-from ragaccel.cli.terminal import Terminal
+from ragaccel.cli.ask import read_question
+from ragaccel.cli.index import locate
+from ragaccel.cli.terminal import Terminal, UsageError
 
 
 @pytest.fixture

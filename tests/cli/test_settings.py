@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.cli.exits import UsageError
 from ragaccel.cli.settings import HARMLESS, KEYS, Settings, read_file
+from ragaccel.cli.terminal import UsageError
 
 
 @pytest.fixture

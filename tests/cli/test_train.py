@@ -122,7 +122,7 @@ def test_prompts_without_room_are_told(cli, model, samples):
 
 @pytest.mark.usefixtures("interrupts")
 def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch):
-    from ragaccel.cli.training import TrainingProgress
+    from ragaccel.cli.train import TrainingProgress
 
     def interrupt(self, *_, **__):
         os.kill(os.getpid(), signal.SIGINT)

@@ -10,10 +10,9 @@ from fakes import HashEmbedder
 from rich.console import Console
 
 from ragaccel.citing import copied_spans
-from ragaccel.cli import knowledge
-from ragaccel.cli.progress import indexing_progress
-from ragaccel.cli.report import show_sources
-from ragaccel.cli.terminal import Terminal
+from ragaccel.cli import index as knowledge
+from ragaccel.cli.answer_view import show_sources
+from ragaccel.cli.terminal import Terminal, indexing_progress
 from ragaccel.passage import Passage
 from ragaccel.retrieval.indexing import Progress
 from ragaccel.retrieval.loaders import DocumentReader

@@ -10,7 +10,8 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import knowledge, room
+from ragaccel.cli import ask as room
+from ragaccel.cli import index as knowledge
 from ragaccel.cli.history import History
 from ragaccel.passage import Passage
 from ragaccel.retrieval.collection import Collection
@@ -241,7 +242,7 @@ def test_a_question_that_fails_does_not_end_the_chat(cli, docs, llm, pipe):
 
 
 def test_doctor_looks_at_everything(cli, docs, monkeypatch):
-    from ragaccel.cli import checks
+    from ragaccel.cli import doctor as checks
 
     monkeypatch.setattr(checks, "_language_model", lambda settings: "bundled reader")
     monkeypatch.setattr(checks, "_embedding_model", lambda settings: "hash")
@@ -256,7 +257,7 @@ def test_doctor_looks_at_everything(cli, docs, monkeypatch):
 
 
 def test_doctor_names_what_is_broken_and_the_remedy(cli, docs, home, monkeypatch):
-    from ragaccel.cli import checks
+    from ragaccel.cli import doctor as checks
 
     monkeypatch.setattr(checks, "_language_model", lambda settings: "bundled reader")
     home.write_text("a file where a folder belongs")
@@ -285,7 +286,7 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
 def test_a_model_that_reads_little_is_measured_too(capsys):
     from tiny_llm import tiny_llm
 
-    from ragaccel.cli.measuring import _measured
+    from ragaccel.cli.doctor import _measured
     from ragaccel.cli.terminal import Terminal
 
     costs = _measured(Terminal(quiet=True), tiny_llm(max_positions=100))

@@ -1,4 +1,4 @@
-"""Report: what is said about an answer besides its text, for people and for programs."""
+"""The view of an answer: its text, sources and statistics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from ragaccel.cli.marking import number_mark
-from ragaccel.cli.terminal import passage_style, printable
+from ragaccel.cli.terminal import number_mark, passage_style, printable
 from ragaccel.quotes import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ragaccel.answer import Answer, CopiedSpan
     from ragaccel.cli.terminal import Terminal
     from ragaccel.passage import NearestSentence, Passage
+
 
 _INDENT = "      "
 _EXCERPT = 300  # characters of a passage that --show-sources prints

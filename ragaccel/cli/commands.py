@@ -1,0 +1,776 @@
+"""The commands: what each takes, and which module does it. Nothing heavy is imported here."""
+
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ragaccel.cli import settings as options
+from ragaccel.cli.settings import KEYS, describe, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ragaccel.cli.ask import Room
+    from ragaccel.cli.doctor import Check
+    from ragaccel.cli.history import Turn
+    from ragaccel.cli.index import Source
+    from ragaccel.cli.settings import Settings
+    from ragaccel.cli.terminal import ExitCode, Terminal
+    from ragaccel.llm import LLM
+    from ragaccel.passage import Passage
+
+
+def ask(
+    terminal: "Terminal",
+    target: options.Target = None,
+    question: Annotated[
+        str | None,
+        typer.Argument(metavar="QUESTION", help="The question; or pipe it in.", show_default=False),
+    ] = None,
+    index: options.Index = None,
+    *,
+    settings: "Settings",
+    compare: options.Compare = False,
+    show_sources: options.ShowSources = False,
+    stats: options.ShowStats = False,
+    json: options.Json = False,
+    plain: options.Plain = False,
+    no_stream: options.NoStream = False,
+    no_accel: options.NoAccel = False,
+    resume: options.Continue = False,
+) -> "ExitCode":
+    """Index what is new in a folder, then answer a question from it.
+
+    A text piped in beside the question is taken into account with the documents.
+
+    Where they do not answer it, the nearest passages are shown and the exit code is 5.
+    """
+    from ragaccel.cli.ask import Manner, open_room, read_question
+    from ragaccel.cli.terminal import ExitCode, UsageError
+
+    if compare and no_accel:
+        raise UsageError("--compare measures against --no-accel: give one of them")
+    asked = read_question(terminal, target, question, index)
+    manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
+    with open_room(terminal, asked.source, settings, manner=manner, resume=resume) as room:
+        answer = room.ask(asked.text, asked.context)
+    return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
+
+
+_HELP = """\
+/sources  every passage the last answer was made from
+/new      forget what was said and begin anew
+/quit     leave (so does Ctrl-D)"""
+
+
+def chat(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    *,
+    settings: "Settings",
+    show_sources: options.ShowSources = False,
+    stats: options.ShowStats = False,
+    no_accel: options.NoAccel = False,
+    resume: options.Continue = False,
+) -> "ExitCode":
+    """Ask one question after the other.
+
+    What was said before is remembered, here and for --continue.
+
+    Questions are read from the terminal, or a line each from a pipe. The exit code is 5 then
+    where the documents do not answer one of them.
+    """
+    from ragaccel.cli.ask import Manner, open_room
+    from ragaccel.cli.index import locate
+    from ragaccel.cli.terminal import ExitCode
+
+    source = locate(target, index)
+    manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
+    codes = [ExitCode.OK]
+    with open_room(terminal, source, settings, manner=manner, resume=resume) as room:
+        if sys.stdin.isatty():
+            terminal.note("a question, /help, or Ctrl-D to leave")
+        while (line := _read_line(terminal)) not in (None, "/quit", "/exit"):
+            if line and line.startswith("/"):
+                _command(terminal, room, line)
+            elif line:
+                codes.append(_answer(terminal, room, line))
+    if sys.stdin.isatty():
+        return ExitCode.OK
+    # what failed counts before what was not answered
+    return max(codes, key=lambda code: 0.5 if code == ExitCode.NOT_ANSWERED else code)
+
+
+def _read_line(terminal: "Terminal") -> str | None:
+    if not sys.stdin.isatty():
+        line = sys.stdin.buffer.readline().decode("utf-8", "replace")
+        return line.strip() if line else None
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() its editing and history)
+    try:
+        return terminal.err.input("\n[bold]> [/]").strip()
+    except EOFError:
+        terminal.note("")
+        return None
+
+
+def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
+    """Answer one question; what goes wrong with it, or Ctrl-C, ends the answer and not the chat."""
+    from ragaccel.cli.terminal import ExitCode, exit_code_of, explain
+    from ragaccel.errors import RagaccelError
+
+    try:
+        answer = room.ask(question)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        terminal.note("interrupted")
+        return ExitCode.INTERRUPTED
+    except RagaccelError as error:
+        terminal.fail(explain(error))
+        return exit_code_of(error)
+    return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
+
+
+def _command(terminal: "Terminal", room: "Room", line: str) -> None:
+    from ragaccel.cli.answer_view import show_sources
+
+    if line == "/new":
+        room.conversation.start_over()
+        terminal.note("a new conversation")
+    elif line == "/sources" and room.last is not None:
+        show_sources(terminal, room.last, everything=True)
+    elif line == "/sources":
+        terminal.note("nothing was asked yet")
+    else:
+        terminal.note(_HELP)
+
+
+def search(
+    terminal: "Terminal",
+    target: options.Target = None,
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="What to look for; or pipe it in.")
+    ] = None,
+    index: options.Index = None,
+    mode: Annotated[
+        Literal["fused", "dense", "text"],
+        typer.Option(help="By meaning and words together, by meaning, or by words."),
+    ] = "fused",
+    full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
+    json: options.Json = False,
+    *,
+    settings: "Settings",
+) -> "ExitCode":
+    """Find passages, without a model, and show their scores.
+
+    What is new in the folder is indexed first.
+    """
+    from ragaccel.cli.answer_view import passage_document
+    from ragaccel.cli.ask import read_question
+    from ragaccel.cli.index import open_knowledge
+    from ragaccel.cli.terminal import ExitCode
+    from ragaccel.errors import NothingIndexedError
+
+    asked = read_question(terminal, target, query, index, verb="search")
+    with open_knowledge(terminal, asked.source, settings) as knowledge:
+        passages = knowledge.retriever.search(asked.text, settings.k, mode=mode)
+    if json:
+        terminal.json(
+            {
+                "query": asked.text,
+                "mode": mode,
+                "passages": [passage_document(passage) for passage in passages],
+            }
+        )
+    if not passages:
+        raise NothingIndexedError(f"no passage of {asked.source.name} has to do with it")
+    if not json:
+        for number, passage in enumerate(passages, start=1):
+            _show_found(terminal, number, passage, full=full)
+    return ExitCode.OK
+
+
+def _show_found(terminal: "Terminal", number: int, passage: "Passage", *, full: bool) -> None:
+    from rich.text import Text
+
+    from ragaccel.cli.answer_view import excerpt, source_line
+    from ragaccel.cli.terminal import printable
+
+    terminal.write(source_line(terminal, number, passage, score=True), end="\n")
+    body = printable(passage.text) + "\n" if full else excerpt(passage, terminal.wrap_width)
+    terminal.write(Text(body), end="\n")
+
+
+def index(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Start the index anew.")] = False,
+    passages: Annotated[
+        Path | None,
+        typer.Option(
+            "--passages",
+            metavar="FILE",
+            help="Take ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail when a file cannot be read.")
+    ] = False,
+    json: options.Json = False,
+    *,
+    settings: "Settings",
+) -> "ExitCode":
+    """Take the documents of a folder into its index.
+
+    New and changed files are read, unchanged ones skipped, vanished ones dropped; links that lead
+    out of the folder are passed over. An index made anew takes the old one's place when it is
+    whole.
+    """
+    from ragaccel.cli.index import (
+        index_source,
+        locate,
+        locate_passages,
+        report_document,
+        tell_report,
+    )
+    from ragaccel.cli.terminal import ExitCode, UsageError
+
+    if passages is not None and target is not None:
+        raise UsageError("give DIR or --passages FILE, not both")
+    source = locate_passages(passages, index) if passages else locate(target, index)
+    report = index_source(
+        terminal,
+        source,
+        settings,
+        include=include or (),
+        exclude=exclude or (),
+        rebuild=rebuild,
+    )
+    if json:
+        terminal.json(report_document(source, report))
+    else:
+        tell_report(terminal, source, report, always=True)
+    if not report.failed:
+        return ExitCode.OK
+    return ExitCode.FAILED if strict else ExitCode.PARTIAL
+
+
+_NAMELESS = "(of no document)"  # what a program put in without a path
+
+
+def ls(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Files that could not be read or were passed over.")
+    ] = False,
+    json: options.Json = False,
+) -> "ExitCode":
+    """List the files of an index, with how many passages each has.
+
+    With --failed those that it does not hold as they stand, each with the reason: they could not be
+    read, were read by a guess of their encoding, or are no documents.
+    """
+    from rich.text import Text
+
+    from ragaccel.cli.answer_view import is_name
+    from ragaccel.cli.index import (
+        count_unread,
+        file_documents,
+        list_unread,
+        locate,
+        one_line,
+        open_store,
+        unread_documents,
+    )
+    from ragaccel.cli.terminal import ExitCode
+
+    source = locate(target, index)
+    with open_store(source) as store:
+        if json:
+            terminal.json(unread_documents(store) if failed else file_documents(store))
+            return ExitCode.OK
+        if failed:
+            list_unread(terminal, store)
+            return ExitCode.OK
+        records = list(store.files().values())
+        num_failed, num_skipped = count_unread(store)
+    for record in records:
+        if record.status != "indexed":
+            continue
+        line = Text(f"{record.num_passages:7,}  ", style="dim").append(
+            one_line(record.path or _NAMELESS)
+        )
+        if record.title and not is_name(record.title, record.path):
+            line.append(f"  {one_line(record.title)}", style="dim")
+        terminal.write(line, end="\n")
+    if num_failed or num_skipped:
+        told = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
+        terminal.note(f"{told}: `{source.command('ls', '--failed')}` names them")
+    return ExitCode.OK
+
+
+def rm(
+    terminal: "Terminal",
+    target: options.Target = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE", help="Files as ls shows them, or globs.", show_default=False
+        ),
+    ] = None,
+    index: options.Index = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Delete the whole index; the documents stay.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let files that were taken out in again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> "ExitCode":
+    """Take files out of an index; the files stay.
+
+    They are left out from then on, of a rebuilt index too, until ``rm --undo`` names them.
+    """
+    from pathlib import Path
+
+    from ragaccel.cli.index import locate
+    from ragaccel.cli.terminal import ExitCode, UsageError
+
+    if index is not None and target is not None and not Path(target).expanduser().is_dir():
+        files, target = [target, *(files or [])], None
+    source = locate(target, index)
+    if everything == bool(files):
+        raise UsageError("name the files to take out, or give --all to delete the whole index")
+    if undo and not files:
+        raise UsageError("--undo lets files in again: name them")
+    if files:
+        return (_let_in if undo else _take_out)(terminal, source, files)
+    if not (yes or _agrees(terminal, source)):
+        raise UsageError("nothing was deleted: answer y, or give --yes")
+    _delete(source)
+    terminal.note(f"deleted {source.index}; the documents are as they were")
+    return ExitCode.OK
+
+
+def _take_out(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
+    from ragaccel.cli.index import open_store
+    from ragaccel.cli.terminal import ExitCode
+
+    with open_store(source) as store, store.writing():
+        known = store.files()
+        chosen = [path for pattern in patterns for path in _matching(pattern, known)]
+        store.leave_out([path for path in chosen if known[path].kind == "document"])
+        num_removed = store.remove(dict.fromkeys(chosen))
+    unknown = [pattern for pattern in patterns if not _matching(pattern, known)]
+    for pattern in unknown:
+        terminal.fail(f"no file {pattern!r} in the index: ragaccel ls {source.argument} lists them")
+    terminal.note(f"took {num_removed} files out of the index")
+    return ExitCode.FAILED if unknown else ExitCode.OK
+
+
+def _let_in(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
+    from ragaccel.cli.index import open_store
+    from ragaccel.cli.terminal import ExitCode
+
+    with open_store(source) as store, store.writing():
+        left_out = store.left_out()
+        chosen = [path for path in left_out if any(_matching(p, [path]) for p in patterns)]
+        store.leave_out(chosen, undo=True)
+    unknown = [pattern for pattern in patterns if not _matching(pattern, left_out)]
+    for pattern in unknown:
+        terminal.fail(f"{pattern!r} was not taken out: ragaccel stats {source.argument} lists them")
+    terminal.note(f"{len(chosen)} files come in again with the next `{source.index_command()}`")
+    return ExitCode.FAILED if unknown else ExitCode.OK
+
+
+def _matching(pattern: str, paths: "Iterable[str]") -> list[str]:
+    from fnmatch import fnmatchcase
+
+    return [path for path in paths if path == pattern or fnmatchcase(path, pattern)]
+
+
+def _agrees(terminal: "Terminal", source: "Source") -> bool:
+    if not sys.stdin.isatty():
+        return False
+    answer = terminal.err.input(f"delete {source.index}? y/n ", markup=False)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _delete(source: "Source") -> None:
+    from ragaccel.errors import NothingIndexedError
+    from ragaccel.retrieval.store import Store
+
+    if not source.index.exists():
+        raise NothingIndexedError(f"there is no index at {source.index}")
+    Store(source.index).discard()
+
+
+def stats(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    json: options.Json = False,
+) -> "ExitCode":
+    """Show how many files and passages an index holds, and what made it."""
+    from rich.table import Table
+
+    from ragaccel.cli.index import locate, open_store, store_figures
+    from ragaccel.cli.terminal import ExitCode
+
+    source = locate(target, index)
+    with open_store(source) as store:
+        figures = store_figures(store)
+    if json:
+        terminal.json(figures)
+        return ExitCode.OK
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    terminal.show(table)
+    return ExitCode.OK
+
+
+_MOST = 2**63 - 1  # the largest number that SQLite holds
+
+
+def logs(
+    terminal: "Terminal",
+    limit: Annotated[int, typer.Option("-n", min=1, max=_MOST, help="How many, the latest.")] = 5,
+    containing: Annotated[
+        str, typer.Option("--containing", metavar="TEXT", help="Only where this text occurs.")
+    ] = "",
+    conversation: Annotated[
+        int | None,
+        typer.Option(
+            "--conversation", metavar="N", min=1, max=_MOST, help="Only this conversation."
+        ),
+    ] = None,
+    path: Annotated[bool, typer.Option("--path", help="Print where the history is kept.")] = False,
+    json: options.Json = False,
+) -> "ExitCode":
+    """Show past questions and answers, the latest last."""
+    from ragaccel.cli.history import History, default_history_path
+    from ragaccel.cli.terminal import ExitCode
+
+    if path:
+        terminal.write(str(default_history_path()), end="\n")
+        return ExitCode.OK
+    history = History()
+    try:
+        turns = history.recent(limit, containing, conversation)[::-1]
+    finally:
+        history.close()
+    if json:
+        terminal.json([_document(turn) for turn in turns])
+    elif not turns:
+        terminal.note(
+            "nothing was asked yet" if not containing else "no question or answer like it"
+        )
+    for turn in turns if not json else ():
+        _show_log(terminal, turn)
+    return ExitCode.OK
+
+
+def _show_log(terminal: "Terminal", turn: "Turn") -> None:
+    from rich.text import Text
+
+    from ragaccel.cli.terminal import printable
+
+    when = datetime.fromtimestamp(turn.asked).strftime("%Y-%m-%d %H:%M")
+    head = f"#{turn.turn_id}  {when}  {turn.source}  conversation {turn.conversation}"
+    terminal.write(Text(printable(head), style="dim"), end="\n")
+    terminal.write(Text(printable(turn.question), style="bold"), end="\n")
+    terminal.write(printable(turn.answer), end="\n" if turn.answer else "")
+    if turn.state != "answered":
+        terminal.write(Text(f"({turn.state})", style="yellow"), end="\n")
+    for source in turn.details.get("sources", ()):
+        if source.get("used"):
+            line = f"  {source['number']} {source['citation']}"
+            terminal.write(Text(printable(line), style="dim"), end="\n")
+    terminal.write("\n")
+
+
+def _document(turn: "Turn") -> dict[str, object]:
+    return {
+        "id": turn.turn_id,
+        "conversation": turn.conversation,
+        "source": turn.source,
+        "asked": datetime.fromtimestamp(turn.asked).astimezone().isoformat(timespec="seconds"),
+        "question": turn.question,
+        "answer": turn.answer,
+        "state": turn.state,
+        "model": turn.model,
+        **turn.details,
+    }
+
+
+_MARKS = {
+    "ok": ("✓", "ok", "green"),
+    "missing": ("–", "--", "yellow"),
+    "broken": ("✗", "!!", "red"),
+}
+
+
+def doctor(
+    terminal: "Terminal",
+    target: options.Target = None,
+    index: options.Index = None,
+    load: Annotated[
+        bool, typer.Option("--load", help="Load the language model and check that it is exact.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure what verifying so many tokens at once costs here."),
+    ] = False,
+    json: options.Json = False,
+    *,
+    settings: "Settings",
+) -> "ExitCode":
+    """Check that everything needed is there.
+
+    Looks at versions, extras, device, models and, given a folder, its index.
+    """
+    if measure:
+        from ragaccel.cli.doctor import show_costs
+
+        return show_costs(terminal, settings, json=json)
+    from dataclasses import asdict
+
+    from ragaccel.cli.index import locate
+    from ragaccel.cli.terminal import ExitCode
+
+    source = locate(target, index) if target or index else None
+    checks = []
+    for check in _all_checks(terminal, settings, source, load=load):
+        checks.append(check)
+        if not json:
+            _show_checks(terminal, check)
+    if json:
+        terminal.json([asdict(check) for check in checks])
+    broken = [check for check in checks if check.state == "broken"]
+    if broken:
+        terminal.fail(f"{len(broken)} of {len(checks)} checks failed")
+    return ExitCode.FAILED if broken else ExitCode.OK
+
+
+def _all_checks(
+    terminal: "Terminal", settings: "Settings", source: "Source | None", *, load: bool
+) -> "Iterator[Check]":
+    from ragaccel.cli import doctor as checks
+    from ragaccel.cli.ask import load_llm
+    from ragaccel.cli.index import index_health
+
+    yield from checks.installation()
+    yield from checks.machine()
+    yield from checks.homes()
+    yield from checks.models(settings)
+    if load:
+        yield checks.attempt("loading it", lambda: _loaded(load_llm(terminal, settings)))
+    if source is not None:
+        found = source
+        yield checks.attempt("index", lambda: index_health(found, settings))
+
+
+def _loaded(llm: "LLM") -> str:
+    limit = llm.context_length
+    room = "any number of" if limit is None else f"{limit:,}"
+    return f"decodes exactly (self-check passed), {room} tokens of context"
+
+
+def _show_checks(terminal: "Terminal", check: "Check") -> None:
+    from rich.text import Text
+
+    mark, plain, style = _MARKS[check.state]
+    line = Text().append(mark if terminal.unicode else plain, style=style)
+    line.append(f" {check.name}", style="bold").append(f"  {check.detail}")
+    terminal.write(line, end="\n")
+    if check.state != "ok" and check.remedy:
+        terminal.write(Text(f"    {check.remedy}", style="dim"), end="\n")
+
+
+config = typer.Typer(
+    help="Show the settings.\n\nThey come from ragaccel.toml (the user's, then"
+    " the current folder's, for what loads, reads and writes nothing), then from RAGACCEL_*"
+    " variables, then from flags; the later wins.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def show(terminal: "Terminal", json: options.Json = False, *, settings: "Settings") -> "ExitCode":
+    """Show every setting, its value and where the value comes from."""
+    from rich.table import Table
+
+    from ragaccel.cli.terminal import ExitCode
+    from ragaccel.homes import user_settings_file
+
+    values, origins = asdict(settings), settings.origins
+    if json:
+        terminal.json({key: {"value": values[key], "from": origins[key]} for key in KEYS})
+        return ExitCode.OK
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("setting", "value", "from", "what it is"):
+        table.add_column(heading, overflow="fold")
+    for key in KEYS:
+        table.add_row(key, _shown(values[key]), origins[key], describe(key))
+    terminal.show(table)
+    path = user_settings_file()
+    terminal.note(f"settings file: {path}" + ("" if path.exists() else " (there is none yet)"))
+    return ExitCode.OK
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@config.callback()
+def _config_verbs() -> None:
+    """Keep ``show`` a word of its own: an only command would need no name."""
+
+
+config.command("show")(verb(show, *KEYS))
+
+
+Samples = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SAMPLES",
+        help="JSON lines: {prompt, answer}, {messages} or {prompt_ids, answer_ids}.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the result.")]
+Paper = Annotated[
+    bool,
+    typer.Option(
+        "--paper",
+        help="Train all weights as the paper does, in place of an adapter that leaves the model's"
+        " own answers as they are.",
+    ),
+]
+Masks = Annotated[int | None, typer.Option(metavar="K", help="Tokens guessed ahead. [5]")]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Of the adapter's changes. [32]")]
+LearningRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="The peak. [0.002; paper 0.00005]")
+]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps, in place of epochs.")]
+Epochs = Annotated[
+    int | None, typer.Option(metavar="N", help="How often all samples are seen. [2]")
+]
+RowTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens of a packed row. [2048]")]
+Accumulate = Annotated[
+    int | None, typer.Option(metavar="N", help="Rows of a step, on each device. [1]")
+]
+Precision = Annotated[
+    str | None, typer.Option(metavar="TYPE", help="float32 or bfloat16. [float32]")
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Of first weights, order, cuts. [0]")]
+EvaluateEvery = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="Evaluate while training too.")
+]
+SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Between checkpoints. [100]")]
+HeldOut = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Evaluate on these. [one in 20 of SAMPLES]")
+]
+EvaluateOn = Annotated[int, typer.Option(metavar="N", help="Most held-out samples that are used.")]
+OwnAnswers = Annotated[
+    bool,
+    typer.Option("--own-answers", help="Have the model answer first: its own words are guessed."),
+]
+AnswerTokens = Annotated[int, typer.Option(metavar="N", help="Longest of those answers.")]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="cpu: use no GPU. [what there is]")
+]
+Run = Annotated[
+    Path | None, typer.Option("--run", metavar="DIR", help="Folder of checkpoints. [DIR-run]")
+]
+
+
+train = typer.Typer(
+    help="Train what makes answers faster.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def space(
+    terminal: "Terminal",
+    samples: Samples,
+    out: Out,
+    model: options.Model = None,
+    paper: Paper = False,
+    masks: Masks = None,
+    rank: Rank = None,
+    learning_rate: LearningRate = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    row_tokens: RowTokens = None,
+    accumulate: Accumulate = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    evaluate_every: EvaluateEvery = None,
+    save_every: SaveEvery = None,
+    held_out: HeldOut = None,
+    evaluate_on: EvaluateOn = 200,
+    own_answers: OwnAnswers = False,
+    answer_tokens: AnswerTokens = 256,
+    device: Device = None,
+    run: Run = None,
+    json: options.Json = False,
+) -> "ExitCode":
+    """Train a model to guess its own next tokens (SPACE), and write an adapter.
+
+    Interrupted, the same command goes on where it stopped. For several GPUs: torchrun
+    --nproc-per-node N -m ragaccel train space …
+    """
+    from ragaccel.cli.train import train_with
+    from ragaccel.train.space.recipe import make_recipe
+    from ragaccel.train.space.run import Job
+
+    recipe = make_recipe(
+        "paper" if paper else "gated",
+        num_masks=masks,
+        rank=rank,
+        learning_rate=learning_rate,
+        steps=steps,
+        epochs=epochs,
+        row_tokens=row_tokens,
+        accumulate=accumulate,
+        precision=precision,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        save_every=save_every,
+    )
+    job = Job(
+        samples,
+        out,
+        model=model,
+        held_out=held_out,
+        evaluated=evaluate_on,
+        own_answers=own_answers,
+        answer_tokens=answer_tokens,
+        device=device,
+        run_folder=run,
+    )
+    return train_with(terminal, job, recipe, as_json=json)
+
+
+@train.callback()
+def _verbs() -> None:
+    """Keep ``space`` a word of its own: an only command would need no name."""
+
+
+train.command("space")(verb(space))
