@@ -541,7 +541,7 @@ class Checkpoints(Trial):
         import torch
 
         from eval.fuzz.tiny_model import save_tiny_model
-        from ragaccel.train.space.recipe import make_recipe
+        from ragaccel.training.config import make_recipe
 
         torch.set_num_threads(1)
         self.model, self.samples = self.folder / "model", self.folder / "samples.jsonl"
@@ -561,7 +561,7 @@ class Checkpoints(Trial):
         self.wanted[step] = {name: one.detach().clone() for name, one in network.trained().items()}
 
     def _train(self, name: str, saved: Callable[[int, Any], None]) -> None:
-        from ragaccel.train.space.run import Job, Listener, train_space
+        from ragaccel.training.trainer import Job, Listener, train_space
 
         class Saved(Listener):
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

@@ -3,10 +3,9 @@
 import torch
 from tiny_models import VOCAB, make_tiny_model, random_prompt
 
-from ragaccel.train.space.layout import Collator, Plan
-from ragaccel.train.space.network import SpaceNetwork
-from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.samples import Sample
+from ragaccel.training.config import make_recipe
+from ragaccel.training.data import Collator, Plan, Sample
+from ragaccel.training.model import SpaceNetwork
 
 MASKS = 3
 SAMPLES = [

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from space_networks import MASKS
 from tiny_models import make_tiny_model
 
-from ragaccel.train.space.network import SpaceNetwork
-from ragaccel.train.space.plan import Rows
-from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.samples import Sample, Samples
-from ragaccel.train.space.trainer import SpaceTrainer, make_arguments
+from ragaccel.training.config import make_recipe
+from ragaccel.training.data import Rows, Sample, Samples
+from ragaccel.training.model import SpaceNetwork
+from ragaccel.training.trainer import SpaceTrainer, make_arguments
 
 COUNT = 20  # tokens of a text that counts, and begins again
 

@@ -13,10 +13,9 @@ from eval.papers.scratch_text import draw_prompts
 from eval.papers.space_curves import curve_of, read_run
 from eval.script import note
 from ragaccel.llm import LLM
-from ragaccel.train.space.answers import answer_samples, kept_answers
-from ragaccel.train.space.recipe import Recipe, make_recipe
-from ragaccel.train.space.run import Job, Listener, train_space
-from ragaccel.train.space.samples import Sample
+from ragaccel.training.config import Recipe, make_recipe
+from ragaccel.training.data import Sample, answer_samples, kept_answers
+from ragaccel.training.trainer import Job, Listener, train_space
 
 if TYPE_CHECKING:
     from pathlib import Path

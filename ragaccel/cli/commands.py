@@ -737,8 +737,8 @@ def space(
     --nproc-per-node N -m ragaccel train space …
     """
     from ragaccel.cli.train import train_with
-    from ragaccel.train.space.recipe import make_recipe
-    from ragaccel.train.space.run import Job
+    from ragaccel.training.config import make_recipe
+    from ragaccel.training.trainer import Job
 
     recipe = make_recipe(
         "paper" if paper else "gated",

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ragaccel.cli.terminal import ExitCode
-from ragaccel.train.space.run import Listener, train_space
+from ragaccel.training.trainer import Listener, train_space
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.train.space.recipe import Recipe
-    from ragaccel.train.space.run import Job
+    from ragaccel.training.config import Recipe
+    from ragaccel.training.trainer import Job
 
 
 _LINES = 20  # told of a run where nobody watches a bar

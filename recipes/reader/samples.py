@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path
 from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.train.space.samples import write_samples
+from ragaccel.training.data import write_samples
 from recipes.reader.corpus import load_articles, load_questions, without_most_books
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.fit import CURRICULUM

@@ -100,7 +100,7 @@ def test_another_models_own_answers_are_not_learned(cli, model, samples, tmp_pat
 
     line = ["train", "space", samples, "--out", "there", *SMALL, "--own-answers"]
     with monkeypatch.context() as patch:
-        patch.setattr("ragaccel.train.space.run.SpaceNetwork", interrupted)
+        patch.setattr("ragaccel.training.trainer.SpaceNetwork", interrupted)
         assert cli(*line, "--model", model, "--answer-tokens", 6).code == 130
     ended = cli(*line, "--model", other, "--answer-tokens", 6)
     assert ended.code == 2

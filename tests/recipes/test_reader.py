@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.sentences import split_sentences
-from ragaccel.train.space.samples import read_samples, write_samples
+from ragaccel.training.data import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate
 from recipes.reader.corpus import Article, HumanQuestion

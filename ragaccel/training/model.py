@@ -1,4 +1,4 @@
-"""The network that is trained: a stock language model over packed rows, mask embeddings put in.
+"""The network that is trained: a model with mask tokens and gated layers.
 
 Shapes: N tokens of a row, M of them wanted, V vocabulary, D hidden size, K mask tokens.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers.cache_utils import Cache
 
-    from ragaccel.train.space.recipe import Recipe
+    from ragaccel.training.config import Recipe
 
 
 class SpaceNetwork(nn.Module):

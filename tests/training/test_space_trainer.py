@@ -15,11 +15,10 @@ from tiny_models import make_tiny_model
 from transformers import TrainerCallback
 
 from ragaccel.errors import ConfigurationError, MissingExtraError
-from ragaccel.train.space.evaluate import evaluate
-from ragaccel.train.space.network import SpaceNetwork
-from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.run import claim
-from ragaccel.train.space.trainer import make_arguments
+from ragaccel.training.config import make_recipe
+from ragaccel.training.evaluate import evaluate
+from ragaccel.training.model import SpaceNetwork
+from ragaccel.training.trainer import claim, make_arguments
 
 MODES = [
     ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100}),
@@ -139,7 +138,7 @@ def test_checkpoints_hold_what_is_learned_and_the_last_one_stays(tmp_path):
 
 def test_a_checkpoint_that_was_being_written_is_not_gone_on_from(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("ragaccel.train.space.trainer._move_in", lambda *_: crash())
+        patch.setattr("ragaccel.training.trainer._move_in", lambda *_: crash())
         with pytest.raises(RuntimeError):
             trainer_of(tmp_path, steps=3, save_every=2).fit()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.part"]
@@ -154,7 +153,7 @@ def test_an_interrupted_evaluation_loses_no_step(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ragaccel.train.space.trainer.evaluate", interrupted)
+        patch.setattr("ragaccel.training.trainer.evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(tmp_path, steps=3).fit()
     heard = Heard()

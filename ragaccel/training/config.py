@@ -1,4 +1,4 @@
-"""The recipe: every number that a training run is made with."""
+"""The training configuration: what is trained, on what, how long."""
 
 from __future__ import annotations
 

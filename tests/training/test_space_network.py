@@ -7,11 +7,10 @@ from space_networks import MASKS, PLANS, SAMPLES, all_logits, alone, batch_of, n
 from tiny_models import make_tiny_model
 
 from ragaccel.errors import ModelRefusedError
-from ragaccel.train.space.layout import Plan
-from ragaccel.train.space.network import SpaceNetwork
-from ragaccel.train.space.plan import Rows
-from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.trainer import SpaceTrainer, make_arguments
+from ragaccel.training.config import make_recipe
+from ragaccel.training.data import Plan, Rows
+from ragaccel.training.model import SpaceNetwork
+from ragaccel.training.trainer import SpaceTrainer, make_arguments
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt"]
 

@@ -1,4 +1,4 @@
-"""Evaluation: how many tokens a verify pass would yield on recorded answers, without decoding.
+"""Evaluation: held-out tokens per pass.
 
 One pass over a sample has a group of mask tokens behind every token of its answer. Their likeliest
 tokens are all the guesses that SPACE's decoding could meet there, so that it can be walked with
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragaccel.train.space.layout import Collator, Plan
+from ragaccel.training.data import Collator, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from ragaccel.train.space.network import SpaceNetwork
-    from ragaccel.train.space.samples import Sample
+    from ragaccel.training.data import Sample
+    from ragaccel.training.model import SpaceNetwork
 
 
 @dataclass(frozen=True, slots=True)

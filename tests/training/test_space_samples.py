@@ -7,7 +7,7 @@ from small_tokenizers import byte_fallback, byte_level
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.train.space.samples import (
+from ragaccel.training.data import (
     Sample,
     Samples,
     fitted,

@@ -5,8 +5,8 @@ import torch
 from space_networks import MASKS, network_of
 from tiny_models import random_prompt
 
-from ragaccel.train.space.evaluate import count_passes, evaluate, guess
-from ragaccel.train.space.samples import Sample
+from ragaccel.training.data import Sample
+from ragaccel.training.evaluate import count_passes, evaluate, guess
 
 ANSWER = [5, 6, 7, 8, 9]
 RIGHT = [[6, 7, 8], [7, 8, 9], [8, 9, 0], [9, 0, 0]]

@@ -13,9 +13,8 @@ from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.llm import LLM
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.space_adapter import SpaceAdapter, ungate_linears
-from ragaccel.train.space.evaluate import count_passes, guess
-from ragaccel.train.space.layout import Plan
-from ragaccel.train.space.samples import Sample
+from ragaccel.training.data import Plan, Sample
+from ragaccel.training.evaluate import count_passes, guess
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
 

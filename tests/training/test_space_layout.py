@@ -5,10 +5,17 @@ import random
 import pytest
 import torch
 
-from ragaccel.train.space.layout import IGNORED, Collator, Plan
-from ragaccel.train.space.plan import Rows, pack, plan_epoch, plan_sample
-from ragaccel.train.space.recipe import make_recipe
-from ragaccel.train.space.samples import Sample
+from ragaccel.training.config import make_recipe
+from ragaccel.training.data import (
+    IGNORED,
+    Collator,
+    Plan,
+    Rows,
+    Sample,
+    pack,
+    plan_epoch,
+    plan_sample,
+)
 
 VOCAB = 100
 SAMPLE = Sample((10, 11, 12), (20, 21, 22, 23, 24, 25, 26))  # real tokens 0 to 9

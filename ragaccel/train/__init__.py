@@ -1,1 +1,0 @@
-"""Training: the recipes behind the models that ship with the package."""

@@ -1,0 +1,526 @@
+"""Training data: samples, own answers, packed rows and their masks.
+
+A decoder guesses what the model itself would say, so that is what mask tokens are best taught.
+
+Mask token i (1 to K) of a cut behind real token c stands at position c + i and predicts the token
+after its own position, c + i + 1. It sees the real tokens up to c and its group's mask tokens up to
+itself: what a decoder's first guesses see. The paper (arXiv 2402.11809, Figure 2) lays out k + 1 of
+them, of which the last predicts nothing; that one is left out here.
+
+Shapes: N tokens of a row, all real ones first; K mask tokens of a group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils.data import Dataset
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.replacing import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ragaccel.answer import Answer
+    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.training.config import Recipe
+
+
+LEAST_ANSWER = 2  # tokens; the first mask token's label is the second of them
+_KINDS = '{"prompt": …, "answer": …}, {"messages": […]} or {"prompt_ids": […], "answer_ids": […]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt and the answer that is learned, the token that ends it included."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Both, one after the other."""
+        return self.prompt_ids + self.answer_ids
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a file holds. ``num_cut`` answers lost their ends, ``num_skipped`` samples had no room.
+
+    Too short an answer has nothing to guess, and counts as skipped too.
+    """
+
+    rows: tuple[Sample, ...]
+    num_cut: int = 0
+    num_skipped: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Tells these samples, in their order, from others."""
+        lines = (f"{s.prompt_ids} {s.answer_ids}\n".encode() for s in self.rows)
+        digest = hashlib.sha256()
+        for line in lines:
+            digest.update(line)
+        return digest.hexdigest()[:16]
+
+
+def read_samples(
+    path: Path, tokenizer: Tokenizer, *, vocab_size: int, max_tokens: int | None = None
+) -> Samples:
+    """Read a file of JSON lines, each a prompt and its answer.
+
+    A line is ``{"prompt", "answer"}``, texts of which the answer gets an end token;
+    ``{"messages"}`` of a chat, where each turn of the assistant is an answer to all before it; or
+    ``{"prompt_ids", "answer_ids"}``, taken as they are. Other keys are left alone.
+
+    Args:
+        path: the file.
+        tokenizer: reads the texts.
+        vocab_size: rows of the model's embedding; ids beyond it are refused.
+        max_tokens: longest sample; longer answers lose their ends.
+
+    Raises:
+        ConfigurationError: no such file, nothing in it, or a line that is none of these; names it.
+    """
+    try:
+        # Not splitlines: a text in JSON may hold a line separator of Unicode as it is.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read as text: {error}") from error
+    found: list[Sample] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found += _checked(_of_row(json.loads(line), tokenizer), vocab_size)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, line {number}: {_told(error)}") from error
+    if not found:
+        raise ConfigurationError(f"{path} holds no samples: write a line of {_KINDS} for each")
+    return fitted(found, max_tokens)
+
+
+def fitted(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
+    """Cut the ends of answers that are too long; leave out what then has nothing to guess."""
+    kept, num_cut, num_skipped = [], 0, 0
+    for sample in samples:
+        over = len(sample) - max_tokens if max_tokens is not None else 0
+        short = sample
+        if over > 0:
+            room = max(0, len(sample.answer_ids) - over)
+            short = replace(sample, answer_ids=sample.answer_ids[:room])
+        if len(short.answer_ids) < LEAST_ANSWER:
+            num_skipped += 1
+            continue
+        num_cut += over > 0
+        kept.append(short)
+    return Samples(tuple(kept), num_cut, num_skipped)
+
+
+def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
+    """Hold a share of the prompts out, chosen by their hash: the same ones at every start.
+
+    Where the share is less than one of a few prompts, it is one.
+
+    Raises:
+        ConfigurationError: nothing is left on one of the sides.
+    """
+    places = [_place(sample.prompt_ids) for sample in samples.rows]
+    first = min(places, default=1.0)
+    is_out = [place < share or (share > 0 and place == first) for place in places]
+    kept = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if not out)
+    held_out = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if out)
+    if not kept or (share > 0 and not held_out):
+        raise ConfigurationError(
+            f"a share of {share} held out of {len(samples.rows)} samples leaves {len(kept)} to "
+            f"train on and {len(held_out)} to evaluate: change the share, or give a held-out file"
+        )
+    return replace(samples, rows=kept), Samples(held_out)
+
+
+def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows as JSON lines, all or none; return how many."""
+    count = 0
+    with replacing(path) as file:
+        for count, row in enumerate(rows, start=1):  # noqa: B007
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+    return count
+
+
+def _of_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
+    if not isinstance(row, dict):
+        raise TypeError(f"a JSON object is wanted: {_KINDS}")
+    if "prompt_ids" in row and "answer_ids" in row:
+        yield Sample(_ids(row["prompt_ids"]), _ids(row["answer_ids"]))
+    elif "messages" in row:
+        yield from _of_messages(row["messages"], tokenizer)
+    elif "prompt" in row and "answer" in row:
+        prompt, answer = row["prompt"], row["answer"]
+        if not isinstance(prompt, str) or not isinstance(answer, str):
+            raise TypeError("prompt and answer are texts")
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=True)
+        whole = tokenizer.encode(prompt + answer, add_special_tokens=True)
+        answer_ids = _behind(prompt_ids, whole)
+        answer_ids = tokenizer.encode(answer) if answer_ids is None else answer_ids
+        yield Sample(tuple(prompt_ids), (*answer_ids, *_end(tokenizer)))
+    else:
+        raise KeyError(f"a sample is {_KINDS}, and this has {', '.join(row) or 'nothing'}")
+
+
+def _of_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in messages
+    ):
+        raise TypeError('messages are a list of {"role": …, "content": …}')
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i]
+    if not turns:
+        raise ValueError("no turn of the assistant follows another: there is no answer to learn")
+    for turn in turns:
+        before, content = messages[:turn], messages[turn]["content"]
+        if not isinstance(content, str):
+            raise TypeError("the assistant's content is a text")
+        yield Sample(tuple(tokenizer.chat(before)), _turn(messages[: turn + 1], tokenizer))
+
+
+def _turn(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """An assistant's turn as its model would write it: to the first token that ends it."""
+    hidden = [tokenizer.shield.hide_in(message) for message in messages]
+    before, text = tokenizer.chat_text(hidden[:-1]), tokenizer.chat_text(hidden, None, False)
+    if text.startswith(before):
+        written = _behind(tokenizer.encode(before), tokenizer.encode(text))
+        if written is None:
+            written = tokenizer.encode(text[len(before) :])
+        for place, token in enumerate(written):
+            if token in tokenizer.eos_ids:
+                return tuple(written[: place + 1])
+    content = tokenizer.shield.hide(messages[-1]["content"])
+    return (*tokenizer.encode(content), *_end(tokenizer))
+
+
+def _behind(before: list[int], whole: list[int]) -> list[int] | None:
+    """What follows a text in a longer one; None where a token reaches over its end.
+
+    A text tokenized for itself may begin with a space that is none of its own.
+    """
+    return whole[len(before) :] if whole[: len(before)] == before else None
+
+
+def _end(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that ends an answer, if there is one: the tokenizer's own where it has several."""
+    own = getattr(tokenizer.tokenizer, "eos_token_id", None)
+    if own in tokenizer.eos_ids:
+        return (int(own),)
+    return tuple(sorted(tokenizer.eos_ids)[:1])
+
+
+def _ids(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        raise TypeError("prompt_ids and answer_ids are lists of whole numbers")
+    return tuple(given)
+
+
+def _checked(samples: Iterable[Sample], vocab_size: int) -> Iterator[Sample]:
+    for sample in samples:
+        if not sample.prompt_ids:
+            raise ValueError("the prompt is empty")
+        outside = [token for token in sample.token_ids if not 0 <= token < vocab_size]
+        if outside:
+            raise ValueError(
+                f"token {outside[0]} is not in the model's vocabulary of {vocab_size:,}: were the "
+                "ids made for another model?"
+            )
+        yield sample
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON ({error.msg} at column {error.colno}): a line is {_KINDS}"
+    return str(error.args[0] if error.args else error)
+
+
+def _place(prompt_ids: tuple[int, ...]) -> float:
+    digest = hashlib.sha256(repr(prompt_ids).encode()).digest()
+    return float(int.from_bytes(digest[:8], "big") / 2**64)
+
+
+_AT_ONCE = 16
+
+
+class Answering(Protocol):
+    """What is asked of a language model here."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of a prompt with its answer."""
+
+    def generate(self, prompt: list[list[int]], *, max_new_tokens: int) -> list[Answer]:
+        """Answer a batch greedily."""
+
+
+def answer_samples(
+    llm: Answering,
+    samples: Sequence[Sample],
+    path: Path,
+    *,
+    max_new_tokens: int = 256,
+    report: Callable[[int, int], None] | None = None,
+) -> None:
+    """Have the model answer prompts; each batch is kept, and not asked for again.
+
+    Args:
+        llm: the model.
+        samples: prompts with any answers.
+        path: the file that keeps the answers, JSON lines in the samples' order.
+        max_new_tokens: longest answer; what the model's context has no room for is cut.
+        report: is told how many are done, of how many.
+
+    Raises:
+        ConfigurationError: the file keeps answers to other prompts.
+        CapacityError: a prompt that leaves no room for an answer.
+    """
+    tell = report or (lambda *_: None)
+    done = len(kept_answers(path, samples))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tell(done, len(samples))
+    with open(path, "ab") as file:
+        while done < len(samples):
+            batch = samples[done : done + _AT_ONCE]
+            most = _room(llm, batch, max_new_tokens)
+            found = llm.generate([list(s.prompt_ids) for s in batch], max_new_tokens=most)
+            for sample, answer in zip(batch, found, strict=True):
+                row = {"prompt_ids": sample.prompt_ids, "answer_ids": answer.token_ids}
+                file.write((json.dumps(row) + "\n").encode())
+            file.flush()
+            done += len(batch)
+            tell(done, len(samples))
+
+
+def _room(llm: Answering, batch: Sequence[Sample], wanted: int) -> int:
+    """How long the answers of a batch may be: no longer than the longest prompt leaves room for."""
+    if llm.context_length is None:
+        return wanted
+    return max(1, min(wanted, llm.context_length - max(len(s.prompt_ids) for s in batch)))
+
+
+def kept_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
+    """The first samples with the answers that are kept; a line cut off is dropped from the file.
+
+    Raises:
+        ConfigurationError: the file keeps answers to other prompts.
+    """
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    lines = whole.decode().splitlines()
+    answers = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            prompt, answer = tuple(row["prompt_ids"]), tuple(row["answer_ids"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(f"{path}, line {number} is no answer: delete it") from error
+        if number > len(samples) or prompt != samples[number - 1].prompt_ids:
+            raise ConfigurationError(f"{path} keeps answers to other prompts: delete it")
+        answers.append(replace(samples[number - 1], answer_ids=answer))
+    return answers
+
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one sample is laid out.
+
+    ``cuts`` are numbers of real tokens, each the last one that a group of mask tokens sees. A
+    ``shortened`` sample ends there, and has one; without a cut it is laid out as it is.
+    """
+
+    sample: Sample
+    cuts: tuple[int, ...] = ()
+    shortened: bool = False
+
+    @property
+    def num_real(self) -> int:
+        """Real tokens that are laid out."""
+        return self.cuts[0] + 1 if self.shortened else len(self.sample)
+
+    def num_tokens(self, num_masks: int) -> int:
+        """All tokens that are laid out."""
+        return self.num_real + num_masks * len(self.cuts)
+
+
+class Collator:
+    """Lays the samples of a packed row out, as a batch of one.
+
+    Args:
+        num_masks: K.
+        vocab_size: rows of the input embedding: the first mask token's id.
+    """
+
+    def __init__(self, num_masks: int, vocab_size: int) -> None:
+        self._num_masks, self._vocab_size = num_masks, vocab_size
+
+    def __call__(self, rows: Sequence[Iterable[Plan]]) -> dict[str, Tensor]:
+        """Lay one row out.
+
+        Returns:
+            ``input_ids`` [1, N], where mask token i has the id vocab_size + i - 1;
+            ``position_ids`` [1, N], within the sample; ``attention_mask`` [1, 1, N, N], which token
+            (row) sees which (column); ``labels`` [1, N], the next token of an answer, -100 where
+            there is none; ``teachers`` [1, N], for a mask token with a label the real token before
+            that label, if it is laid out, else -1.
+        """
+        (plans,) = rows
+        real, masks, start = [], [], 0
+        for number, plan in enumerate(plans):
+            real.append(_real_tokens(plan, number))
+            masks.append(_mask_tokens(plan, number, start, self._num_masks, self._vocab_size))
+            start += plan.num_real
+        columns = torch.cat([*real, *masks], 1)
+        ids, positions, samples, visible, labels, teachers = columns
+        is_mask = ids >= self._vocab_size
+        sees_real = ~is_mask[None] & (positions[None] < visible[:, None])
+        same_group = is_mask[None] & is_mask[:, None] & (visible[None] == visible[:, None])
+        sees_masks = same_group & (positions[None] <= positions[:, None])
+        sees = (samples[None] == samples[:, None]) & (sees_real | sees_masks)
+        return {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "attention_mask": sees[None, None],
+            "labels": labels[None],
+            "teachers": teachers[None],
+        }
+
+
+def _real_tokens(plan: Plan, number: int) -> Tensor:
+    """A sample's ids, positions, sample, how many real tokens each sees, labels, teachers."""
+    ids, prompt = torch.tensor(plan.sample.token_ids), len(plan.sample.prompt_ids)
+    place = torch.arange(plan.num_real)
+    labels = torch.full_like(place, IGNORED)
+    learned = place[prompt - 1 : len(ids) - 1]
+    labels[learned] = ids[learned + 1]
+    samples, teachers = torch.full_like(place, number), torch.full_like(place, -1)
+    return torch.stack((ids[: len(place)], place, samples, place + 1, labels, teachers))
+
+
+def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size: int) -> Tensor:
+    """The same of its groups of mask tokens; its real tokens begin at ``start``."""
+    ids, cuts = torch.tensor(plan.sample.token_ids), torch.tensor(plan.cuts, dtype=torch.long)
+    ahead = torch.arange(1, num_masks + 1)
+    at = (cuts[:, None] + ahead).flatten()
+    next_ids = ids[(at + 1).clamp(max=len(ids) - 1)]
+    has_label = at + 1 < len(ids)
+    labels = torch.where(has_label, next_ids, IGNORED)
+    teachers = torch.where(has_label & (at < plan.num_real), at + start, -1)
+    mask_ids = (vocab_size - 1 + ahead).repeat(len(cuts))
+    visible = (cuts + 1).repeat_interleave(num_masks)
+    return torch.stack((mask_ids, at, torch.full_like(at, number), visible, labels, teachers))
+
+
+_CUT = 0.5  # share of the samples that the paper gives mask tokens
+
+
+class Rows(Dataset[list[Plan]]):
+    """The rows of a run, in an order that the recipe's seed decides and nothing else.
+
+    Each can be asked for by its number, whatever was asked for before, so that a run goes on from a
+    step's number alone. They fill all steps of ``num_processes`` processes.
+    """
+
+    def __init__(self, samples: Sequence[Sample], recipe: Recipe, num_processes: int = 1) -> None:
+        self._samples, self._recipe = samples, recipe
+        self._starts = [0]  # the number of the first row of each epoch
+        self._epoch, self._rows = -1, list[list[Plan]]()
+        at_once = recipe.accumulate * num_processes
+        self.steps = recipe.steps or math.ceil(self.first_of(recipe.epochs) / at_once)
+        self._count = self.steps * at_once
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> list[Plan]:
+        while self._starts[-1] <= number:
+            self._load(len(self._starts) - 1)
+        epoch = bisect_right(self._starts, number) - 1
+        self._load(epoch)
+        return self._rows[number - self._starts[epoch]]
+
+    def first_of(self, epoch: int) -> int:
+        """Number of the first row of an epoch: how many the epochs before it have."""
+        while len(self._starts) <= epoch:
+            self._load(len(self._starts) - 1)
+        return self._starts[epoch]
+
+    def count_tokens(self) -> int:
+        """Count the tokens of all rows, mask tokens included."""
+        each = (plan for number in range(len(self)) for plan in self[number])
+        return sum(plan.num_tokens(self._recipe.num_masks) for plan in each)
+
+    def _load(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        self._epoch, self._rows = epoch, plan_epoch(self._samples, self._recipe, epoch)
+        if len(self._starts) == epoch + 1:
+            self._starts.append(self._starts[epoch] + len(self._rows))
+
+
+def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[list[Plan]]:
+    """Shuffle the samples, cut each anew and pack them into rows."""
+    rng = random.Random(f"{recipe.seed} {epoch}")
+    order = list(samples)
+    rng.shuffle(order)
+    plans = (plan_sample(sample, recipe, rng) for sample in order)
+    return pack(plans, recipe.num_masks, recipe.row_tokens)
+
+
+def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
+    """Draw where a sample is cut.
+
+    A gated adapter learns at as many places as there are and the row has room for: from the one
+    before the prompt's last token, where mask tokens are read with the prompt, to the last that has
+    a label. The paper cuts half of the samples at one place behind the prompt, early enough that
+    all mask tokens have labels, and drops the rest of the answer.
+    """
+    prompt, length = len(sample.prompt_ids), len(sample)
+    if recipe.is_paper:
+        if rng.random() >= _CUT:
+            return Plan(sample)
+        places = range(prompt - 1, max(prompt, length - 1 - recipe.num_masks))
+        return Plan(sample, (rng.choice(places),), shortened=True)
+    places = range(max(0, prompt - 2), length - 2)
+    room = (recipe.row_tokens - length) // recipe.num_masks
+    count = max(1, min(recipe.num_cuts, len(places), room))
+    return Plan(sample, tuple(sorted(rng.sample(places, count))))
+
+
+def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:
+    """Fill rows with samples in their order; one that is longer than a row has its own."""
+    rows: list[list[Plan]] = []
+    room = 0
+    for plan in plans:
+        size = plan.num_tokens(num_masks)
+        if size > room:
+            rows.append([])
+            room = row_tokens
+        rows[-1].append(plan)
+        room -= size
+    return rows
