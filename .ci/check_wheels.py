@@ -82,7 +82,7 @@ def examples():
 
 def drafting_is_compiled():
     """Wait for what compiles the drafting: it writes into the environment, removed next."""
-    from ragaccel.rehearsal import REHEARSAL
+    from ragaccel.drafting.policy import REHEARSAL
 
     return REHEARSAL.wait(seconds=300)
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ragaccel import LLM, Passage
+    from ragaccel.config import Settings
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.prompt import Message, Template
     from ragaccel.rag import PassageSource
-    from ragaccel.settings import Settings
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}

@@ -17,11 +17,10 @@ from eval.stock import Generate, GenerateStatic
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.mixture import Mixture
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import Guessing, Mixture
 from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.guessing import Guessing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -39,16 +39,16 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
+from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.llm import LLM
 from ragaccel.prompt import build_prompt
-from ragaccel.rehearsal import REHEARSAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from eval.examples import Example
+    from ragaccel.config import Settings
     from ragaccel.prompt import Prompt
-    from ragaccel.settings import Settings
 
     T = TypeVar("T")
 

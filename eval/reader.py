@@ -24,8 +24,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragaccel.passage import split_sentences
 from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.sentences import split_sentences
 from recipes.reader.corpus import (
     HumanQuestion,
     detokenized,

@@ -28,15 +28,15 @@ from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from eval.script import measured, new_parser, note, result
-from ragaccel.memory.occurrences import LEAST_COMMON, squeeze
-from ragaccel.memory.registry import ReferenceRegistry
+from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks.text_matching import LEAST_COMMON, squeeze
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from ragaccel.memory.registry import Match
+    from ragaccel.frameworks.registry import Match
 
 TEXT_SIZE = 1_000
 CUT = slice(300, 700)

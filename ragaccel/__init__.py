@@ -19,24 +19,24 @@ _MODULE_OF = {
     "LLM": "llm",
     "ModelOutline": "models.load",
     "outline_model": "models.load",
-    "SharedModel": "shared",
-    "shared_model": "shared",
-    "Settings": "settings",
+    "SharedModel": "frameworks.shared_model",
+    "shared_model": "frameworks.shared_model",
+    "Settings": "config",
     "RAG": "rag",
     "Prompt": "prompt",
-    "reads_apart": "apart",
-    "take_apart": "apart",
+    "reads_apart": "frameworks.prompt_parsing",
+    "take_apart": "frameworks.prompt_parsing",
     "build_prompt": "prompt",
-    "acceptable_turns": "turns",
+    "acceptable_turns": "prompt",
     "Answer": "answer",
     "Stream": "answer",
-    "AsyncStream": "awaiting",
+    "AsyncStream": "answer",
     "Usage": "answer",
-    "CopiedSpan": "citing",
-    "copied_spans": "citing",
-    "citations": "reporting",
-    "Highlighter": "highlighting",
-    "Segment": "highlighting",
+    "CopiedSpan": "answer",
+    "copied_spans": "answer",
+    "citations": "answer",
+    "Highlighter": "answer",
+    "Segment": "answer",
     "Document": "passage",
     "Passage": "passage",
     "Reference": "decoding.request",
@@ -51,28 +51,28 @@ _MODULE_OF = {
     "SpaceDrafter": "drafting.space",
     "PaperSpaceDrafter": "drafting.space",
     "SpaceAdapter": "models.space_adapter",
-    "Mixture": "drafting.mixture",
+    "Mixture": "drafting.policy",
     "Memory": "drafting.memory",
     "AnswerMemory": "drafting.answer_memory",
-    "Match": "memory.registry",
-    "ReferenceRegistry": "memory.registry",
-    "ReferenceScope": "memory.scopes",
-    "reference_scope": "memory.scopes",
-    "current_scope": "memory.scopes",
-    "VisibleReferences": "memory.scopes",
-    "visible_references": "memory.scopes",
-    "auto_references_enabled": "memory.process_registry",
-    "default_registry": "memory.process_registry",
-    "gather_references": "retrieved",
+    "Match": "frameworks.registry",
+    "ReferenceRegistry": "frameworks.registry",
+    "ReferenceScope": "frameworks.registry",
+    "reference_scope": "frameworks.registry",
+    "current_scope": "frameworks.registry",
+    "VisibleReferences": "frameworks.registry",
+    "visible_references": "frameworks.registry",
+    "auto_references_enabled": "frameworks.registry",
+    "default_registry": "frameworks.registry",
+    "gather_references": "frameworks.references",
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
     "tool_format": "models.tool_calling",
     "ToolCalling": "models.tool_calling",
     "choose_tool": "models.tool_calling",
     "tool_calling": "models.tool_calling",
-    "check_arguments": "arguments",
-    "says_nothing": "arguments",
-    "custom_generate": "stock_generate",
+    "check_arguments": "errors",
+    "says_nothing": "errors",
+    "custom_generate": "frameworks.hf_generate",
     "Embedder": "retrieval.embedder",
     "load_embedder": "retrieval.embedder",
     "IndexReport": "retrieval.indexing",
@@ -103,19 +103,26 @@ _MODULE_OF = {
 }
 
 if TYPE_CHECKING:
-    from ragaccel.answer import Answer, Stream, Usage
-    from ragaccel.apart import reads_apart, take_apart
-    from ragaccel.arguments import check_arguments, says_nothing
-    from ragaccel.awaiting import AsyncStream
-    from ragaccel.citing import CopiedSpan, copied_spans
+    from ragaccel.answer import (
+        Answer,
+        AsyncStream,
+        CopiedSpan,
+        Highlighter,
+        Segment,
+        Stream,
+        Usage,
+        citations,
+        copied_spans,
+    )
+    from ragaccel.config import Settings
     from ragaccel.decoding.request import Reference
     from ragaccel.decoding.session import Context, Drafter, NoDrafter
     from ragaccel.decoding.stats import Stats
     from ragaccel.decoding.tree import DraftTree, Origin
     from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.drafting.memory import Memory
-    from ragaccel.drafting.mixture import Mixture
     from ragaccel.drafting.ngram import CopyDrafter
+    from ragaccel.drafting.policy import Mixture
     from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
     from ragaccel.drafting.trie import TrieDrafter
     from ragaccel.errors import (
@@ -134,37 +141,38 @@ if TYPE_CHECKING:
         NothingIndexedError,
         RagaccelError,
         UnknownArgumentError,
+        check_arguments,
+        says_nothing,
     )
-    from ragaccel.highlighting import Highlighter, Segment
-    from ragaccel.llm import LLM
-    from ragaccel.memory.process_registry import auto_references_enabled, default_registry
-    from ragaccel.memory.registry import Match, ReferenceRegistry
-    from ragaccel.memory.scopes import (
+    from ragaccel.frameworks.hf_generate import custom_generate
+    from ragaccel.frameworks.prompt_parsing import reads_apart, take_apart
+    from ragaccel.frameworks.references import gather_references
+    from ragaccel.frameworks.registry import (
+        Match,
+        ReferenceRegistry,
         ReferenceScope,
         VisibleReferences,
+        auto_references_enabled,
         current_scope,
+        default_registry,
         reference_scope,
         visible_references,
     )
+    from ragaccel.frameworks.shared_model import SharedModel, shared_model
+    from ragaccel.llm import LLM
     from ragaccel.models.load import ModelOutline, outline_model
     from ragaccel.models.space_adapter import SpaceAdapter
     from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling, tool_format
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.passage import Document, Passage
-    from ragaccel.prompt import Prompt, build_prompt
+    from ragaccel.prompt import Prompt, acceptable_turns, build_prompt
     from ragaccel.rag import RAG
-    from ragaccel.reporting import citations
     from ragaccel.retrieval.collection import Collection, Stored
     from ragaccel.retrieval.embedder import Embedder, load_embedder
     from ragaccel.retrieval.focusing import FocusedRetriever
     from ragaccel.retrieval.indexing import IndexReport, index_folder, index_passages
     from ragaccel.retrieval.retriever import Retriever, open_retriever
     from ragaccel.retrieval.store import Store, default_index_path
-    from ragaccel.retrieved import gather_references
-    from ragaccel.settings import Settings
-    from ragaccel.shared import SharedModel, shared_model
-    from ragaccel.stock_generate import custom_generate
-    from ragaccel.turns import acceptable_turns
 
 __all__ = [
     "LLM",

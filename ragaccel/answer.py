@@ -1,23 +1,414 @@
-"""Answer and Stream: what comes back from a question, whole or piece by piece."""
+"""Answers: text, copied spans, citations, highlighting, statistics, and streams of them."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ragaccel.citing import CopiedSpan, cited_numbers, copied_spans
 from ragaccel.decoding.request import Cancellation, Cancelled
-from ragaccel.forking import claim_torch
-from ragaccel.highlighting import Highlighter, Segment, segments
-from ragaccel.reporting import citations, facts
+from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
     from types import TracebackType
 
     from ragaccel.decoding.stats import GenerationResult, Stats
     from ragaccel.passage import NearestSentence, Passage
+
+
+MIN_TOKENS = 5
+MIN_CHARACTERS = 24
+
+# Scripts written without spaces: every character is a token of its own.
+SINGLE = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+SYMBOL = (
+    r"!-/:-@\[-\^`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u060c\u061b\u061f\u0964\u0965"
+    r"\u2010-\u2bff\u3001-\u3030\ufe10-\ufe1f\ufe30-\ufe6f\uff01-\uff0f\uff1a-\uff20"
+)
+_WORD = rf"[^\s{SINGLE}{SYMBOL}]+"
+# Contractions, compounds, names of files and numbers are one token: "don't", "a.txt", "1,000".
+TOKEN = re.compile(rf"\s+|[{SINGLE}]|{_WORD}(?:(?:['’.\-]|(?<=\d),(?=\d)){_WORD})*|[{SYMBOL}]")
+_BETWEEN_PASSAGES, _IN_NO_PASSAGE, _FIRST_CODE = "\0", "\1", 2
+
+_CITATION = re.compile(r"(?<!\w)\[(\d{1,3}(?:\s*(?:[,;]|-|–)\s*\d{1,3})*)\]")
+_NUMBER_OR_RANGE = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
+_NEXT_CITATION = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[\d[\d\s,;–-]*\])")
+_CITATION_BEGUN = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[(\d[\d\s,;–-]*)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSpan:
+    """A run of the answer that a passage holds word for word.
+
+    ``answer.text[start:end] == passage.text[passage_start:passage_end]``, exactly, in characters.
+    ``passage_number`` is the passage's number in the prompt, counted from 1.
+    """
+
+    start: int
+    end: int
+    passage_id: str
+    passage_number: int
+    passage_start: int
+    passage_end: int
+
+
+def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ...]:
+    """Find the maximal runs that an answer shares with its passages, in order.
+
+    A run has at least 5 tokens (words and punctuation marks) or 24 characters, begins and ends at
+    word boundaries on both sides, and lies within no longer one; two runs may overlap where
+    passages do. The result is a function of the texts alone, so it is the same whatever drafted
+    the answer. Of several places that hold a run, the passage cited right after it wins, then the
+    passage of the run before it, then the best ranked.
+    """
+    index = PassageIndex([passage.text for passage in passages])
+    window = Window(index)
+    runs: list[tuple[int, int]] = []
+    for found in TOKEN.finditer(text):
+        runs += window.push(found.group())
+    runs += window.ended()
+    spans: list[CopiedSpan] = []
+    for first, last in runs:
+        start, end = window.starts[first], window.starts[last]
+        wanted = next_cited(text[end:]) + ([spans[-1].passage_number] if spans else [])
+        number, offset = index.locate(window.codes(first, last), wanted)
+        passage_id = passages[number - 1].passage_id
+        spans.append(CopiedSpan(start, end, passage_id, number, offset, offset + end - start))
+    return tuple(spans)
+
+
+def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()) -> list[int]:
+    """The passage numbers that an answer cites as ``[2]``, ``[1, 3]`` or ``[1-3]``, each once.
+
+    Numbers without a passage do not count, nor do brackets inside a copied span, which are the
+    passage's own.
+    """
+    numbers: dict[int, None] = {}
+    for found in _CITATION.finditer(text):
+        if not any(span.start <= found.start() and found.end() <= span.end for span in spans):
+            numbers.update(dict.fromkeys(_numbers_in(found.group(1))))
+    return [number for number in numbers if 1 <= number <= num_passages]
+
+
+def next_cited(text: str) -> list[int]:
+    """The passage numbers of the citation that a text begins with, behind punctuation."""
+    cited = _NEXT_CITATION.match(text)
+    return _numbers_in(cited.group(1)) if cited else []
+
+
+def may_become_citation(text: str) -> bool:
+    """Whether more text could still make this one begin with a citation."""
+    return _CITATION_BEGUN.fullmatch(text) is not None
+
+
+class PassageIndex:
+    """The tokens of all passages as characters of one string, so that the search runs in C."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._code_of: dict[str, str] = {}
+        self._tokens = [TOKEN.findall(text) for text in texts]
+        self._codes = [self._encoded(tokens) for tokens in self._tokens]
+        self.joined = _BETWEEN_PASSAGES.join(self._codes)
+
+    def _encoded(self, tokens: Sequence[str]) -> str:
+        code_of = self._code_of
+        for token in tokens:
+            if token not in code_of:
+                code_of[token] = chr(len(code_of) + _FIRST_CODE)
+        return "".join([code_of[token] for token in tokens])
+
+    def code(self, token: str) -> str:
+        """The character that stands for a token of an answer."""
+        return self._code_of.get(token, _IN_NO_PASSAGE)
+
+    def holders(self, codes: str) -> list[int]:
+        """The numbers of the passages that hold a run."""
+        return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
+
+    def locate(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
+        """The number of the passage to name for a run, and its first character there."""
+        holders = self.holders(codes)
+        number = next((n for n in wanted if n in holders), holders[0])
+        token = self._codes[number - 1].index(codes)
+        return number, sum(map(len, self._tokens[number - 1][:token]))
+
+
+class Window:
+    """The longest run of passage tokens that ends at the newest token, white space aside."""
+
+    def __init__(self, index: PassageIndex) -> None:
+        self._index = index
+        self._codes: list[str] = []
+        self._is_space: list[bool] = []
+        self.starts = [0]  # of every token, and the end of the last
+        self._weights = [0]  # tokens that are not white space, before each token
+        self._words = [0]  # tokens with a letter or digit, before each token
+        self._first = 0
+        self._ended_at = 0
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """The run's first token, and the token after its last."""
+        end = len(self._codes)
+        return self._first, end - (end > self._first and self._is_space[-1])
+
+    @property
+    def long_enough(self) -> bool:
+        """Whether the run is a copied span already."""
+        first, last = self.run
+        return self._words[last] > self._words[first] and (
+            self._weights[last] - self._weights[first] >= MIN_TOKENS
+            or self.starts[last] - self.starts[first] >= MIN_CHARACTERS
+        )
+
+    def codes(self, first: int, last: int) -> str:
+        """The answer's tokens from ``first`` to before ``last``, as characters."""
+        return "".join(self._codes[first:last])
+
+    def push(self, token: str) -> list[tuple[int, int]]:
+        """Take a token; return the run that it ended, if any, as (first, after the last)."""
+        before, first = self.run, self._first
+        was_long_enough = self.long_enough
+        self._append(token)
+        self._shrink()
+        if self._first == first or not was_long_enough or before[1] <= self._ended_at:
+            return []
+        self._ended_at = before[1]
+        return [before]
+
+    def ended(self) -> list[tuple[int, int]]:
+        """The run that the end of the answer ended, if any."""
+        return [self.run] if self.long_enough and self.run[1] > self._ended_at else []
+
+    def _append(self, token: str) -> None:
+        space = token.isspace()
+        self._codes.append(self._index.code(token))
+        self._is_space.append(space)
+        self.starts.append(self.starts[-1] + len(token))
+        self._weights.append(self._weights[-1] + (not space))
+        self._words.append(self._words[-1] + any(map(str.isalnum, token)))
+
+    def _shrink(self) -> None:
+        """Drop tokens at the front until the rest occurs; the less is left, the likelier."""
+        end, joined = len(self._codes), self._index.joined
+        if self._codes[-1] == _IN_NO_PASSAGE:
+            self._first = end
+        elif self.codes(self._first, end) not in joined:
+            low, high = self._first + 1, end
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (
+                    (low, middle) if self.codes(middle, end) in joined else (middle + 1, high)
+                )
+            self._first = low
+        while self._first < end and self._is_space[self._first]:
+            self._first += 1
+
+
+def _numbers_in(citation: str) -> list[int]:
+    numbers: list[int] = []
+    for first, last in _NUMBER_OR_RANGE.findall(citation):
+        numbers += range(int(first), min(int(last or first), int(first) + 99) + 1)
+    return numbers
+
+
+_CONNECTORS = frozenset("'’.-,")
+_ALWAYS_WHOLE = re.compile(rf"[{SINGLE}{SYMBOL}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of an answer for display: copied from a numbered passage, or (0) the model's own."""
+
+    text: str
+    passage_number: int = 0
+
+
+def segments(text: str, spans: Sequence[CopiedSpan]) -> list[Segment]:
+    """Cut an answer into pieces for display; where spans overlap, the earlier one is shown."""
+    pieces: list[Segment] = []
+    at = 0
+    for span in spans:
+        start = max(at, span.start)
+        if start < span.end:
+            pieces += [
+                Segment(text[at:start]),
+                Segment(text[start : span.end], span.passage_number),
+            ]
+            at = span.end
+    pieces.append(Segment(text[at:]))
+    return [piece for piece in pieces if piece.text]
+
+
+class Highlighter:
+    """Marks copied spans while an answer streams: pieces of text in, segments out.
+
+    What comes out are the segments of the whole answer. It lags by the few words that may still
+    turn out to be the start of a copied span, and, where several passages hold the same words, by
+    those words, until what follows tells which passage is meant.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._index = PassageIndex([passage.text for passage in passages])
+        self._window = Window(self._index)
+        self._tokens: list[str] = []
+        self._num_shown = 0
+        self._pending = ""
+        self._ended: list[tuple[int, int]] = []  # runs whose passage is not known yet
+        self._number = 0
+
+    def feed(self, piece: str) -> list[Segment]:
+        """Take the next piece of the answer; return what can be shown by now."""
+        self._pending += piece
+        tokens = TOKEN.findall(self._pending)
+        whole = _num_whole(tokens)
+        self._pending = "".join(tokens[whole:])
+        return self._show(tokens[:whole])
+
+    def finish(self) -> list[Segment]:
+        """Return what was held back, once the answer has ended."""
+        rest = self._show(TOKEN.findall(self._pending))
+        self._pending = ""
+        self._ended += self._window.ended()
+        return _joined([*rest, *self._settle(last=True), *self._until(len(self._tokens), 0)])
+
+    def _show(self, tokens: Iterable[str]) -> list[Segment]:
+        shown: list[Segment] = []
+        for token in tokens:
+            self._tokens.append(token)
+            self._ended += self._window.push(token)
+            shown += self._settle()
+            if not self._ended:
+                shown += self._running()
+        return _joined(shown)
+
+    def _settle(self, *, last: bool = False) -> list[Segment]:
+        """Show the runs that have ended, as far as it is certain which passages they are from."""
+        shown: list[Segment] = []
+        while self._ended:
+            first, end = self._ended[0]
+            behind = "".join(self._tokens[end:])
+            run = self._window.codes(first, end)
+            if not last and may_become_citation(behind) and len(self._index.holders(run)) > 1:
+                break
+            self._number, _ = self._index.locate(run, [*next_cited(behind), self._number])
+            shown += [*self._until(first, 0), *self._until(end, self._number)]
+            self._ended.pop(0)
+        return shown
+
+    def _running(self) -> list[Segment]:
+        """Show what comes before the run that goes on, and that too if only one passage has it."""
+        first, end = self._window.run
+        shown = self._until(first, 0)
+        if self._window.long_enough:
+            holders = self._index.holders(self._window.codes(first, end))
+            if len(holders) == 1:
+                self._number = holders[0]
+                shown += self._until(end, self._number)
+        return shown
+
+    def _until(self, end: int, number: int) -> list[Segment]:
+        text = "".join(self._tokens[self._num_shown : end])
+        self._num_shown = max(self._num_shown, end)
+        return [Segment(text, number)] if text else []
+
+
+def _num_whole(tokens: Sequence[str]) -> int:
+    """How many of the tokens cannot grow any more, whatever text follows."""
+    count = len(tokens)
+    if count and tokens[-1] in _CONNECTORS and count > 1 and not _ends_alone(tokens[-2]):
+        return count - 2
+    return count if count and _ALWAYS_WHOLE.fullmatch(tokens[-1]) else max(0, count - 1)
+
+
+def _ends_alone(token: str) -> bool:
+    return token.isspace() or _ALWAYS_WHOLE.fullmatch(token) is not None
+
+
+def _joined(pieces: Iterable[Segment]) -> list[Segment]:
+    return list(_merge(pieces))
+
+
+def _merge(pieces: Iterable[Segment]) -> Iterator[Segment]:
+    """Neighbours of one passage become one segment."""
+    last: Segment | None = None
+    for piece in pieces:
+        if last is not None and last.passage_number == piece.passage_number:
+            last = Segment(last.text + piece.text, last.passage_number)
+        else:
+            if last is not None:
+                yield last
+            last = piece
+    if last is not None:
+        yield last
+
+
+def citations(
+    text: str,
+    passages: Sequence[Passage],
+    spans: Sequence[CopiedSpan] | None = None,
+    *,
+    place: Callable[[Passage], str] | None = None,
+) -> list[dict[str, Any]]:
+    """Tell which runs of a text stand in which passages: its copied spans as plain values.
+
+    Each has its ``text``, the ``passage_id``, the passage's ``citation`` for people, and where it
+    stands in the passage (``start``, ``end``) and in the text (``out_start``, ``out_end``), in
+    characters.
+
+    Args:
+        text: what was written.
+        passages: what it may have been copied from.
+        spans: its copied spans, where they are known; found otherwise.
+        place: writes a citation, in place of ``Passage.citation``.
+    """
+    found = copied_spans(text, passages) if spans is None else spans
+    return [
+        {
+            "text": text[span.start : span.end],
+            "passage_id": span.passage_id,
+            "citation": _cited(_copied(passages[span.passage_number - 1], span), place),
+            "start": span.passage_start,
+            "end": span.passage_end,
+            "out_start": span.start,
+            "out_end": span.end,
+        }
+        for span in found
+    ]
+
+
+def facts(
+    passage: Passage, *, place: Callable[[Passage], str] | None = None
+) -> dict[str, str | int]:
+    """Tell what is known of a passage besides its text."""
+    known = {
+        "passage_id": passage.passage_id,
+        "citation": _cited(passage, place),
+        "title": passage.title,
+        "source": passage.path,
+        "page": passage.page,
+        "line": passage.line,
+    }
+    return {name: value for name, value in known.items() if value is not None and value != ""}
+
+
+def _copied(passage: Passage, span: CopiedSpan) -> Passage:
+    return passage.cut(span.passage_start, span.passage_end)
+
+
+def _cited(passage: Passage, place: Callable[[Passage], str] | None) -> str:
+    return passage.citation if place is None else place(passage)
+
 
 __all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]
 
@@ -246,3 +637,91 @@ class Stream(Iterator[str]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_MOST = 64  # callers waiting at one time; the others queue
+_NAME = "ragaccel-async"
+
+
+_THREADS = ThreadPoolExecutor(_MOST, thread_name_prefix=_NAME)  # started when needed
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run blocking work beside the event loop.
+
+    Raises:
+        ForkError: this process was forked from one that had used a model.
+        RuntimeError: in place of a SystemExit or KeyboardInterrupt, which would end the event loop
+            and with it the requests of all others. No signal raises one in these threads: a
+            callback of the request did.
+    """
+    claim_torch()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _kept_in, work)
+
+
+def _kept_in(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"a callback of this request raised {error!r}") from error
+
+
+async def unless_cancelled(work: Callable[[Cancellation], Result]) -> Result:
+    """Run blocking work beside the event loop; if the caller is cancelled, so is the work."""
+    cancellation = Cancellation()
+    try:
+        return await in_thread(partial(work, cancellation))
+    finally:
+        cancellation.ask()
+
+
+async def answered(stream: Stream) -> Answer:
+    """Await the answer of a stream; if the caller is cancelled, so is the answer."""
+    try:
+        return await in_thread(stream.finish)
+    finally:
+        stream.close()
+
+
+class AsyncStream(AsyncIterator[str]):
+    """An answer being generated, for asyncio: iterate it for pieces, then ask for ``answer``.
+
+    Leaving the loop over it, cancelling whoever waits for it, or ``aclose`` ends it.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._pieces = stream, _pieces_of(stream)
+
+    async def __anext__(self) -> str:
+        return await anext(self._pieces)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens generated so far: those that are no text too, and those held back."""
+        return self._stream.token_ids
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        return self._stream.answer
+
+    async def aclose(self) -> None:
+        """Stop generating and free what the request held; safe to call twice."""
+        await self._pieces.aclose()
+        self._stream.close()
+
+    async def finish(self) -> Answer:
+        """Wait for the rest, and return the answer."""
+        return await answered(self._stream)
+
+
+async def _pieces_of(stream: Stream) -> AsyncGenerator[str, None]:
+    """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
+    try:
+        while (piece := await in_thread(lambda: next(stream, None))) is not None:
+            yield piece
+    finally:
+        with suppress(RuntimeError):  # the loop may be gone when this is dropped
+            stream.close()

@@ -1,6 +1,18 @@
-"""Errors: the few that a user can act on; each message says what to do."""
+"""Errors, and the checks of arguments that raise them.
+
+A table maps the name of a field to its check: a function of (name, value) that returns the value as
+the rest of the package wants it, or raises ``ConfigurationError`` with the name.
+"""
 
 from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from operator import index
+from typing import Any
 
 
 class RagaccelError(Exception):
@@ -66,3 +78,265 @@ class IndexWriteError(RagaccelError):
 
 class MemoryWriteError(RagaccelError):
     """A memory's file that cannot be written; what was saved before is whole."""
+
+
+Check = Callable[[str, Any], Any]
+
+MAX_TOKEN_ID = 2**63 - 1
+_MAX_WHOLE = 2**64 - 1
+_SHOWN = 60  # characters of a value in a message
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_fields(given: Mapping[str, Any], table: Mapping[str, Check]) -> dict[str, Any]:
+    """Return the fields that were given, each by its check; None counts as not given.
+
+    Raises:
+        ConfigurationError: a value that cannot work, named with its field.
+    """
+    return {name: table[name](name, value) for name, value in given.items() if value is not None}
+
+
+def whole(name: str, value: Any) -> int:
+    """Check a whole number of at most 64 bits."""
+    try:
+        number = index(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers is no number
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be a whole number, not {shown(value)}")
+    if abs(number) > _MAX_WHOLE:
+        raise ConfigurationError(f"{name} must be a number of at most 64 bits, not {shown(value)}")
+    return number
+
+
+def positive(name: str, value: Any) -> int:
+    """Check a whole number from 1."""
+    wanted = whole(name, value)
+    if wanted < 1:
+        raise ConfigurationError(f"{name} must be 1 or more, not {wanted}")
+    return wanted
+
+
+def not_negative(name: str, value: Any) -> int:
+    """Check a whole number from 0."""
+    wanted = whole(name, value)
+    if wanted < 0:
+        raise ConfigurationError(f"{name} must be 0 or more, not {wanted}")
+    return wanted
+
+
+def number(name: str, value: Any) -> float:
+    """Check a finite number."""
+    try:
+        wanted = None if isinstance(value, bool | str | bytes | bytearray) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        wanted = None
+    if wanted is None:
+        raise ConfigurationError(f"{name} must be a number, not {shown(value)}")
+    if not math.isfinite(wanted):
+        raise ConfigurationError(f"{name} must be a finite number, not {wanted}")
+    return wanted
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a switch."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise ConfigurationError(f"{name} must be True or False, not {shown(value)}")
+
+
+def truth(name: str, value: Any) -> bool:
+    """Check whatever is true or false."""
+    try:
+        return bool(value)
+    except Exception as error:  # an array of several, say
+        raise ConfigurationError(f"{name} must be True or False, not {shown(value)}") from error
+
+
+def text(name: str, value: Any) -> str:
+    """Check a text, empty or not, of whole characters."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a string, not {shown(value)}")
+    if _LONE_SURROGATE.search(value):
+        raise ConfigurationError(f"{name} holds a lone surrogate, half a character: {shown(value)}")
+    return value
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Check one text or several, none of them empty."""
+    given = (
+        (value,)
+        if isinstance(value, str)
+        else _listed(name, value, "a string or a list of strings")
+    )
+    if not all(isinstance(one, str) and one for one in given):
+        raise ConfigurationError(f"{name} is a string or a list of strings, none of them empty")
+    return given
+
+
+def stop_texts(name: str, value: Any) -> tuple[str, ...]:
+    """Check texts that an answer may hold."""
+    return tuple(text(name, one) for one in texts(name, value))
+
+
+def callables(name: str, value: Any) -> tuple[Any, ...]:
+    """Check a list of functions."""
+    if callable(value) and not isinstance(value, Iterable):
+        raise ConfigurationError(f"{name} is a list: put this one between brackets")
+    given = _listed(name, value, "a list of functions")
+    for place, one in enumerate(given):
+        if not callable(one) or isinstance(one, type):
+            raise ConfigurationError(f"{name}[{place}] cannot be called: {shown(one)}")
+    return given
+
+
+def drafter(name: str, value: Any) -> Any:
+    """Check a drafter: ``draft`` and ``probe_ids``."""
+    wanted = f"{name} must have draft(context, budget) and probe_ids, as a Drafter has"
+    if isinstance(value, type) or not callable(getattr(value, "draft", None)):
+        raise ConfigurationError(f"{wanted}, not {shown(value)}")
+    try:
+        token_ids(f"{name}.probe_ids", value.probe_ids)
+    except AttributeError:
+        raise ConfigurationError(f"{wanted}, not {shown(value)}") from None
+    return value
+
+
+def path_or(attribute: str) -> Check:
+    """Make a check of a path, or of an object that has an attribute."""
+
+    def check(name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return text(name, value)
+        if not isinstance(value, os.PathLike) and not hasattr(value, attribute):
+            raise ConfigurationError(f"{name} must be a path or such an object, not {shown(value)}")
+        return value
+
+    return check
+
+
+def space(name: str, value: Any) -> Any:
+    """Check a SPACE adapter, where one is, or a switch."""
+    return value if isinstance(value, bool) else path_or("num_masks")(name, value)
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Check token ids: whole numbers from 0, each of at most 63 bits."""
+    ids = value
+    if not isinstance(value, tuple) or not set(map(type, value)) <= {int}:
+        if isinstance(value, str | bytes | Mapping):
+            raise ConfigurationError(f"{name} must be token ids, not {shown(value)}")
+        try:
+            ids = tuple(map(index, value))
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigurationError(f"{name} must be whole numbers, not {shown(value)}") from None
+    if ids and min(ids) < 0:
+        raise ConfigurationError(f"{name} must be 0 or more, not {min(ids)}")
+    if ids and max(ids) > MAX_TOKEN_ID:
+        raise ConfigurationError(f"{name} must be token ids, not {shown(max(ids))}")
+    checked: tuple[int, ...] = ids
+    return checked
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, whatever it is."""
+    try:
+        written = repr(value)
+    except Exception:  # a message about a value cannot fail over it
+        return f"a {type(value).__name__}"
+    return written if len(written) <= _SHOWN else f"{written[: _SHOWN - 1]}…"
+
+
+def _listed(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise ConfigurationError(f"{name} is {wanted}, not {shown(value)}")
+    try:
+        return tuple(value)
+    except Exception as error:  # an iterable of the caller's that breaks
+        raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
+
+
+_HERE = "the model runs in this process, and nothing is sent anywhere"
+_PENALTY = "repetition_penalty=1.1 or no_repeat_ngram_size=3 discourage repetition"
+_LOGPROBS = (
+    "answers hold token ids without probabilities; score an answer with one forward pass of the "
+    "transformers model"
+)
+_LOADING = "it is an option of loading, which goes to model_kwargs={...}"
+
+ELSEWHERE: Mapping[str, str] = {
+    "base_url": _HERE,
+    "best_of": "call once for each answer, with another seed",
+    "do_sample": "temperature=0 takes the likeliest token, more samples",
+    "early_stopping": "one answer is decoded, exactly as greedy or sampled decoding would",
+    "eos_token_id": 'the model\'s own end tokens count, and stop=["..."]',
+    "frequency_penalty": _PENALTY,
+    "keep_alive": "the model stays loaded as long as an object holds it",
+    "length_penalty": "one answer is decoded, exactly as greedy or sampled decoding would",
+    "logit_bias": "logits_processors=[...] of a call, such as SequenceBiasLogitsProcessor",
+    "logprobs": _LOGPROBS,
+    "max_length": "max_new_tokens counts the answer alone",
+    "num_beams": "one answer is decoded, exactly as greedy or sampled decoding would",
+    "organization": _HERE,
+    "pipeline_kwargs": "give its settings by their own names, such as max_tokens=64",
+    "presence_penalty": _PENALTY,
+    "reasoning": 'chat_template_kwargs={"enable_thinking": ...}, if the template reads that',
+    "stopping_ids": 'stop=["..."], or stopping_criteria=[...] in a call',
+    "streamer": "the methods that stream give the pieces",
+    "top_logprobs": _LOGPROBS,
+    **dict.fromkeys(
+        ("attn_implementation", "cache_dir", "load_in_4bit", "load_in_8bit", "local_files_only",
+         "quantization_config", "revision", "trust_remote_code"),
+        _LOADING,
+    ),
+}  # fmt: skip
+"""Names that other classes and libraries take, and what to use in their place."""
+
+_WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "num_beams": (None, 1),
+    "presence_penalty": (None, 0),
+    "top_logprobs": (None, 0),
+}
+
+
+def says_nothing(name: str, value: object) -> bool:
+    """Whether another library's name has the value that asks for nothing, as a penalty of 0."""
+    return name in _WITHOUT_EFFECT and value in _WITHOUT_EFFECT[name]
+
+
+def check_arguments(
+    who: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    instead: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse names that there are not.
+
+    Args:
+        who: the class, or "a call".
+        given: the names that came.
+        known: the names that there are.
+        instead: advice for names of other libraries, before that of ``ELSEWHERE``.
+
+    Raises:
+        UnknownArgumentError: a name that there is not; the message says what to use instead.
+    """
+    names = sorted(known)
+    unknown = sorted(set(given).difference(names))
+    if unknown:
+        advice = {**ELSEWHERE, **(instead or {})}
+        told = [f"{name}: {advice[name]}" for name in unknown if name in advice]
+        others = [_corrected(name, names) for name in unknown if name not in advice]
+        listed = [f"there are {', '.join(names)}"] if others else []
+        raise UnknownArgumentError(f"{who} takes no {'; '.join([*told, *others, *listed])}")
+
+
+def _corrected(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"{name}: did you mean {close[0]}?" if close else name

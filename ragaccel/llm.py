@@ -1,44 +1,376 @@
-"""LLM: a local language model that completes prompts, copying from references where it can."""
+"""The LLM: loads a model, generates, streams, and answers several callers in one pass."""
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Union, overload
 
-from ragaccel.answer import Answer, Stream
-from ragaccel.awaiting import AsyncStream, answered, unless_cancelled
+from ragaccel.answer import Answer, AsyncStream, Stream, answered, unless_cancelled
+from ragaccel.config import (
+    SAMPLING,
+    Settings,
+    check_names,
+    check_options,
+    check_settings,
+    remembers,
+)
+from ragaccel.decoding.request import Cancellation, Request, Sampling
+from ragaccel.drafting.policy import REHEARSAL, Guessing
 from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.errors import ConfigurationError
-from ragaccel.forking import claim_torch
-from ragaccel.guessing import Guessing
-from ragaccel.homes import cost_file
-from ragaccel.inputs import is_batch, references_of_each
-from ragaccel.loading import open_model, use_space
-from ragaccel.models.generation_config import GenerationDefaults
-from ragaccel.models.load import as_target, end_tokens, is_bundled
+from ragaccel.errors import ConfigurationError, shown
+from ragaccel.models.generation_config import GenerationDefaults, TimeRule
+from ragaccel.models.hf_processors import criterion_rules, logits_processors
+from ragaccel.models.load import as_target, bundled_reader_path, end_tokens, is_bundled, load_model
 from ragaccel.models.packing import packing_file
 from ragaccel.models.self_check import check_folder
+from ragaccel.models.space_adapter import SpaceAdapter
+from ragaccel.models.streaming import IncrementalDecoder, TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.planning import check_probes, make_plan
-from ragaccel.references import listed_references
-from ragaccel.running import Runner
-from ragaccel.settings import check_options, check_settings
-from ragaccel.writing import Writer
+from ragaccel.paths import claim_torch, cost_file, keep_forever, owns_torch
+from ragaccel.prompt import (
+    as_texts,
+    is_batch,
+    listed_references,
+    predicted_answers,
+    read_prompt,
+    references_of_each,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
     from pathlib import Path
 
     from transformers import GenerationConfig
     from typing_extensions import Unpack
 
-    from ragaccel.decoding.session import Drafter
+    from ragaccel.decoding.session import Drafter, Session
+    from ragaccel.decoding.stats import Step
     from ragaccel.drafting.memory import Memory
-    from ragaccel.inputs import AnyReference, Batch, OnePrompt
-    from ragaccel.loading import Space
-    from ragaccel.planning import Plan
-    from ragaccel.settings import Settings
+    from ragaccel.models.hf_model import HuggingFaceModel
+    from ragaccel.passage import Passage
+    from ragaccel.prompt import AnyReference, Batch, OnePrompt
+
+
+SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+"""A model that answers in its own words and that a laptop runs; 3 GB."""
+BUNDLED_READER = (
+    "no model named: the bundled reader answers, a small one that quotes English sentences"
+)
+
+
+def open_model(
+    name_or_path: str | Path | None, *, rehearse: bool, **arguments: Any
+) -> tuple[HuggingFaceModel, Tokenizer]:
+    """Load a model and its tokenizer; errors are those of ``load_model``.
+
+    Args:
+        name_or_path: what to load; None is the bundled reader, and stderr says so.
+        rehearse: compile the drafting functions beside the loading.
+        **arguments: for ``load_model``.
+    """
+    if name_or_path is None:
+        name_or_path = bundled_reader_path()
+        sys.stderr.write(f"ragaccel: {BUNDLED_READER} (another: LLM.load({SUGGESTED_MODEL!r}))\n")
+    if not isinstance(name_or_path, str | PathLike):
+        raise ConfigurationError(
+            f"a model is named by a string or a path, not {shown(name_or_path)}"
+        )
+    if rehearse:
+        REHEARSAL.start()
+    return load_model(str(name_or_path), **arguments)
+
+
+Space = Union["SpaceAdapter", str, "Path", bool]
+"""A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
+
+
+def use_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
+    """Let a model wear a SPACE adapter; none if ``space`` is false or ``None``.
+
+    Returns:
+        the mask tokens that are worth their rows (``SpaceAdapter.num_useful``).
+
+    Raises:
+        ModelNotFoundError: there is none of that name, or the model brings none.
+        ConfigurationError: it does not fit the model, or nothing could be guessed with it.
+    """
+    first = model.vocab_size
+    if space is None or space is False:
+        return range(first, first)
+    if exact:
+        raise ConfigurationError(
+            "exact mode has no rows for mask tokens: leave out space, or exact=True"
+        )
+    if space is True:
+        revision = getattr(model.model.config, "_commit_hash", None)
+        adapter = SpaceAdapter.of_model(model.model.name_or_path, revision)
+    else:
+        adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
+    model.use_space(adapter)
+    return range(first, first + adapter.num_useful)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One checked request, and what its answer will be made of."""
+
+    request: Request
+    drafter: Drafter | None
+    remember: bool
+    stop: TextStopRule
+    passages: tuple[Passage, ...]
+    dropped: tuple[Passage, ...]
+
+
+def make_plan(
+    model: HuggingFaceModel,
+    tokenizer: Tokenizer,
+    prompt: Any,
+    references: Sequence[AnyReference],
+    settings: Settings,
+    *,
+    defaults: GenerationDefaults,
+    room: int | None,
+) -> Plan:
+    """Check what is asked for and put it into token ids.
+
+    Args:
+        model: decodes it.
+        tokenizer: its tokenizer.
+        prompt: one prompt of any kind.
+        references: texts its answer is likely to repeat.
+        settings: what the request sets.
+        defaults: what the model's generation config sets, where the request does not.
+        room: most tokens of a prompt with its answer; ``None`` where there is no limit.
+
+    Raises:
+        ConfigurationError: a prompt or setting that cannot work.
+        TypeError: a setting that there is not.
+    """
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    check_names(given)
+    built = read_prompt(prompt, references, tokenizer, model.vocab_size)
+    eos_ids = defaults.eos_ids(tokenizer.eos_ids)
+    more = defaults.complete(
+        given,
+        num_prompt=len(built.token_ids),
+        eos_ids=eos_ids,
+        room=room,
+        vocab_size=model.vocab_size,
+    )
+    if "stop" in given:
+        stop = TextStopRule(as_texts("stop", given.pop("stop")), tokenizer)
+    else:  # where generate looks for them: in the prompt's end as well
+        stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
+    given |= more.settings
+    timed = () if more.max_seconds is None else (TimeRule(more.max_seconds),)
+    criteria = given.pop("stopping_criteria", ())
+    processors = given.pop("logits_processors", ())
+    drafter, remember = given.pop("drafter", None), remembers(settings)
+    check_probes(drafter, model)
+    given.pop("remember", None)
+    predictions = as_texts("prediction", given.pop("prediction", ()))
+    sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
+    predicted = predicted_answers(predictions, tokenizer, built.token_ids)
+    request = Request(
+        prompt_ids=built.token_ids,
+        references=(*built.references, *predicted),
+        sampling=sampling,
+        eos_ids=eos_ids,
+        stop_rules=(stop, *timed, *criterion_rules(criteria, built.token_ids, model.device)),
+        score_rules=more.score_rules,
+        processors=(*logits_processors(processors), *more.processors),
+        **given,
+    )
+    return Plan(request, drafter, remember, stop, built.passages, built.dropped)
+
+
+def check_probes(drafter: Drafter | None, model: Any) -> None:
+    """Raise ConfigurationError for a drafter that wants mask tokens the model does not read."""
+    limit = model.vocab_size + model.num_masks
+    if drafter is not None and max(drafter.probe_ids, default=0) >= limit:
+        raise ConfigurationError(
+            f"this drafter wants the mask token {max(drafter.probe_ids)}, and the model reads ids "
+            f"below {limit}: load it with a SPACE adapter (space=...) and give llm.probe_ids"
+        )
+
+
+class _Resources(ExitStack):
+    """What requests hold until they end; what a forked process inherits is not freed there.
+
+    Other threads of its parent may have held the locks that this takes.
+    """
+
+    def __exit__(self, *details: Any) -> bool:
+        if not owns_torch():
+            keep_forever(self.pop_all())
+        return bool(super().__exit__(*details))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request and how its tokens are guessed: by a drafter of its own, out of the past or not."""
+
+    request: Request
+    drafter: Drafter | None = None
+    remember: bool = True
+
+
+class Runner:
+    """Decodes requests beside one another.
+
+    Args:
+        scheduler: runs the steps.
+        guessing: opens the sessions.
+        token_budget: most guesses a verify pass takes; None for what pays.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, guessing: Guessing, token_budget: int | None = None
+    ) -> None:
+        self.scheduler, self._guessing = scheduler, guessing
+        self._token_budget = token_budget
+
+    def one(
+        self, job: Job, cancellation: Cancellation
+    ) -> Generator[tuple[Session, Step], None, None]:
+        """Decode one request, step by step.
+
+        Raises:
+            Cancelled: this was asked for before its end.
+        """
+        with _Resources() as stack:
+            session = self._open(job, stack)
+            for step in self.scheduler.steps(session, cancellation):
+                yield session, step
+
+    def all(
+        self, jobs: Sequence[Job], cancellation: Cancellation | None = None
+    ) -> Generator[tuple[int, Session, Step], None, None]:
+        """Decode several requests, step by step, each step with the number of its job.
+
+        What a request holds is free when its last step is there.
+
+        Raises:
+            Cancelled: this was asked for before their end.
+        """
+        waiting = deque(enumerate(jobs))
+        running: dict[Session, tuple[int, _Resources]] = {}
+        with _Resources() as everything:
+            while waiting or running:
+                while waiting and len(running) < self.scheduler.max_batch:
+                    number, job = waiting.popleft()
+                    own = everything.enter_context(_Resources())
+                    running[self._open(job, own)] = number, own
+                for session, step in self.scheduler.advance(list(running), cancellation):
+                    number, own = running[session]
+                    if session.finish_reason is not None:
+                        del running[session]
+                        own.close()
+                    yield number, session, step
+
+    def _open(self, job: Job, stack: _Resources) -> Session:
+        verifier = stack.enter_context(closing(self.scheduler.engine.open(job.request)))
+        session = stack.enter_context(
+            self._guessing.session(
+                verifier,
+                job.request,
+                drafter=job.drafter,
+                remember=job.remember,
+                token_budget=self._token_budget,
+            )
+        )
+        stack.callback(self.scheduler.leave, session)
+        stack.callback(session.close)
+        return session
+
+
+class Writer:
+    """Has requests decoded and writes their answers.
+
+    Args:
+        runner: decodes them.
+        tokenizer: turns tokens into text.
+    """
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
+        self._runner, self._tokenizer = runner, tokenizer
+
+    def stream(self, plan: Plan) -> Stream:
+        """Write one answer while it is read."""
+        cancellation, written = Cancellation(), list[int]()
+        pieces = self._pieces(plan, cancellation, written)
+        return Stream(pieces, plan.passages, cancellation, written)
+
+    def _pieces(
+        self, plan: Plan, cancellation: Cancellation, written: list[int]
+    ) -> Generator[str, None, Answer]:
+        text: Writing | None = None
+        with closing(self._runner.one(_job(plan), cancellation)) as steps:
+            for session, step in steps:
+                text = text or Writing(plan, session, self._tokenizer)
+                written += step.token_ids
+                if piece := text.add(step):
+                    yield piece
+        assert text is not None
+        if piece := text.finish():
+            yield piece
+        return text.answer()
+
+    def all(self, plans: Sequence[Plan], cancellation: Cancellation | None = None) -> list[Answer]:
+        """Write several answers, as many at a time as a pass takes sequences; in order.
+
+        Raises:
+            Cancelled: this was asked for before their end.
+        """
+        texts: dict[int, Writing] = {}
+        with closing(self._runner.all([_job(plan) for plan in plans], cancellation)) as steps:
+            for number, session, step in steps:
+                if number not in texts:
+                    texts[number] = Writing(plans[number], session, self._tokenizer)
+                texts[number].add(step)
+        for text in texts.values():
+            text.finish()
+        return [texts[number].answer() for number in range(len(plans))]
+
+
+def _job(plan: Plan) -> Job:
+    return Job(plan.request, plan.drafter, plan.remember)
+
+
+class Writing:
+    """The text of one answer: steps in, pieces that nothing takes back out."""
+
+    def __init__(self, plan: Plan, session: Session, tokenizer: Tokenizer) -> None:
+        self.session, self._plan = session, plan
+        self._decoder, self._text = IncrementalDecoder(tokenizer), plan.stop.hold_back()
+        self._pieces: list[str] = []
+
+    def add(self, step: Step) -> str:
+        """Write a step; return the piece of text that is certain now, possibly empty."""
+        tokens, session = step.token_ids, self.session
+        if session.finish_reason == "stop" and tokens[-1] in session.request.eos_ids:
+            tokens = tokens[:-1]
+        return self._keep(self._text.push(self._decoder.push(tokens)))
+
+    def finish(self) -> str:
+        """Return what was held back, at the end."""
+        return self._keep(self._text.push(self._decoder.finish()) + self._text.finish())
+
+    def answer(self) -> Answer:
+        """Put the finished answer together."""
+        plan, text = self._plan, "".join(self._pieces)
+        return Answer.of(text, self.session.result(), plan.passages, plan.dropped)
+
+    def _keep(self, piece: str) -> str:
+        self._pieces.append(piece)
+        return piece
 
 
 class LLM:

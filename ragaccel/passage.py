@@ -1,10 +1,15 @@
-"""Document and Passage: the nouns of text."""
+"""Documents, passages, and their sentences."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +117,201 @@ class NearestSentence:
     def text(self) -> str:
         """The sentence."""
         return self.passage.text[self.start : self.end]
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
+_HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
+_TABLE_ROW = re.compile(r"[ \t]*\|")
+_RULE = re.compile(  # no two parts of it can match the same characters: it never starts over
+    r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
+)
+_ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
+_GOES_ON = re.compile(
+    r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
+)
+_END = re.compile(
+    r"""
+    (?<=[.!?…])["'”’)\]*_`]*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # the next one starts large
+  | (?<=[.!?…:])["'”’)\]*_`]*[ \t]*\n                                  # or on a line of its own
+  | (?<=[。！？।؟])\s*
+    """,
+    re.VERBOSE,
+)
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs|Fig|Figs|Eq|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt|Ft"
+    r"|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct"
+    r"|Nov|Dec))\.$"
+)
+_LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
+_SHORT_LINE = 45
+_LONG_SENTENCE = 500
+_LONG_HEADING = 12  # words
+_BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
+_WORD = re.compile(r"\w")
+_VISIBLE = re.compile(r"\S")
+
+Span = tuple[int, int]
+
+
+def sentence_spans(text: str) -> Iterator[Span]:
+    """Yield (start, end) of every sentence, white space around it left out, in order.
+
+    A rule-based splitter for prose and Markdown alike: a heading, a list item, a table row and a
+    fenced block of code count as sentences; abbreviations, initials and list numbers do not end
+    one. Spans never overlap, and nothing but white space and rules (``---``) lies between them.
+    """
+    ready: Span | None = None
+    held: Span | None = None
+    for start, end in _pieces(text):
+        begins = held[0] if held else start
+        held = (begins, end) if _is_fragment(text, begins, end) else None
+        if held is None:
+            if ready:
+                yield ready
+            ready = begins, end
+    last = (ready[0], held[1]) if ready and held else ready or held
+    if last:
+        yield last
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text, as strings."""
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
+def is_heading(text: str, start: int, end: int) -> bool:
+    """Whether a sentence heads what follows it and says nothing itself.
+
+    ``# Ropes``, a line underlined, or a short line of its own without a stop at its end, before a
+    blank line or last in the text after one; list items and table rows are no headings.
+    """
+    if _HEADING.match(text, start, end):
+        return True
+    first, *rest = text[start:end].split("\n")
+    if _ITEM.match(first) or _TABLE_ROW.match(first):
+        return False
+    if rest:
+        return bool(_RULE.match(rest[-1]))
+    if len(first.split()) > _LONG_HEADING or first[-1] in ".!?:;,…":
+        return False
+    if _BLANK_LINE.match(text, end):
+        return not text[text.rfind("\n", 0, start) + 1 : start].strip()
+    return not _VISIBLE.search(text, end) and _follows_blank_line(text, start)
+
+
+def _follows_blank_line(text: str, start: int) -> bool:
+    newline = text.rfind("\n", 0, start)
+    above = text.rfind("\n", 0, max(newline, 0))
+    return above >= 0 and not text[above:start].strip(" \t\n")
+
+
+def _is_fragment(text: str, start: int, end: int) -> bool:
+    """One or two characters, or a number with its stop: it belongs to what follows."""
+    return end - start <= 2 or bool(_LIST_NUMBER.fullmatch(text, start, end))
+
+
+def _pieces(text: str) -> Iterator[Span]:
+    """Sentences before fragments are joined to what follows them."""
+    for start, end in _blocks(text):
+        for piece in _sentences_of(text, start, end):
+            first, last = _trimmed(text, *piece)
+            if first < last and (_WORD.search(text, first, last) or last - first == len(text)):
+                yield first, last
+
+
+def _blocks(text: str) -> Iterator[Span]:
+    """Fenced code whole; between fences runs of lines that may share sentences."""
+    position = 0
+    for start, end in fenced_spans(text):
+        yield from _line_runs(text, position, start)
+        yield from _fence_pieces(text, start, end)
+        position = end
+    yield from _line_runs(text, position, len(text))
+
+
+def fenced_spans(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """Yield (start, end) of every fenced block of code in a part of a text, both fences included.
+
+    A fence that is never closed starts no block: a passage may begin inside one.
+    """
+    opened: tuple[int, str] | None = None
+    for line in _FENCE.finditer(text, start, len(text) if end is None else end):
+        marks, rest = line.groups()
+        if opened is None:
+            opened = (line.start(), marks) if "`" not in rest else None
+        elif marks.startswith(opened[1]) and not rest.strip():
+            yield opened[0], line.end()
+            opened = None
+
+
+def _line_runs(text: str, start: int, end: int) -> Iterator[Span]:
+    run, position = start, start
+    previous = ""
+    while position < end:
+        newline = text.find("\n", position, end)
+        stop = end if newline < 0 else newline + 1
+        line = text[position:stop]
+        if _starts_run(previous, line):
+            yield run, position
+            run = position
+        previous, position = line, stop
+    yield run, end
+
+
+def _starts_run(previous: str, line: str) -> bool:
+    """Whether a line has nothing to do with the sentence of the line before it."""
+    if not previous.strip() or not line.strip():
+        return True
+    if _RULE.match(line):
+        return False  # the underline of a heading, or the rule below a table's head
+    if _HEADING.match(previous) or _HEADING.match(line) or _RULE.match(previous):
+        return True
+    if _TABLE_ROW.match(previous) or _TABLE_ROW.match(line) or _ITEM.match(line):
+        return True
+    ended, started = previous.strip(), line.lstrip()
+    if started[0].islower() or len(ended) >= _SHORT_LINE:
+        return False
+    return not _GOES_ON.search(ended)
+
+
+def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
+    if _HEADING.match(text, start, end) or text.startswith(("```", "~~~", "|"), start):
+        yield start, end
+        return
+    position = start
+    for found in _END.finditer(text, start, end):
+        closing = found.group().rstrip()
+        stop = found.start() + len(closing)
+        if _ABBREVIATION.search(text[max(position, found.start() - 12) : found.start()]):
+            continue
+        yield from _shortened(text, position, stop)
+        position = found.end()
+    yield from _shortened(text, position, end)
+
+
+def _shortened(text: str, start: int, end: int) -> Iterator[Span]:
+    """A very long sentence is no prose but lines without stops: take it line by line."""
+    while end - start > _LONG_SENTENCE:
+        newline = text.find("\n", start, end)
+        if newline < 0:
+            break
+        yield start, newline
+        start = newline + 1
+    yield start, end
+
+
+def _fence_pieces(text: str, start: int, end: int) -> Iterator[Span]:
+    """Fenced code as one piece; a long block is cut at its blank lines."""
+    position = start
+    if end - start > _LONG_SENTENCE:
+        for gap in re.finditer(r"\n[ \t]*\n", text[start:end]):
+            yield position, start + gap.start()
+            position = start + gap.end()
+    yield position, end
+
+
+def _trimmed(text: str, start: int, end: int) -> Span:
+    piece = text[start:end]
+    stripped = piece.strip()
+    first = start + len(piece) - len(piece.lstrip())
+    return first, first + len(stripped)

@@ -1,29 +1,196 @@
-"""Prompt: a question and its passages as token ids, packed to the context, with references."""
+"""Prompts: passages, messages and questions to token ids and references."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.checks import shown, text
+from ragaccel import errors as checks
 from ragaccel.decoding.request import Reference
-from ragaccel.errors import CapacityError, ConfigurationError
-from ragaccel.passage import Passage
-from ragaccel.references import (
-    TURN_WEIGHT,
-    EncodedText,
-    check_passage,
-    encode_text,
-    listed_references,
-    rank_weights,
-    refer,
-)
-from ragaccel.sentences import split_sentences
+from ragaccel.errors import CapacityError, ConfigurationError, shown, text
+from ragaccel.passage import Passage, split_sentences
 
 if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
+
+
+# What a spaced variant keeps behind the point where both variants agree: enough to be found again.
+_TAIL_TOKENS = 16
+TURN_WEIGHT = 0.5
+_LEAD_TOKENS = 16  # of the prompt, before a predicted answer: as long as matches are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text with its token ids and the characters [start, end) that each token stands for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+    def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
+        """The ids of the tokens that share a character with [start, end), and ``margin`` beside."""
+        inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
+        if not inside:
+            return ()
+        return self.token_ids[max(0, inside[0] - margin) : inside[-1] + 1 + margin]
+
+
+def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
+    """Tokenize a text, with the characters of every token, or none if the tokenizer cannot say.
+
+    What is marked in it (``Tokenizer.shield``) is tokenized as text, and stands there unmarked.
+    """
+    try:
+        ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+    except ConfigurationError:
+        ids, offsets = tokenizer.encode(text, add_special_tokens=add_special_tokens), []
+    return EncodedText(tokenizer.shield.reveal(text), tuple(ids), tuple(offsets))
+
+
+def rank_weights(passages: Sequence[Passage]) -> list[float]:
+    """Weights in (0, 1] from retrieval scores, or from ranks where there are no scores."""
+    best = max((passage.score for passage in passages), default=0.0)
+    if best <= 0.0:
+        return [1.0 / rank for rank in range(1, len(passages) + 1)]
+    return [max(passage.score / best, 0.01) for passage in passages]
+
+
+def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage]:
+    """The references that have a text, as passages; strings are named by their number."""
+    passages: list[Passage] = []
+    for number, reference in enumerate(references, start=1):
+        if isinstance(reference, str):
+            passages.append(Passage(f"reference-{number}", reference, end=len(reference)))
+        elif isinstance(reference, Passage):
+            passages.append(reference)
+    return passages
+
+
+def require_references(references: Sequence[str | Passage | Reference]) -> None:
+    """Refuse what is no list of references.
+
+    Raises:
+        ConfigurationError: something that is neither str, Passage nor Reference.
+    """
+    for reference in listed_references(references):
+        if isinstance(reference, Passage):
+            check_passage(reference)
+        elif not isinstance(reference, str | Reference):
+            raise ConfigurationError(
+                f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
+            )
+
+
+def listed_references(references: Any, name: str = "references") -> Sequence[Any]:
+    """Return references that can be read more than once: those of an iterator as a tuple.
+
+    Raises:
+        ConfigurationError: it is no list.
+    """
+    if isinstance(references, str | Passage | Reference):
+        raise ConfigurationError(f"{name} is a list: put this one between brackets")
+    if isinstance(references, bytes | Mapping) or not isinstance(references, Iterable):
+        raise ConfigurationError(f"{name} is a list, not {checks.shown(references)}")
+    try:
+        return references if isinstance(references, list | tuple) else tuple(references)
+    except Exception as error:  # an iterable of the caller's that breaks
+        raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
+
+
+def check_passage(passage: Any) -> None:
+    """Refuse what is no passage, and one whose fields are not what they are said to be.
+
+    Raises:
+        ConfigurationError: with the field.
+    """
+    if not isinstance(passage, Passage):
+        raise ConfigurationError(f"a passage is a Passage, not {checks.shown(passage)}")
+    for name in ("passage_id", "text", "title", "path"):
+        if not isinstance(getattr(passage, name), str):
+            raise ConfigurationError(
+                f"a passage's {name} is a string, not {checks.shown(getattr(passage, name))}"
+            )
+    checks.number("a passage's score", passage.score)
+
+
+def make_references(
+    references: Sequence[str | Passage | Reference],
+    tokenizer: Tokenizer,
+    prompt: EncodedText | None,
+) -> list[Reference]:
+    """Turn what a caller gives into references, cut from the prompt's own ids where it holds them.
+
+    Tokens at a passage's borders differ when it is tokenized apart, and matches would break there.
+
+    Raises:
+        ConfigurationError: something that is neither str, Passage nor Reference.
+    """
+    require_references(references)
+    made = [reference for reference in references if isinstance(reference, Reference)]
+    retrieved = [reference for reference in references if isinstance(reference, Passage)]
+    weight_of = dict(zip(map(id, retrieved), rank_weights(retrieved), strict=True))
+    for passage in as_passages(references):
+        weight = weight_of.get(id(passage), 1.0)
+        made += refer(passage.text, tokenizer, prompt, weight=weight, passage_id=passage.passage_id)
+    return made
+
+
+def refer(
+    text: str,
+    tokenizer: Tokenizer,
+    prompt: EncodedText | None = None,
+    *,
+    weight: float = 1.0,
+    passage_id: str = "",
+) -> list[Reference]:
+    """One text as references: cut from the prompt if it stands there, else tokenized apart.
+
+    Apart, the text is taken with and without a space before it, since either may be how the model
+    writes its first word. Halves of characters, as broken PDFs hold them, stop no answer.
+    """
+    text = text.strip()
+    if not text:
+        return []
+    at = prompt.text.find(text) if prompt is not None else -1
+    own = prompt.cut(at, at + len(text)) if prompt is not None and at >= 0 else ()
+    if own:
+        return [Reference(own, weight, passage_id)]
+    text = tokenizer.shield.hide(text.encode(errors="replace").decode())
+    plain = tuple(tokenizer.encode(text, add_special_tokens=False))
+    spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
+    variants = [plain, _head_of_variant(spaced, plain)]
+    return [Reference(ids, weight, passage_id) for ids in variants if ids]
+
+
+def predicted_answers(
+    texts: Sequence[str], tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> list[Reference]:
+    """Texts that may be the answer, as references that begin with the prompt's last tokens.
+
+    So the very first token of the answer finds them: the prompt's end matches.
+    """
+    lead = tuple(prompt_ids[-_LEAD_TOKENS:])
+    return [
+        Reference((*lead, *reference.token_ids), passage_id="prediction")
+        for text in texts
+        for reference in refer(text, tokenizer)
+    ]
+
+
+def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a variant up to where both agree to the end, and a few tokens more."""
+    if variant == other:
+        return ()
+    same = 0
+    for a, b in zip(reversed(variant), reversed(other), strict=False):
+        if a != b:
+            break
+        same += 1
+    return variant[: len(variant) - same + _TAIL_TOKENS]
+
 
 Message = Mapping[str, Any]
 Template = str | Callable[[str, Sequence[Passage], Sequence[Message]], str | Sequence[Message]]
@@ -326,3 +493,211 @@ def _find_in_order(text: str, pieces: Sequence[str], at: int) -> tuple[int, int]
         start = found if start is None else start
         at = found + len(piece)
     return None if start is None else (start, at)
+
+
+OnePrompt = str | Prompt | Sequence[int] | Sequence[Message]
+Batch = (
+    list[str] | list[Prompt] | list[list[int]] | list[list[Message]] | list[list[dict[str, Any]]]
+)
+AnyReference = str | Passage | Reference
+
+_KINDS = "a str, a list of messages, a list of token ids, a Prompt, or a list of those"
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether a prompt is a list of prompts.
+
+    Raises:
+        ConfigurationError: it is empty, mixed, or no prompt at all.
+    """
+    if isinstance(prompt, str | Prompt):
+        return False
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        hint = ": pass token ids as a list, ids.tolist()" if hasattr(prompt, "tolist") else ""
+        raise ConfigurationError(f"a prompt is {_KINDS}, not {type(prompt).__name__}{hint}")
+    if not prompt:
+        raise ConfigurationError("the prompt is an empty list")
+    kinds = {_kind_of_item(item) for item in prompt}
+    if kinds & {"bool"} or (len(kinds) > 1 and kinds != {"prompt", "list"}):
+        raise ConfigurationError(
+            f"a list of {' and '.join(sorted(kinds))} items is no prompt: a prompt is {_KINDS}"
+        )
+    return not kinds <= {"int", "message"}
+
+
+def read_prompt(
+    prompt: OnePrompt,
+    references: Sequence[AnyReference],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+) -> Prompt:
+    """Turn one prompt of any kind and its references into token ids.
+
+    Raises:
+        ConfigurationError: the prompt is empty, has ids outside the vocabulary, or messages for
+            a model without a chat template.
+    """
+    if is_batch(prompt):
+        raise ConfigurationError("a list of lists of prompts is no prompt: give them in one list")
+    if isinstance(prompt, Prompt):
+        _check_ids(prompt.token_ids, vocab_size)
+        encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
+        more = make_references(references, tokenizer, encoded)
+        return Prompt(
+            prompt.token_ids,
+            (*prompt.references, *more),
+            (*prompt.passages, *as_passages(references)),
+            prompt.dropped,
+            prompt.text,
+            prompt.dropped_turns,
+        )
+    ids, encoded = _encode(prompt, references, tokenizer)
+    _check_ids(ids, vocab_size)
+    made = make_references(references, tokenizer, encoded)
+    text = encoded.text if encoded is not None else ""
+    return Prompt(ids, tuple(made), tuple(as_passages(references)), text=text)
+
+
+def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """The texts of a setting that takes one or several.
+
+    Raises:
+        ConfigurationError: something that is no text, or an empty one.
+    """
+    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else (*given,)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ConfigurationError(f"{setting} is a string or a list of strings, none of them empty")
+    return texts
+
+
+def references_of_each(references: Any, num_prompts: int) -> list[Sequence[Any]]:
+    """The references of every prompt of a batch: a list for each, or the same for all."""
+    if isinstance(references, str | Mapping) or not isinstance(references, Sequence):
+        raise ConfigurationError("references is a list of texts, passages or References")
+    nested = [isinstance(one, Sequence) and not isinstance(one, str) for one in references]
+    if not any(nested):
+        return [references] * num_prompts
+    if not all(nested) or len(references) != num_prompts:
+        raise ConfigurationError(
+            f"references for a batch are one list for all {num_prompts} prompts, or "
+            f"{num_prompts} lists"
+        )
+    return list(references)
+
+
+def _encode(
+    prompt: Any, references: Sequence[Any], tokenizer: Tokenizer
+) -> tuple[tuple[int, ...], EncodedText | None]:
+    """A prompt's ids; with its text and offsets if there are references to cut from it."""
+    if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+        ids = tuple(int(i) for i in prompt)
+        return ids, _encoded_ids(ids, references, tokenizer)
+    is_plain = isinstance(prompt, str)
+    text = prompt if is_plain else _chat_text(prompt, tokenizer)
+    if not text:
+        raise ConfigurationError("the prompt is empty")
+    if not references:
+        return tuple(tokenizer.encode(text, add_special_tokens=is_plain)), None
+    encoded = encode_text(tokenizer, text, add_special_tokens=is_plain)
+    return encoded.token_ids, encoded
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    if not ids:
+        raise ConfigurationError("the prompt is empty")
+    wrong = [i for i in ids if not 0 <= i < vocab_size]
+    if wrong:
+        raise ConfigurationError(
+            f"token id {wrong[0]} is outside the model's vocabulary of {vocab_size:,}"
+        )
+
+
+def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
+    """Messages by the chat template; only the template writes special tokens, no message does."""
+    return tokenizer.chat_text([tokenizer.shield.hide_in(message) for message in messages])
+
+
+def _encoded_ids(
+    ids: tuple[int, ...], references: Sequence[Any], tokenizer: Tokenizer
+) -> EncodedText | None:
+    """Ids with their text, so that references can be cut from them; None if that is not sure."""
+    if not references:
+        return None
+    text: str = tokenizer.tokenizer.decode(list(ids), skip_special_tokens=False)
+    encoded = encode_text(tokenizer, text, add_special_tokens=False)
+    return encoded if encoded.token_ids == ids else None
+
+
+def _kind_of_item(item: Any) -> str:
+    if isinstance(item, bool):
+        return "bool"
+    if hasattr(item, "__index__"):
+        return "int"
+    if isinstance(item, Mapping):
+        if "role" not in item or "content" not in item:
+            raise ConfigurationError("a message has a role and a content")
+        return "message"
+    if isinstance(item, str | Prompt):
+        return "prompt"
+    if isinstance(item, Sequence) and not isinstance(item, bytes):
+        return "list"
+    raise ConfigurationError(f"a prompt is {_KINDS}, not a list of {type(item).__name__}")
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Turn = dict[str, Any]
+
+
+def acceptable_turns(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> list[Turn]:
+    """Return the turns as they are; fewer, where the chat template wants its roles to alternate.
+
+    Templates say what they do not take by raising an error. Neighbouring turns of one role are
+    put together then, and after that what the system says is put before what the user says. Turns
+    that call tools, tell a result or hold other than text stay by themselves.
+
+    Args:
+        turns: messages as chat templates read them, ``{"role": ..., "content": ...}``.
+        lay_out: writes turns out, such as ``llm.tokenizer.chat_text``.
+
+    Raises:
+        ConfigurationError: the template rejects them in every way; the error is that of the first.
+    """
+    first: ConfigurationError | None = None
+    for changed in (turns, _merged(turns), _merged(_without_system(turns))):
+        error = _refusal(lay_out, changed)
+        if error is None:
+            return changed
+        first = first or error
+    assert first is not None
+    raise first
+
+
+def _refusal(lay_out: Callable[[list[Turn]], Any], turns: list[Turn]) -> ConfigurationError | None:
+    try:
+        lay_out(turns)
+    except ConfigurationError as error:
+        return error
+    return None
+
+
+def _merged(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns of one role after another put together."""
+    made: list[Turn] = []
+    for turn in turns:
+        if made and _is_plain(turn) and _is_plain(made[-1]) and made[-1]["role"] == turn["role"]:
+            texts = (made[-1]["content"], turn["content"])
+            made[-1] = {**made[-1], "content": "\n\n".join(filter(None, texts))}
+        else:
+            made.append(turn)
+    return made
+
+
+def _without_system(turns: Sequence[Turn]) -> list[Turn]:
+    return [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns]
+
+
+def _is_plain(turn: Mapping[str, Any]) -> bool:
+    said = turn.get("content")
+    return turn["role"] != "tool" and not turn.get("tool_calls") and isinstance(said, str)

@@ -21,10 +21,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ragaccel.citing import TOKEN
+from ragaccel.answer import TOKEN
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
+from ragaccel.passage import is_heading, sentence_spans
 from ragaccel.retrieval.focusing import nearest_sentences
-from ragaccel.sentences import is_heading, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

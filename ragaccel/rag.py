@@ -7,15 +7,12 @@ from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ragaccel.checks import positive, shown, text
-from ragaccel.errors import ConfigurationError, NothingIndexedError
-from ragaccel.forking import claim_torch
-from ragaccel.inputs import as_texts
+from ragaccel.config import check_settings, remembers
+from ragaccel.errors import ConfigurationError, NothingIndexedError, positive, shown, text
 from ragaccel.passage import Passage
-from ragaccel.prompt import Prompt, build_prompt, check_history
+from ragaccel.paths import claim_torch
+from ragaccel.prompt import Prompt, as_texts, build_prompt, check_history, check_passage
 from ragaccel.quotes import asked_before, is_foreign, judge, refuse
-from ragaccel.references import check_passage
-from ragaccel.settings import check_settings, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ragaccel.answer import Answer, Stream
+    from ragaccel.config import Settings
     from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.llm import LLM
     from ragaccel.prompt import Message, Template
-    from ragaccel.settings import Settings
 
 logger = logging.getLogger("ragaccel")
 

@@ -3,10 +3,9 @@ import threading
 
 import pytest
 
-from ragaccel.answer import Answer, Stream
+from ragaccel.answer import Answer, Segment, Stream
 from ragaccel.decoding.request import Cancelled
 from ragaccel.decoding.stats import GenerationResult, Stats
-from ragaccel.highlighting import Segment
 from ragaccel.passage import Passage
 
 LAMP = Passage("a", "The lamp burns rapeseed oil. Its keeper trims the wick.")

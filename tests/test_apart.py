@@ -4,9 +4,9 @@ import pytest
 from fakes import ByteTokenizer
 from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
 
-from ragaccel.apart import find_question, reads_apart, take_apart
 from ragaccel.errors import ConfigurationError
-from ragaccel.memory.registry import ReferenceRegistry
+from ragaccel.frameworks.prompt_parsing import find_question, reads_apart, take_apart
+from ragaccel.frameworks.registry import ReferenceRegistry
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.passage import Passage
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragaccel.citing import TOKEN, cited_numbers, copied_spans
-from ragaccel.highlighting import Highlighter, Segment, segments
+from ragaccel.answer import TOKEN, Highlighter, Segment, cited_numbers, copied_spans, segments
 from ragaccel.passage import Passage
 
 LAMP = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."

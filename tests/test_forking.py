@@ -55,7 +55,7 @@ def ran(code):
 
 def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_parent_goes_on():
     done = ran("""
-from ragaccel.shared import shared_model
+from ragaccel.frameworks.shared_model import shared_model
 from tiny_llm import tiny_llm
 
 class Found:

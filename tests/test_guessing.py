@@ -7,16 +7,16 @@ import small_tokenizers
 import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
-from ragaccel import rehearsal
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
+from ragaccel.drafting import policy as rehearsal
 from ragaccel.drafting.history import History
 from ragaccel.drafting.memory import Memory
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import REHEARSAL, Rehearsal
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.rehearsal import REHEARSAL, Rehearsal
 
 PROMPT = "Who trims the wick?"
 SAID = "Nobody here knows, ask again at the mole when the tide is low and the lamp is lit."
@@ -163,7 +163,7 @@ def test_a_prediction_that_is_no_text_is_refused(wrong):
 
 
 def test_until_drafting_is_compiled_one_span_is_copied_and_nothing_remembered(monkeypatch):
-    monkeypatch.setattr("ragaccel.guessing.REHEARSAL", Rehearsal())
+    monkeypatch.setattr("ragaccel.drafting.policy.REHEARSAL", Rehearsal())
     llm = new_llm(drafter=None)
     monkeypatch.setattr(Rehearsal, "is_ready", lambda self: False)
     answer = ask(llm)
@@ -200,7 +200,7 @@ def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
 
 def test_functions_that_are_never_compiled_leave_copying(tmp_path):
     code = (
-        "from ragaccel.rehearsal import Rehearsal\n"
+        "from ragaccel.drafting.policy import Rehearsal\n"
         "mine = Rehearsal()\nprint(mine.wait(60), mine.is_ready())"
     )
     environment = {"NUMBA_DISABLE_JIT": "1", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
@@ -277,7 +277,7 @@ def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_pa
     def homeless():
         raise RuntimeError("could not determine home directory")
 
-    monkeypatch.setattr("ragaccel.homes.data_home", homeless)
+    monkeypatch.setattr("ragaccel.paths.data_home", homeless)
     assert new_llm().engine.costs.path is None
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.homes import cost_file, data_home
+from ragaccel.paths import cost_file, data_home
 
 
 @pytest.fixture(autouse=True)

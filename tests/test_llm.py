@@ -9,7 +9,7 @@ import torch
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from transformers import StoppingCriteriaList
 
-from ragaccel import loading
+from ragaccel import llm as loading
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree

@@ -14,8 +14,8 @@ from ragaccel import CopyDrafter, TrieDrafter
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree, check_tree, within_vocabulary
+from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.llm import LLM
-from ragaccel.rehearsal import REHEARSAL
 
 VOCAB, NEW = 380, 20
 PROMPT = [random.Random(1).randrange(10, VOCAB) for _ in range(20)]

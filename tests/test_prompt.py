@@ -10,8 +10,15 @@ from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.models.load import bundled_reader_path
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.passage import Passage
-from ragaccel.prompt import MAX_SENTENCES, build_prompt, number_passages, shorten_title
-from ragaccel.references import make_references, rank_weights, refer
+from ragaccel.prompt import (
+    MAX_SENTENCES,
+    build_prompt,
+    make_references,
+    number_passages,
+    rank_weights,
+    refer,
+    shorten_title,
+)
 
 LAMP = Passage("a", "The lamp burns oil. Its keeper\ntrims the wick.", title="Lamp", score=0.9)
 TIDE = Passage("b", "The tide rises four metres.", title="Tide", score=0.45)

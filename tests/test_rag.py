@@ -5,11 +5,11 @@ from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.drafting.answer_memory import AnswerMemory
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG
-from ragaccel.rehearsal import REHEARSAL
 
 LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", score=0.9)
 TIDE = Passage("tide", "The tide rises four metres at the mole.", score=0.5)

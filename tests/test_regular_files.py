@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ragaccel import regular_files
-from ragaccel.regular_files import (
+from ragaccel import paths as regular_files
+from ragaccel.paths import (
     NotRegularError,
     TooLargeError,
     open_regular_file,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ragaccel.replacing import replacing
+from ragaccel.paths import replacing
 
 
 def write(path, text, **options):
@@ -80,7 +80,7 @@ def test_several_at_once_leave_one_whole(tmp_path):
 def start_writing(path):
     """A process in the middle of writing a file."""
     script = (
-        "import sys, time; from pathlib import Path; from ragaccel.replacing import replacing\n"
+        "import sys, time; from pathlib import Path; from ragaccel.paths import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); print('begun', flush=True); time.sleep(99)"
     )

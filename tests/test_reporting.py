@@ -2,10 +2,9 @@
 
 import json
 
-from ragaccel.answer import Answer
+from ragaccel.answer import Answer, citations
 from ragaccel.decoding.stats import GenerationResult, Stats
 from ragaccel.passage import Passage
-from ragaccel.reporting import citations
 
 LAMP = Passage("a", "The lamp burns rapeseed oil.", "Lamp", "lamp.pdf", page=3)
 TIDE = Passage("b", "First. The tide rises four metres at the mole.")

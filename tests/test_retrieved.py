@@ -4,11 +4,11 @@ from tiny_llm import say, tiny_llm
 
 from ragaccel.decoding.request import Reference
 from ragaccel.errors import ConfigurationError
-from ragaccel.memory.registry import ReferenceRegistry
+from ragaccel.frameworks.references import gather_references
+from ragaccel.frameworks.registry import ReferenceRegistry
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.passage import Passage
-from ragaccel.references import as_passages, make_references
-from ragaccel.retrieved import gather_references
+from ragaccel.prompt import as_passages, make_references
 
 FERRY = Passage(
     "ferry", "The ferry to the island leaves at seven in the morning.", path="a.md", score=0.7

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.sentences import is_heading, sentence_spans, split_sentences
+from ragaccel.passage import is_heading, sentence_spans, split_sentences
 
 PIECES = [
     "The lamp burns. ", "It costs 3.5 EUR. ", "Dr. Smith", "\n", "\n\n", "# Head\n", "- item\n",

@@ -14,8 +14,8 @@ from tiny_models import make_tiny_model
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ModelNotFoundError
+from ragaccel.frameworks.shared_model import SharedModel, shared_model
 from ragaccel.llm import LLM
-from ragaccel.shared import SharedModel, shared_model
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from ragaccel import (
     SpaceAdapter,
     SpaceDrafter,
 )
+from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.engine.engine import EngineVerifier
-from ragaccel.rehearsal import REHEARSAL
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
 

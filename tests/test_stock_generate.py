@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ragaccel import ConfigurationError, Passage, Reference, custom_generate
-from ragaccel.stock_engines import _NAME
+from ragaccel.frameworks.hf_generate import _NAME
 
 FAMILIES = ("llama", "mistral", "qwen2-sliding", "qwen3", "gemma3", "phi3", "gpt2", "gpt-neox")
 
@@ -378,7 +378,7 @@ def test_changed_weights_modules_and_types_are_followed():
 
 
 def test_answers_are_remembered_only_where_that_is_asked_for(monkeypatch):
-    from ragaccel.rehearsal import REHEARSAL
+    from ragaccel.drafting.policy import REHEARSAL
 
     REHEARSAL.wait()
     model = make_tiny_model("llama", seed=7)

@@ -3,7 +3,7 @@
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.turns import acceptable_turns
+from ragaccel.prompt import acceptable_turns
 
 
 def turn(role, content, **more):

@@ -9,10 +9,10 @@ import torch
 from tiny_llm import tiny_llm
 
 from ragaccel import LLM, Passage, Prompt, Reference, build_prompt
+from ragaccel.config import CHECKS, OPTION_CHECKS, Settings
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.errors import ConfigurationError
 from ragaccel.rag import RAG
-from ragaccel.settings import CHECKS, OPTION_CHECKS, Settings
 
 ASKED = "Who trims the wick?"
 NAN = float("nan")

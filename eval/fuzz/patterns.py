@@ -26,11 +26,11 @@ from eval.fuzz.runner import run_fuzzer
 from eval.fuzz.seeds import endings, members_of, pdf, seed_documents, zipped
 from eval.script import note, result
 from ragaccel.errors import RagaccelError
+from ragaccel.passage import is_heading, sentence_spans, split_sentences
 from ragaccel.retrieval.chunking import split_document
 from ragaccel.retrieval.files import IgnoreRules
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
-from ragaccel.sentences import is_heading, sentence_spans, split_sentences
 
 if TYPE_CHECKING:
     import argparse

@@ -22,8 +22,8 @@ from eval.fuzz.runner import Hang, describe, run_fuzzer, time_limit
 from eval.fuzz.tiny_model import save_tiny_model
 from eval.script import note, result
 from ragaccel import LLM, RAG, Passage, Reference, build_prompt
+from ragaccel.config import CHECKS, OPTION_CHECKS
 from ragaccel.errors import RagaccelError
-from ragaccel.settings import CHECKS, OPTION_CHECKS
 
 if TYPE_CHECKING:
     import argparse

@@ -17,7 +17,7 @@ from eval.summary import summarize
 from eval.warm import capture_passes
 from ragaccel.decoding.request import Sampling
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.drafting.trie import TrieDrafter
 

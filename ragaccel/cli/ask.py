@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ragaccel.answer import Highlighter
 from ragaccel.cli import answer_view as report
 from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
 from ragaccel.cli.index import Source, locate, open_knowledge, piped_text
 from ragaccel.cli.terminal import Flow, MarkedAnswer, UsageError, printable
+from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.errors import NothingIndexedError
-from ragaccel.highlighting import Highlighter
-from ragaccel.rehearsal import REHEARSAL
 from ragaccel.retrieval.focusing import nearest_sentences
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     terminal.pass_on_warnings()
     name, memory = settings.model, settings.memory
     if name is None:
-        from ragaccel.loading import BUNDLED_READER, SUGGESTED_MODEL
+        from ragaccel.llm import BUNDLED_READER, SUGGESTED_MODEL
 
         terminal.note(f"{BUNDLED_READER} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
     with terminal.working("loading the model"):

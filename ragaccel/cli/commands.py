@@ -616,7 +616,7 @@ def show(terminal: "Terminal", json: options.Json = False, *, settings: "Setting
     from rich.table import Table
 
     from ragaccel.cli.terminal import ExitCode
-    from ragaccel.homes import user_settings_file
+    from ragaccel.paths import user_settings_file
 
     values, origins = asdict(settings), settings.origins
     if json:

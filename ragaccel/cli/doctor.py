@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ragaccel.cli.terminal import ExitCode, explain
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.homes import make_data_home
+from ragaccel.paths import make_data_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

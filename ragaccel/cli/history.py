@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import RagaccelError
-from ragaccel.homes import data_home, make_folder_of
+from ragaccel.paths import data_home, make_folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

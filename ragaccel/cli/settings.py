@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from ragaccel.cli.terminal import UsageError
-from ragaccel.homes import project_settings_file, user_settings_file
-from ragaccel.regular_files import read_regular_file
+from ragaccel.paths import project_settings_file, read_regular_file, user_settings_file
 
 if TYPE_CHECKING:
     from ragaccel.cli.terminal import ExitCode, Terminal

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ragaccel.highlighting import Segment
+    from ragaccel.answer import Segment
     from ragaccel.retrieval.indexing import Progress as Standing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ragaccel import checks
+from ragaccel import errors as checks
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:

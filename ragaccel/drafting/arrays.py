@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.forking import PerProcess
+from ragaccel.paths import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

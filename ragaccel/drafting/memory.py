@@ -24,8 +24,7 @@ from safetensors.numpy import load, save
 from ragaccel.drafting.calibration import Calibration, SpaceCalibration
 from ragaccel.drafting.history import Figures, History, MemoryFigures
 from ragaccel.errors import ConfigurationError, MemoryWriteError
-from ragaccel.forking import PerProcess
-from ragaccel.replacing import replacing
+from ragaccel.paths import PerProcess, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

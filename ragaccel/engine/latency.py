@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decoding.request import NO_RULES
-from ragaccel.replacing import replacing
+from ragaccel.paths import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

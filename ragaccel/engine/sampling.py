@@ -29,10 +29,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from ragaccel.checks import shown
 from ragaccel.decoding.request import NO_RULES
 from ragaccel.decoding.session import PROBE_RANKS, Choices
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from ragaccel.decoding.request import Cancelled
 from ragaccel.decoding.session import settle_together
 from ragaccel.engine.engine import is_interrupt, uninterrupted
-from ragaccel.forking import claim_torch
+from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

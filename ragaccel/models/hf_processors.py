@@ -24,9 +24,8 @@ from transformers import (
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ragaccel.checks import shown
 from ragaccel.decoding.request import Request, Sampling
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants  # the rest of it takes 0.15 s to import
 
-from ragaccel.checks import shown
-from ragaccel.errors import ModelNotFoundError
+from ragaccel.errors import ModelNotFoundError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,18 +16,18 @@ from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 from transformers.utils.import_utils import is_accelerate_available
 
-from ragaccel.checks import shown
 from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
     ModelNotFoundError,
     ModelRefusedError,
+    shown,
 )
-from ragaccel.forking import claim_torch
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.support import read_max_positions, refuse_by_config
 from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ragaccel.homes import cost_file
 from ragaccel.models.support import quantization_of
-from ragaccel.replacing import replacing
+from ragaccel.paths import cost_file, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -35,9 +35,8 @@ from transformers import AttentionInterface
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.model_input import run_rows, together, tree_rows
 from ragaccel.errors import ModelRefusedError
-from ragaccel.homes import data_home
 from ragaccel.models.support import NoCopyError, lengths_of, make_small_copy, quantization_of
-from ragaccel.replacing import replacing
+from ragaccel.paths import data_home, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

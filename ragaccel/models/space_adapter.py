@@ -31,7 +31,7 @@ from torch import nn
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
 from ragaccel.models.hub import Kind, find_folder
-from ragaccel.replacing import replacing
+from ragaccel.paths import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

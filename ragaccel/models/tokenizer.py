@@ -15,8 +15,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from ragaccel.checks import shown
-from ragaccel.errors import ConfigurationError, ModelRefusedError
+from ragaccel.errors import ConfigurationError, ModelRefusedError, shown
 from ragaccel.models.tool_calls import (
     PROBE_CALLING,
     PROBE_KEY,

@@ -11,10 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
-from ragaccel.passage import Document, Passage
+from ragaccel.passage import Document, Passage, fenced_spans, sentence_spans
 from ragaccel.retrieval.loaders import spoken_name
 from ragaccel.retrieval.loaders.process import MAX_SECONDS
-from ragaccel.sentences import fenced_spans, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

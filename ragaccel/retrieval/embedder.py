@@ -21,8 +21,7 @@ from ragaccel.errors import (
     ModelRefusedError,
     RagaccelError,
 )
-from ragaccel.forking import PerProcess, claim_torch
-from ragaccel.replacing import replacing
+from ragaccel.paths import PerProcess, claim_torch, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

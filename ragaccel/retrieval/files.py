@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragaccel.regular_files import read_regular_file
+from ragaccel.paths import read_regular_file
 from ragaccel.retrieval.store import OWN_FOLDER
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.passage import NearestSentence
-from ragaccel.sentences import is_heading, sentence_spans
+from ragaccel.passage import NearestSentence, is_heading, sentence_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from ragaccel.errors import (
     RagaccelError,
 )
 from ragaccel.passage import Passage
-from ragaccel.regular_files import open_regular_file
+from ragaccel.paths import open_regular_file
 from ragaccel.retrieval.chunking import DEFAULT_PASSAGE_TOKENS, document_title, split_document
 from ragaccel.retrieval.files import list_folder
 from ragaccel.retrieval.loaders import (

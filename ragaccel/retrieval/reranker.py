@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
-from ragaccel.forking import claim_torch
+from ragaccel.paths import claim_torch
 from ragaccel.retrieval.embedder import explained, require_known_modules
 from ragaccel.retrieval.store import embedded_text
 

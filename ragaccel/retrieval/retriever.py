@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ragaccel.checks import shown
-from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.errors import ConfigurationError, NothingIndexedError, shown
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.retrieval.store import (
     Store,

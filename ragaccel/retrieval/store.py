@@ -34,8 +34,8 @@ from ragaccel.errors import (
     NothingIndexedError,
     RagaccelError,
 )
-from ragaccel.forking import PerProcess, keep_forever
 from ragaccel.passage import Passage
+from ragaccel.paths import PerProcess, keep_forever
 from ragaccel.retrieval.chunking import CHUNKER_VERSION
 
 if TYPE_CHECKING:

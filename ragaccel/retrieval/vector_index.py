@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragaccel.errors import MissingExtraError
-from ragaccel.forking import PerProcess
+from ragaccel.paths import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

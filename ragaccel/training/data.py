@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.replacing import replacing
+from ragaccel.paths import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

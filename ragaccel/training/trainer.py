@@ -28,7 +28,7 @@ from ragaccel.errors import ConfigurationError, MissingExtraError
 from ragaccel.models.load import bundled_reader_path, load_for_training
 from ragaccel.models.space_adapter import base_of
 from ragaccel.models.support import read_max_positions
-from ragaccel.replacing import replacing
+from ragaccel.paths import replacing
 from ragaccel.training.data import (
     IGNORED,
     Collator,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.sentences import split_sentences
+from ragaccel.passage import split_sentences
 
 HELD_OUT_SHARE = 0.04
 NUM_HELD_OUT_XQUAD = 16

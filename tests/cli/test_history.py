@@ -12,7 +12,7 @@ import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
 from ragaccel.engine.latency import KeptCosts
-from ragaccel.homes import cost_file, make_data_home
+from ragaccel.paths import cost_file, make_data_home
 
 
 @pytest.fixture

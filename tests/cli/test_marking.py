@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from ragaccel.answer import Highlighter, Segment
 from ragaccel.cli.terminal import Flow, MarkedAnswer, Terminal, printable
-from ragaccel.highlighting import Highlighter, Segment
 from ragaccel.passage import Passage
 
 HUT = "The hut sleeps fourteen people in two rooms."

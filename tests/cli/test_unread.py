@@ -9,7 +9,7 @@ import pytest
 from fakes import HashEmbedder
 from rich.console import Console
 
-from ragaccel.citing import copied_spans
+from ragaccel.answer import copied_spans
 from ragaccel.cli import index as knowledge
 from ragaccel.cli.answer_view import show_sources
 from ragaccel.cli.terminal import Terminal, indexing_progress

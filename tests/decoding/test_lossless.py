@@ -9,8 +9,8 @@ from ragaccel.decoding.request import Reference, Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.decoding.tree import DraftTree, merge
 from ragaccel.drafting.history import History
-from ragaccel.drafting.mixture import Mixture
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.trie import TrieDrafter
 
 

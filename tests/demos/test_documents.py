@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.passage import Document
+from ragaccel.passage import Document, split_sentences
 from ragaccel.retrieval.loaders import read_document
-from ragaccel.sentences import split_sentences
 
 DEMOS = Path(__file__).parents[2] / "demos"
 DOCUMENTS = DEMOS / "documents"

@@ -4,8 +4,8 @@ from fakes import RandomDrafter
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
 from ragaccel.decoding.tree import DraftTree, check_tree
-from ragaccel.drafting.mixture import Mixture
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import Mixture
 from ragaccel.errors import ConfigurationError
 
 

@@ -11,8 +11,8 @@ from ragaccel.decoding.request import Reference, Request
 from ragaccel.decoding.session import Choices, Context, Session, accept, settle_together
 from ragaccel.decoding.tree import DraftTree, attach_probes
 from ragaccel.drafting.calibration import VALUE, Ending, SpaceCalibration
-from ragaccel.drafting.mixture import Mixture
 from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import (
     PaperSpaceDrafter,
     SpaceDrafter,

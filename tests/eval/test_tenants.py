@@ -31,7 +31,7 @@ def test_nobody_is_handed_anothers(mode, tmp_path):
 def test_a_registry_that_all_are_given_breaks_the_promise(mode, monkeypatch):
     """What the trial is there to see is seen: with one registry for all, files of one name meet."""
     from ragaccel import default_registry
-    from ragaccel.memory import scopes
+    from ragaccel.frameworks import registry as scopes
 
     def of_all(registry=None, namespace="", *, scopes=()):
         return default_registry()

@@ -12,7 +12,7 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.tree import DraftTree, attach_probes
-from ragaccel.drafting.mixture import Mixture
+from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.engine import Engine, warm_passes

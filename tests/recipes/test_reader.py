@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.sentences import split_sentences
+from ragaccel.passage import split_sentences
 from ragaccel.training.data import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ragaccel.regular_files import read_regular_file
+from ragaccel.paths import read_regular_file
 from ragaccel.retrieval.files import IgnoreRules, list_folder
 
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragaccel.errors import DocumentError
-from ragaccel.passage import Document
+from ragaccel.passage import Document, is_heading, split_sentences
 from ragaccel.retrieval import chunking
 from ragaccel.retrieval.chunking import sections, split_document
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
-from ragaccel.sentences import is_heading, split_sentences
 
 WORDS = "# a bc [ ] ( ) ! {# } <a > </a> = - * _ ` | : + ~ ``` ' \" .".split()
 MARKS = st.lists(st.sampled_from([*WORDS, " ", "\t", "\n", "\n\n"]), max_size=30).map("".join)

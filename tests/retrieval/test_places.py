@@ -5,15 +5,14 @@ import json
 import pytest
 from fakes import HashEmbedder
 
-from ragaccel.passage import Document, Passage
-from ragaccel.reporting import citations
+from ragaccel.answer import citations
+from ragaccel.passage import Document, Passage, sentence_spans
 from ragaccel.retrieval.chunking import split_document
 from ragaccel.retrieval.collection import Collection
 from ragaccel.retrieval.focusing import FocusedRetriever
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
 from ragaccel.retrieval.retriever import Retriever
-from ragaccel.sentences import sentence_spans
 
 
 def count(texts):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
-from ragaccel.regular_files import TooLargeError, read_regular_file
+from ragaccel.paths import TooLargeError, read_regular_file
 from ragaccel.retrieval.loaders.process import ReaderProcess
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ragaccel.memory.anchors import ANCHOR, AnchorIndex, Pieces, anchor_keys
+from ragaccel.frameworks.text_matching import ANCHOR, AnchorIndex, Pieces, anchor_keys
 
 
 def index_of(*texts):

@@ -1,4 +1,4 @@
-"""Shared models: one LLM a process for a name and its options, known before it is loaded."""
+"""Shared models: one LLM a process for a name and its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from ragaccel.forking import claim_torch
+from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ragaccel.llm import LLM
     from ragaccel.models.load import ModelOutline
     from ragaccel.models.tokenizer import Tokenizer
+
 
 READER_NAME = "ragaccel-reader"
 _UNNAMED = "ragaccel"
@@ -126,7 +127,7 @@ class SharedModel:
     @cached_property
     def reads_apart(self) -> bool:
         """Whether it reads documents and a question, and nothing else that was said."""
-        from ragaccel.apart import reads_apart
+        from ragaccel.frameworks.prompt_parsing import reads_apart
 
         return reads_apart(self.tokenizer)
 

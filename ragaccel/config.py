@@ -1,16 +1,17 @@
-"""Settings: what a single request may set, and the check of their names."""
+"""Settings of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from ragaccel import checks
+from ragaccel import errors as checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ragaccel.decoding.session import Drafter
+
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
 """Those that say how tokens are chosen."""

@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from ragaccel import ReferenceRegistry, ReferenceScope, default_registry, gather_references
-from ragaccel.memory.scopes import current_scope, reference_scope, visible_references
+from ragaccel.frameworks.registry import current_scope, reference_scope, visible_references
 from ragaccel.passage import Passage
 
 CLAUSE = (

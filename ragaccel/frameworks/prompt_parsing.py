@@ -1,4 +1,4 @@
-"""Passages apart: a prompt taken to pieces for a model that reads documents and a question only.
+"""Prompt parsing: a framework's stuffed prompt to documents and a question.
 
 The bundled reader is one: its chat template writes the documents it is given and the last message,
 and leaves out whatever else was said. Frameworks put both into one text; here the passages that a
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.prompt import Message, Prompt, build_prompt, shows_documents
-from ragaccel.references import as_passages
+from ragaccel.prompt import Message, Prompt, as_passages, build_prompt, shows_documents
 
 if TYPE_CHECKING:
     from ragaccel.decoding.request import Reference
-    from ragaccel.memory.registry import Match
-    from ragaccel.memory.scopes import Lookup
+    from ragaccel.frameworks.registry import Lookup, Match
     from ragaccel.models.tokenizer import Tokenizer
+
 
 _EARLIER = "An earlier turn."
 _LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]*:[\s*]*", re.I)
@@ -94,7 +93,7 @@ def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> 
     texts = as_passages(given)
     if not texts:
         return None
-    from ragaccel.memory.registry import ReferenceRegistry  # numpy with it: not for an import
+    from ragaccel.frameworks.registry import ReferenceRegistry  # numpy with it: not for an import
 
     registry = ReferenceRegistry()
     registry.register(texts, namespace)

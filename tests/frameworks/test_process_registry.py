@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ragaccel.memory.process_registry import auto_references_enabled, default_registry
+from ragaccel.frameworks.registry import auto_references_enabled, default_registry
 from ragaccel.passage import Passage
 
 TEXT = "The ferry to the island leaves at seven in the morning."

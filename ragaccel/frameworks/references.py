@@ -1,4 +1,4 @@
-"""Retrieved references: what a prompt holds of what was retrieved, made ready for generate."""
+"""References of a prompt: what was retrieved and stands in it, gathered for a request."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from ragaccel.decoding.request import Reference
 from ragaccel.passage import Passage
-from ragaccel.references import refer, require_references
+from ragaccel.prompt import refer, require_references
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel.memory.scopes import Lookup
+    from ragaccel.frameworks.registry import Lookup
     from ragaccel.models.tokenizer import Tokenizer
+
 
 MAX_TOKENS = 8192
 _NEIGHBOUR_WEIGHT = 0.005  # below all that stands in the prompt

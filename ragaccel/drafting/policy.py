@@ -1,0 +1,294 @@
+"""The drafting policy: which drafters a request has, and their JIT warm-up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from heapq import nlargest
+from pathlib import Path
+from threading import Event, Lock, RLock, Thread
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ragaccel.decoding.session import Session
+from ragaccel.decoding.tree import behind, merge
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.space import SpaceDrafter
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Context, Drafter, Verifier
+    from ragaccel.decoding.tree import DraftTree
+    from ragaccel.drafting.memory import Memory, Recollection
+
+
+NUM_CONTINUED = 3
+"""How many of the model's own guesses others go on from."""
+LEAST_CONTINUED = 0.1
+"""The least chance of a guess that others go on from."""
+
+
+class Mixture:
+    """Merges what its drafters guess and keeps the likeliest nodes of all.
+
+    A node that several guessed counts as likely as the surest of them says. Where one drafter
+    wants probes and so guesses a few tokens of the model's own, drafters with a method
+    ``draft_after`` go on from the likeliest of these: the model chooses what to quote, and what
+    follows is copied.
+
+    Raises:
+        ConfigurationError: no drafter, or two that want probes: a verify pass has one set.
+    """
+
+    def __init__(self, *drafters: Drafter) -> None:
+        if not drafters:
+            raise ConfigurationError("a mixture needs at least one drafter")
+        probing = [drafter for drafter in drafters if drafter.probe_ids]
+        if len(probing) > 1:
+            raise ConfigurationError("two drafters of a mixture want probes: take one of them")
+        self.drafters = drafters
+        self.probe_ids: Sequence[int] = probing[0].probe_ids if probing else ()
+        self.num_runner_ups = max(getattr(drafter, "num_runner_ups", 0) for drafter in drafters)
+        # It judges the merged tree: where others guess well, its probes have less to add.
+        self.probe_gains = getattr(probing[0], "probe_gains", None) if probing else None
+        self._probing = probing[0] if probing else None
+        self._continuing: list[Any] = [
+            drafter for drafter in drafters if hasattr(drafter, "draft_after")
+        ]
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess at most ``budget`` tokens, from all drafters together."""
+        trees = [drafter.draft(context, budget) for drafter in self.drafters]
+        for drafter, tree in zip(self.drafters, tuple(trees), strict=True):
+            if drafter is self._probing:
+                trees += self._continued(context, tree, budget)
+        return merge(trees, budget)
+
+    def _continued(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
+        """Let others go on from the likeliest guesses of a tree."""
+        probs = tree.path_probs
+        for node in nlargest(NUM_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
+            if probs[node] >= LEAST_CONTINUED:
+                guesses = [tree.token_ids[i] for i in tree.path(node)[1:]]
+                for drafter in self._continuing:
+                    branch = drafter.draft_after(context, guesses, budget)
+                    yield behind(tree, node, branch)
+
+
+_PATIENCE = 300.0  # seconds for another process to compile; it takes about ten
+# The paths are this process's own: else what lies in the current folder would be imported first.
+_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from ragaccel.drafting.policy import rehearse; rehearse()"
+)
+
+logger = logging.getLogger("ragaccel")
+
+
+class Rehearsal:
+    """Makes the drafting functions ready beside whatever else goes on.
+
+    The first time on a machine they are compiled, about ten seconds, by a process of its own: in a
+    thread of this one that would hold up the decoding. Later they are read from where numba keeps
+    them, in well under a second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._ready = Event()
+
+    def start(self) -> None:
+        """Begin, unless it has begun before; returns at once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="ragaccel-rehearsal", daemon=True)
+                self._thread.start()
+
+    def is_ready(self) -> bool:
+        """Whether drafting goes at full speed from now on."""
+        return self._ready.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Begin if need be and wait for the end; say whether drafting is ready."""
+        self.start()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self.is_ready()
+
+    def _run(self) -> None:
+        try:
+            from ragaccel.drafting.arrays import is_missing, never_compiles
+            from ragaccel.drafting.calibration import (
+                follow,  # the last one that a rehearsal compiles
+            )
+
+            if never_compiles():
+                return
+            if is_missing(follow) and _can_start_python():
+                _rehearse_elsewhere()
+            rehearse()
+        except Exception as error:  # answers come without, only more slowly
+            logger.warning("token trees are not drafted, one copied span is: %s", error)
+        else:
+            self._ready.set()
+
+
+def rehearse() -> None:
+    """Draft, learn and remember on a few tokens: compiles all that these need."""
+    from ragaccel.decoding.session import Context
+    from ragaccel.drafting.memory import Memory
+    from ragaccel.drafting.trie import TrieDrafter
+
+    kept = Memory().of("")
+    kept.history.add([1, 2, 3, 1, 2], [3, 1])
+    context = Context([1, 2, 3, 1, 2])
+    drafter = TrieDrafter(past=kept.history, calibration=kept.calibration)
+    drafter.draft(context, 4)
+    context.token_ids.append(3)
+    drafter.draft(context, 4)
+
+
+def _can_start_python() -> bool:
+    """Whether ``sys.executable`` is Python, not a program that Python is a part of."""
+    return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
+
+
+def _rehearse_elsewhere() -> None:
+    """Compile in a process that goes on to its end even if this one is interrupted or ends."""
+    folder = str(Path(__file__).parents[2])
+    with suppress(OSError, subprocess.SubprocessError):  # then it is compiled here
+        subprocess.run(
+            [sys.executable, "-c", _COMMAND, folder, *filter(None, sys.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE,
+            start_new_session=True,
+            check=False,
+        )
+
+
+REHEARSAL = Rehearsal()
+"""The one of this process: what is compiled serves all models."""
+
+
+class TokenIds(Protocol):
+    """A tokenizer, as far as a memory of its token ids needs it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from other tokenizers."""
+        ...
+
+
+class Guessing:
+    """Opens sessions: token trees over a request's texts and its namespace's past by default.
+
+    Until the drafting functions are compiled one copied span is guessed.
+
+    Args:
+        drafter: in place of the default; then memory is not used.
+        memory: what earlier requests taught, or the file it is kept in; without it nothing outlives
+            this object. Read, or made, when it is first needed.
+        tokenizer: whose token ids the memory holds; None is enough without a file.
+        vocab_size: token ids are below.
+        probe_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
+        remember: whether any session uses the memory.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        memory: Memory | str | PathLike[str] | None,
+        tokenizer: TokenIds | None,
+        vocab_size: int,
+        *,
+        probe_ids: Sequence[int] = (),
+        remember: bool = True,
+    ) -> None:
+        self._probe_ids, self._remembers = probe_ids, remember
+        self.drafter, self._given = drafter, memory
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._memory: Memory | None = None
+        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        if drafter is None:
+            REHEARSAL.start()
+
+    @property
+    def memory(self) -> Memory:
+        """What earlier requests taught, by namespace."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = self._opened()
+            return self._memory
+
+    def warm_up(self) -> None:
+        """Wait until drafting goes at full speed."""
+        if self.drafter is None:
+            REHEARSAL.wait()
+
+    @contextmanager
+    def session(
+        self,
+        verifier: Verifier,
+        request: Request,
+        *,
+        drafter: Drafter | None = None,
+        remember: bool = True,
+        token_budget: int | None = None,
+    ) -> Iterator[Session]:
+        """Open a session; however it ends, what it emitted is remembered."""
+        drafter = self.drafter if drafter is None else drafter
+        remember = remember and self._remembers and drafter is None
+        kept: Recollection | None = None
+        if drafter is None:
+            ready = REHEARSAL.is_ready()
+            kept = self.memory.of(request.namespace) if ready and remember else None
+            drafter = _over_the_past(kept) if ready else CopyDrafter()
+            if self._probe_ids:
+                drafter = _with_space(drafter, self._probe_ids, kept)
+        session = Session(verifier, drafter, request, token_budget=token_budget)
+        try:
+            yield session
+        finally:
+            if remember and session.token_ids and REHEARSAL.is_ready():
+                self._remember(kept, request, session.token_ids)
+
+    def _remember(self, kept: Recollection | None, request: Request, token_ids: list[int]) -> None:
+        try:
+            kept = kept or self.memory.of(request.namespace)  # ready only since it began
+            kept.remember(request.prompt_ids, token_ids)
+        except Exception as error:  # the answer is there, and worth more than a guess later on
+            logger.warning("an answer is not remembered: %s", error)
+
+    def _opened(self) -> Memory:
+        from ragaccel.drafting.memory import Memory  # imports numba: not any sooner
+
+        if isinstance(self._given, Memory):
+            return self._given
+        if self._given is None:
+            return Memory(vocab_size=self._vocab_size)
+        assert self._tokenizer is not None
+        path, fingerprint = os.fspath(self._given), self._tokenizer.fingerprint
+        return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
+
+
+def _with_space(drafter: Drafter, probe_ids: Sequence[int], kept: Recollection | None) -> Drafter:
+    if kept is None:
+        return Mixture(drafter, SpaceDrafter(probe_ids))
+    return Mixture(drafter, SpaceDrafter(probe_ids, kept.space_calibration))
+
+
+def _over_the_past(kept: Recollection | None) -> Drafter:
+    from ragaccel.drafting.trie import TrieDrafter
+
+    if kept is None:
+        return TrieDrafter()
+    return TrieDrafter(past=kept.history, calibration=kept.calibration)

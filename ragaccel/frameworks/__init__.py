@@ -1,0 +1,1 @@
+"""What integrations of frameworks need: shared models, the registry, prompts taken apart."""

@@ -1,1 +1,0 @@
-"""Memory: what earlier requests taught; bounded, apart by namespace, kept without pickle."""
