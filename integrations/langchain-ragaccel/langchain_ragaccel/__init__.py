@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from langchain_ragaccel.collecting import install as _install
+from langchain_ragaccel.callbacks import install as _install
 
 __version__ = "0.1.0"
 
@@ -22,13 +22,13 @@ _MODULE_OF = {
     "RagaccelRetriever": "retrievers",
     "RagaccelVectorStore": "vectorstores",
     "RagaccelEmbeddings": "embeddings",
-    "ReferenceCollector": "collecting",
-    "collecting_into": "collecting",
+    "ReferenceCollector": "callbacks",
+    "collecting_into": "callbacks",
 }
 
 if TYPE_CHECKING:
+    from langchain_ragaccel.callbacks import ReferenceCollector, collecting_into
     from langchain_ragaccel.chat_models import ChatRagaccel
-    from langchain_ragaccel.collecting import ReferenceCollector, collecting_into
     from langchain_ragaccel.embeddings import RagaccelEmbeddings
     from langchain_ragaccel.llms import RagaccelLLM
     from langchain_ragaccel.retrievers import RagaccelRetriever

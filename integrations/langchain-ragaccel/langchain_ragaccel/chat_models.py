@@ -1,4 +1,4 @@
-"""ChatRagaccel: a local chat model that answers from the documents that a chain found."""
+"""Replying: an answer as LangChain's message, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError, choose_tool, tool_calling
 
-from langchain_ragaccel.caching import cache_key, is_cached, what_is_read
-from langchain_ragaccel.callers import (
+from langchain_ragaccel.base import (
+    Ask,
+    ModelOptions,
+    aanswers,
+    answers,
+    apieces,
+    cache_key,
+    check_streamed,
+    in_thread,
+    is_cached,
+    is_heard,
+    pieces,
+    profile_of,
+    response,
+    samples_of,
+    usage,
+    what_is_read,
+)
+from langchain_ragaccel.callbacks import (
     PiecesFor,
     callbacks_in,
     called_by,
@@ -20,17 +37,19 @@ from langchain_ragaccel.callers import (
     caller_of,
     pieces_for,
 )
-from langchain_ragaccel.calls import check_streamed
-from langchain_ragaccel.generating import Ask, aanswers, answers, in_thread, samples_of
-from langchain_ragaccel.listening import is_heard
-from langchain_ragaccel.messages import as_turns, text_of
-from langchain_ragaccel.options import ModelOptions
-from langchain_ragaccel.profiles import profile_of
-from langchain_ragaccel.prompting import Conversation, count_tokens, write_prompt
-from langchain_ragaccel.references import as_passages, beside, gather, given_in, retrieved_in
-from langchain_ragaccel.replying import aparts, parts, reply
-from langchain_ragaccel.structured import parsed, parser_of
-from langchain_ragaccel.tools import as_tools
+from langchain_ragaccel.convert import (
+    Conversation,
+    as_passages,
+    as_turns,
+    beside,
+    count_tokens,
+    gather,
+    given_in,
+    retrieved_in,
+    text_of,
+    write_prompt,
+)
+from langchain_ragaccel.tools import as_calls, as_chunks, as_tools, parsed, parser_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -41,7 +60,86 @@ if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
     from typing_extensions import Self
 
-    from langchain_ragaccel.calls import Call
+    from langchain_ragaccel.base import Call
+
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from ragaccel import Answer
+
+    from langchain_ragaccel.base import Ask
+
+    Part = tuple[ChatGenerationChunk, str | Answer]
+
+
+def reply(ask: Ask, made: Sequence[Answer], model: str) -> ChatResult:
+    """The messages of whole answers; ``model`` is what to call who made them."""
+    return ChatResult(generations=[_generation(ask, one, model) for one in made])
+
+
+def _generation(ask: Ask, made: Answer, model: str) -> ChatGeneration:
+    content, calls = ask.read(made)
+    valid, invalid = as_calls(calls)
+    message = AIMessage(
+        content=content,
+        tool_calls=valid,
+        invalid_tool_calls=invalid,
+        usage_metadata=usage(made),
+        response_metadata=response(made, model, content, calls_tools=bool(valid)),
+    )
+    return ChatGeneration(message=message)
+
+
+def parts(ask: Ask, model: str) -> Iterator[Part]:
+    """An answer's chunks, each with what it was made of: the last with the whole answer."""
+    told = ""
+    for part in pieces(ask):
+        for chunk in _chunks(ask, part, told, model):
+            yield chunk, part
+        told += part if isinstance(part, str) else ""
+
+
+async def aparts(ask: Ask, model: str) -> AsyncGenerator[Part, None]:
+    """The same for asyncio; calls are read in a thread."""
+    told = ""
+    async with aclosing(apieces(ask)) as made:
+        async for part in made:
+            for chunk in await _chunks_of(ask, part, told, model):
+                yield chunk, part
+            told += part if isinstance(part, str) else ""
+
+
+async def _chunks_of(
+    ask: Ask, part: str | Answer, told: str, model: str
+) -> list[ChatGenerationChunk]:
+    if isinstance(part, str):
+        return list(_chunks(ask, part, told, model))
+    return await in_thread(lambda: list(_chunks(ask, part, told, model)))
+
+
+def _chunks(ask: Ask, part: str | Answer, told: str, model: str) -> Iterator[ChatGenerationChunk]:
+    """A piece; or, after the last one, the calls and all there is to tell of the answer.
+
+    That is in one chunk only: chunks are put together by adding up what they tell.
+    """
+    if isinstance(part, str):
+        yield ChatGenerationChunk(message=AIMessageChunk(content=part))
+        return
+    content, calls = ask.read(part)
+    if content.startswith(told) and content != told:
+        yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(told) :]))
+    for chunk in as_chunks(calls):
+        message = AIMessageChunk(content="", tool_call_chunks=[chunk])
+        yield ChatGenerationChunk(message=message)
+    called = any(call.is_valid for call in calls)
+    message = AIMessageChunk(
+        content="",
+        chunk_position="last",
+        usage_metadata=usage(part) if ask.tells_usage else None,
+        response_metadata=response(part, model, content, calls_tools=called),
+    )
+    yield ChatGenerationChunk(message=message)
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):

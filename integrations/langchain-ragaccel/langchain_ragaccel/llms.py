@@ -10,23 +10,25 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
 
-from langchain_ragaccel.caching import is_cached, what_is_read
-from langchain_ragaccel.callers import callbacks_in, called_by_each, caller_of, callers_of
-from langchain_ragaccel.calls import as_stops, check_streamed
-from langchain_ragaccel.generating import (
+from langchain_ragaccel.base import (
     Ask,
+    ModelOptions,
     aanswers,
     answers,
     apieces,
+    as_stops,
+    check_streamed,
     in_thread,
+    is_cached,
+    is_heard,
     pieces,
+    response,
     samples_of,
+    token_usage,
+    what_is_read,
 )
-from langchain_ragaccel.listening import is_heard
-from langchain_ragaccel.metadata import response, token_usage
-from langchain_ragaccel.options import ModelOptions
-from langchain_ragaccel.prompting import write_prompt
-from langchain_ragaccel.references import beside, gather
+from langchain_ragaccel.callbacks import callbacks_in, called_by_each, caller_of, callers_of
+from langchain_ragaccel.convert import beside, gather, write_prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ragaccel import Answer, SharedModel
     from typing_extensions import Self
 
-    from langchain_ragaccel.calls import Call
+    from langchain_ragaccel.base import Call
 
 
 class RagaccelLLM(ModelOptions, BaseLLM):

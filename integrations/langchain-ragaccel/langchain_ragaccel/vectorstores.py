@@ -1,26 +1,359 @@
-"""The vector store: documents in one file, with the vectors of any embedding model."""
+"""Filtering: conditions on documents, written as a dictionary or as a function."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
+from collections.abc import Collection as AnyCollection
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
-from ragaccel import Collection, ConfigurationError, check_arguments
+from langchain_core.vectorstores import VectorStore
+from ragaccel import Collection, ConfigurationError, auto_references_enabled, check_arguments
 
-from langchain_ragaccel.documents import as_passage
+from langchain_ragaccel.callbacks import callbacks_here, keep_found_by_hand, keep_from_collectors
+from langchain_ragaccel.documents import as_document, as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
-from langchain_ragaccel.searching import Searching
-from langchain_ragaccel.storing import list_of_ids, refuse_arguments, text_batches, with_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from langchain_core.embeddings import Embeddings
+    from ragaccel import ReferenceRegistry, Stored
+    from typing_extensions import Self
+
+
+Filter = Mapping[str, Any] | Callable[[Document], bool]
+Condition = Callable[[Document], bool]
+
+
+def as_condition(given: Filter | None) -> Condition | None:
+    """Turn a filter into a condition on a document; None if there is none.
+
+    ``{"source": "log.pdf"}`` asks for equal metadata, ``{"year": {"$gte": 1874}}`` compares
+    (``$eq $ne $gt $gte $lt $lte $in $nin``, ``$exists``), ``$and``, ``$or`` and ``$not`` combine.
+    What metadata lacks, or cannot be compared, meets no condition but ``$ne``, ``$nin`` and
+    ``{"$exists": False}``.
+
+    Raises:
+        ConfigurationError: It is neither a dictionary of such kind nor a function.
+    """
+    if given is None or callable(given):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"a filter is a dictionary or a function, not {given!r}")
+    conditions = [_on_metadata(name, asked) for name, asked in given.items()]
+    return lambda document: all(holds(document.metadata) for holds in conditions)
+
+
+def _on_metadata(name: str, asked: Any) -> Callable[[Mapping[str, Any]], bool]:
+    if name in ("$and", "$or"):
+        joined = all if name == "$and" else any
+        parts = [_on_all(part) for part in _several(name, asked)]
+        return lambda metadata: joined(holds(metadata) for holds in parts)
+    if name == "$not":
+        holds = _on_all(asked)
+        return lambda metadata: not holds(metadata)
+    if name.startswith("$"):
+        raise ConfigurationError(f"a filter combines by $and, $or and $not, not by {name}")
+    if not (isinstance(asked, Mapping) and any(str(key).startswith("$") for key in asked)):
+        return lambda metadata: name in metadata and metadata[name] == asked
+    tests = [_comparison(key, value) for key, value in asked.items()]
+    return lambda metadata: all(test(metadata, name) for test in tests)
+
+
+def _on_all(asked: Any) -> Callable[[Mapping[str, Any]], bool]:
+    if not isinstance(asked, Mapping):
+        raise ConfigurationError(f"a part of a filter is a dictionary, not {asked!r}")
+    conditions = [_on_metadata(name, value) for name, value in asked.items()]
+    return lambda metadata: all(holds(metadata) for holds in conditions)
+
+
+def _comparison(key: str, value: Any) -> Callable[[Mapping[str, Any], str], bool]:
+    if key == "$exists":
+        return lambda metadata, name: (name in metadata) == bool(value)
+    if key in ("$ne", "$nin"):
+        same = _comparison("$eq" if key == "$ne" else "$in", value)
+        return lambda metadata, name: not same(metadata, name)
+    if key == "$in":
+        values = _several(key, value)
+        return lambda metadata, name: name in metadata and metadata[name] in values
+    if key not in _ORDERS:
+        raise ConfigurationError(f"{key} is no comparison: use one of {', '.join(_KNOWN)}")
+    return lambda metadata, name: name in metadata and _compares(key, metadata[name], value)
+
+
+def _compares(key: str, held: Any, value: Any) -> bool:
+    try:
+        return bool(_ORDERS[key](held, value))
+    except TypeError:  # a text and a number have no order
+        return False
+
+
+def _several(key: str, value: Any) -> AnyCollection[Any]:
+    if isinstance(value, str | Mapping) or not isinstance(value, AnyCollection):
+        raise ConfigurationError(f"{key} takes a list, not {value!r}")
+    return list(value)
+
+
+_ORDERS = {
+    "$eq": operator.eq,
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+_KNOWN = (*_ORDERS, "$ne", "$in", "$nin", "$exists")
+
+
+def as_where(
+    filter: Filter | None = None,  # noqa: A002
+    **more: object,
+) -> Callable[[Stored], bool] | None:
+    """Turn a filter on documents into a condition on what is stored.
+
+    Raises:
+        TypeError: Something else was given to a search.
+    """
+    if more:
+        raise TypeError(f"this search takes no {', '.join(sorted(more))}: beside k there is filter")
+    holds = as_condition(filter)
+    return (
+        None
+        if holds is None
+        else lambda item: bool(holds(as_document(item.passage, item.metadata)))
+    )
+
+
+def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namespace: str) -> None:
+    """Register what was found: where a store says, or else where its context or run collects."""
+    if not auto_references_enabled():
+        return
+    passages = [item.passage for item in found]
+    if registry is not None:
+        registry.register(passages, namespace)
+    else:
+        keep_found_by_hand(passages, callbacks_here(), namespace)
+
+
+def _id(given: object, document: Document) -> str:
+    """An id as a text: 0 is one, and what is empty is none."""
+    return next(
+        (str(name) for name in (given, document.id) if name not in (None, "")), str(uuid4())
+    )
+
+
+def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) -> list[Document]:
+    """Give every document an id: the one given for it, else its own, else a new one.
+
+    Raises:
+        ConfigurationError: There are not as many ids as documents, or a text is no Unicode.
+    """
+    documents = list(documents)
+    for document in documents:
+        _require_unicode(document.page_content)
+    if ids is not None and len(ids) != len(documents):
+        raise ConfigurationError(f"{len(ids)} ids for {len(documents)} documents: one each")
+    given = ids or [None] * len(documents)
+    return [
+        document.model_copy(update={"id": _id(name, document)})
+        for name, document in zip(given, documents, strict=True)
+    ]
+
+
+def _require_unicode(text: str) -> None:
+    """Refuse what cannot be stored before it is embedded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"a text holds {text[error.start]!r}, half a character, as broken PDFs do: replace it,"
+            " e.g. by text.encode(errors='replace').decode()"
+        ) from None
+
+
+def list_of_ids(ids: Sequence[str]) -> list[str]:
+    """A list of ids, as texts; one alone is meant as well: not its letters."""
+    return [ids] if isinstance(ids, str) else [str(name) for name in ids]
+
+
+def refuse_arguments(more: Mapping[str, object]) -> None:
+    """Refuse what a vector store may be given and this one does not know, as Python itself would.
+
+    Raises:
+        TypeError: With its name.
+    """
+    if more:
+        raise TypeError(f"unexpected keyword argument {next(iter(more))!r}")
+
+
+def text_batches(documents: Sequence[Document], size: int | None) -> Iterator[list[str]]:
+    """Yield the texts of documents, so many at a time; all at once without a size.
+
+    Raises:
+        ConfigurationError: The size is none.
+    """
+    if size is not None and size < 1:
+        raise ConfigurationError(f"batch_size is {size}: give 1 or more, or None for all at once")
+    size = size or max(1, len(documents))
+    for first in range(0, len(documents), size):
+        yield [document.page_content for document in documents[first : first + size]]
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
-    from ragaccel import ReferenceRegistry
-    from typing_extensions import Self
+    from ragaccel import Collection, ReferenceRegistry, Stored
+
+    Scored = list[tuple[Document, float]]
+
+MODES = ("dense", "text", "fused")
+
+
+class Searching(VectorStore):
+    """A vector store that searches a collection, and registers what it finds."""
+
+    collection: Collection
+    embedding: Embeddings
+    registry: ReferenceRegistry | None
+    namespace: str
+
+    def similarity_search(
+        self, query: str, k: int = 4, *, mode: str = "dense", **how: Any
+    ) -> list[Document]:
+        """Find the k documents that bear most on a question, best first.
+
+        Args:
+            query: The question.
+            k: How many; fewer come back when there are no more.
+            mode: ``"dense"``: by the vectors; ``"text"``: by words (BM25); ``"fused"``: by both.
+            **how: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+        """
+        vector = self.embedding.embed_query(query) if _takes_vector(mode) else []
+        return self._by_mode(mode, query, vector, k=k, **how)
+
+    async def asimilarity_search(
+        self, query: str, k: int = 4, *, mode: str = "dense", **how: Any
+    ) -> list[Document]:
+        """:meth:`similarity_search`, awaited."""
+        vector = await self.embedding.aembed_query(query) if _takes_vector(mode) else []
+        return await run_in_executor(None, self._by_mode, mode, query, vector, k=k, **how)
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **how: Any) -> Scored:
+        """Find the k documents nearest to a question with their cosines, the nearest first."""
+        vector = self.embedding.embed_query(query)
+        return self.similarity_search_with_score_by_vector(vector, k, **how)
+
+    async def asimilarity_search_with_score(self, query: str, k: int = 4, **how: Any) -> Scored:
+        """:meth:`similarity_search_with_score`, awaited."""
+        vector = await self.embedding.aembed_query(query)
+        return await self.asimilarity_search_with_score_by_vector(vector, k, **how)
+
+    def similarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = 4, **how: Any
+    ) -> Scored:
+        """Find the k documents nearest to a vector with their cosines, the nearest first.
+
+        Args:
+            embedding: The vector.
+            k: How many; fewer come back only when there are no more.
+            **how: ``filter``: metadata to be equal, ``{"source": "log.pdf"}``, or compared,
+                ``{"year": {"$gte": 1874}}``, or a function of the document; all that
+                :func:`langchain_ragaccel.vectorstores.as_condition` takes.
+        """
+        found = self.collection.search(embedding, k, where=as_where(**how))
+        return list(zip(self._told(found), (item.passage.score for item in found), strict=True))
+
+    async def asimilarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = 4, **how: Any
+    ) -> Scored:
+        """:meth:`similarity_search_with_score_by_vector`, awaited."""
+        search = self.similarity_search_with_score_by_vector
+        return await run_in_executor(None, search, embedding, k, **how)
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, **how: Any
+    ) -> list[Document]:
+        """Find the k documents nearest to a vector, the nearest first."""
+        found = self.similarity_search_with_score_by_vector(embedding, k, **how)
+        return [document for document, _ in found]
+
+    def max_marginal_relevance_search(self, query: str, *args: Any, **how: Any) -> list[Document]:
+        """Find near documents that do not say the same; arguments as for the one by vector."""
+        vector = self.embedding.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(vector, *args, **how)
+
+    async def amax_marginal_relevance_search(
+        self, query: str, *args: Any, **how: Any
+    ) -> list[Document]:
+        """:meth:`max_marginal_relevance_search`, awaited."""
+        vector = await self.embedding.aembed_query(query)
+        search = self.max_marginal_relevance_search_by_vector
+        return await run_in_executor(None, search, vector, *args, **how)
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        **how: Any,
+    ) -> list[Document]:
+        """Find k documents near to a vector that do not say the same (maximal marginal relevance).
+
+        Args:
+            embedding: The vector.
+            k: How many.
+            fetch_k: The nearest that they are chosen from.
+            lambda_mult: 1 looks at nearness alone, 0 only at how unlike they are.
+            **how: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+        """
+        where = as_where(**how)
+        search = partial(self.collection.search_diverse, among=fetch_k, balance=lambda_mult)
+        return self._told(search(embedding, k, where=where))
+
+    def _by_mode(
+        self, mode: str, query: str, vector: list[float], *, k: int, **how: Any
+    ) -> list[Document]:
+        where = as_where(**how)
+        if mode == "dense":
+            return self._told(self.collection.search(vector, k, where=where))
+        if mode == "text":
+            return self._told(self.collection.search_words(query, k, where=where))
+        return self._told(self.collection.search_fused(query, vector, k, where=where))
+
+    def _told(self, found: list[Stored]) -> list[Document]:
+        """What was found as documents, registered; a search by hand is no event to listen to."""
+        register(found, self.registry, self.namespace)
+        return self._documents(found)
+
+    def _documents(self, found: Iterable[Stored]) -> list[Document]:
+        documents = [as_document(item.passage, item.metadata) for item in found]
+        if self._is_apart:
+            keep_from_collectors(documents)
+        return documents
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether what is found is registered in a place of its own, and in no other."""
+        return self.registry is not None or bool(self.namespace)
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        """A cosine below 0 is as far away as one of 0."""
+        return partial(max, 0.0)
+
+
+def _takes_vector(mode: str) -> bool:
+    if mode not in MODES:
+        raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
+    return mode != "text"
 
 
 _NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")

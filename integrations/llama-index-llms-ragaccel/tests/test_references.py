@@ -22,7 +22,7 @@ from ragaccel import (
 from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
-from llama_index.llms.ragaccel.nodes import as_passage
+from llama_index.llms.ragaccel.citations import as_passage
 
 WICK = "The keeper trims the wick at dusk and again at midnight, whatever the weather may be."
 TIDE = "The tide rises four metres at the mole in spring, and boats are moored on long lines then."
@@ -269,7 +269,7 @@ def test_remembering_is_switched_off_by_one_setting():
 
 
 def test_what_cannot_be_registered_is_logged_and_the_retrieval_goes_on(caplog, monkeypatch):
-    monkeypatch.setattr("llama_index.llms.ragaccel.collecting.as_passage", lambda node: 1 / 0)
+    monkeypatch.setattr("llama_index.llms.ragaccel.citations.as_passage", lambda node: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert len(Finds(node(WICK, "wick")).retrieve("?")) == 1
     assert "were not registered" in caplog.text

@@ -23,7 +23,7 @@ from ragaccel import (
 )
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
-from llama_index.llms.ragaccel.nodes import as_passage
+from llama_index.llms.ragaccel.citations import as_passage
 from llama_index.retrievers.ragaccel import RagaccelRetriever
 
 BOAT = "The boat of the station is called Petrel.\n"

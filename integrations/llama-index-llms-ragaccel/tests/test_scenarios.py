@@ -27,7 +27,8 @@ from llama_index.core.tools import FunctionTool
 from ragaccel import Passage, Reference, reference_scope
 from tiny_llms import TEMPLATE, RecordingLLM
 
-from llama_index.llms.ragaccel import Ragaccel, callers
+from llama_index.llms.ragaccel import Ragaccel
+from llama_index.llms.ragaccel import citations as callers
 
 SYLLABLES = "ba ke lo mi nu ra se to vi zu dra fle gri sto pla".split()
 CHUNKS = 3

@@ -2,7 +2,7 @@ import pytest
 from langchain_core.documents import Document
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.filtering import as_condition
+from langchain_ragaccel.vectorstores import as_condition
 
 DOCUMENT = Document(
     page_content="The lamp burns oil.",

@@ -5,7 +5,7 @@ import pytest
 from langchain_core.tracers import context
 
 import langchain_ragaccel
-from langchain_ragaccel import collecting
+from langchain_ragaccel import callbacks as collecting
 
 NAMES = [
     "ChatRagaccel",

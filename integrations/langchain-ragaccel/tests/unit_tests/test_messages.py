@@ -10,7 +10,7 @@ from langchain_core.messages import (
 )
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.messages import as_turns, text_of
+from langchain_ragaccel.convert import as_turns, text_of
 
 CALL = {"name": "tide", "args": {"place": "çatı"}, "id": "abc", "type": "tool_call"}
 

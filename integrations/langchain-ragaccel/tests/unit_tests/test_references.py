@@ -24,7 +24,7 @@ from scripted_llm import scripted_llm
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
-from langchain_ragaccel.references import as_passages, as_references, beside
+from langchain_ragaccel.convert import as_passages, as_references, beside
 
 WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."

@@ -8,9 +8,7 @@ prompt of theirs.
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 
 from llama_index.llms.ragaccel.base import Ragaccel
-from llama_index.llms.ragaccel.callers import RootSpans
-from llama_index.llms.ragaccel.citing import citations_of
-from llama_index.llms.ragaccel.collecting import RetrievalCollector
+from llama_index.llms.ragaccel.citations import RetrievalCollector, RootSpans, citations_of
 
 __all__ = ["Ragaccel", "RetrievalCollector", "citations_of"]
 

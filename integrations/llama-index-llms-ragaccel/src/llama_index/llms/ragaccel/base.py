@@ -1,10 +1,14 @@
-"""Ragaccel: LlamaIndex's interface to a local language model that copies from its references."""
+"""Responses: an answer as the framework's responses, with token counts where it looks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
@@ -18,6 +22,7 @@ from llama_index.core.llms import (
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
+    MessageRole,
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -25,27 +30,407 @@ from llama_index.core.llms.llm import ToolSelection, default_completion_to_promp
 from llama_index.core.types import PydanticProgramMode
 from typing_extensions import Self
 
-from llama_index.llms.ragaccel import responses
-from llama_index.llms.ragaccel.asking import Ask, Call, apieces, awhole, make_ask, pieces, whole
+from llama_index.llms.ragaccel.citations import as_references, place_of, visible_here
 from llama_index.llms.ragaccel.messages import (
     TemplatePrompt,
+    Toolbox,
     Turn,
+    as_kwargs,
+    as_tool,
+    calls_of,
     is_own_template,
     lay_out,
+    text_of,
+    toolbox_of,
+    why_none,
+    with_broken,
 )
-from llama_index.llms.ragaccel.models import model_of
-from llama_index.llms.ragaccel.options import call_settings, check_names, loading_options
-from llama_index.llms.ragaccel.references import as_references, visible_here
-from llama_index.llms.ragaccel.tools import Toolbox, as_tool, calls_of, toolbox_of, why_none
-from ragaccel import ConfigurationError, SharedModel
+from ragaccel import (
+    CapacityError,
+    ConfigurationError,
+    Prompt,
+    Settings,
+    SharedModel,
+    check_arguments,
+    says_nothing,
+    shared_model,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Iterable
 
     from llama_index.core.prompts import PromptTemplate
     from llama_index.core.tools import BaseTool
 
+    from llama_index.llms.ragaccel.citations import AnyReference
+    from ragaccel import LLM, Answer, AsyncStream, Stream, ToolCall, ToolCalling, VisibleReferences
+
+
+Response = TypeVar("Response", CompletionResponse, ChatResponse)
+
+
+def completion(text: str, delta: str | None = None) -> CompletionResponse:
+    """A completion, or as much of it as there is."""
+    return CompletionResponse(text=text, delta=delta)
+
+
+def chat(text: str, delta: str | None = None) -> ChatResponse:
+    """An assistant's message, or as much of it as there is.
+
+    Nothing but calls is put beside its text: the framework writes that into later prompts.
+    """
+    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
+
+
+def finished(
+    response: Response, answer: Answer, model_name: str, calls: Sequence[ToolCall] = ()
+) -> Response:
+    """A response with what is known at the end: calls, token counts, statistics, citations."""
+    text = response.message.content if isinstance(response, ChatResponse) else response.text
+    usage, report = asdict(answer.usage), answer.report(text or "", place=place_of)
+    if calls and isinstance(response, ChatResponse):
+        response.message.additional_kwargs = as_kwargs(calls)
+    calls_tools = any(call.is_valid for call in calls)
+    finish_reason = "tool_calls" if calls_tools else answer.finish_reason
+    response.raw = {
+        "model": model_name,
+        "finish_reason": finish_reason,
+        "usage": usage,
+        "ragaccel": report,
+    }
+    response.additional_kwargs = {
+        **usage,
+        "finish_reason": finish_reason,
+        "citations": report["citations"],
+    }
+    return response
+
+
+def room_of(llm: LLM, settings: Mapping[str, Any], window: int | None) -> int | None:
+    """How many tokens a prompt may take beside its answer; None without a limit."""
+    limits = [limit for limit in (llm.context_length, window) if limit is not None]
+    answer: int = settings["max_new_tokens"]
+    return min(limits) - answer if limits else None
+
+
+def check_window(prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int | None) -> None:
+    """Raise CapacityError for more than ``window`` holds; what the model reads, it checks itself.
+
+    Args:
+        prompt: a text, messages, token ids or a ``Prompt``.
+        llm: the model that it is for.
+        settings: those of the call.
+        window: most tokens of a prompt with its answer, if fewer than the model reads.
+    """
+    limit, answer = llm.context_length, settings["max_new_tokens"]
+    if window is None or (limit is not None and window >= limit):
+        return
+    taken = _num_tokens(prompt, llm)
+    if taken + answer > window:
+        raise CapacityError(
+            f"prompt ({taken:,}) + max_new_tokens ({answer:,}) exceed context_window={window:,}: "
+            "shorten the prompt, ask for fewer tokens, or give a larger window"
+        )
+
+
+def _num_tokens(prompt: Any, llm: LLM) -> int:
+    if isinstance(prompt, Prompt):
+        return len(prompt.token_ids)
+    if isinstance(prompt, str):
+        return len(llm.tokenizer.encode(prompt, add_special_tokens=True))
+    if prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    return len(llm.tokenizer.chat(prompt))
+
+
+_LONG = 256  # tokens of an answer that may call tools: fewer are read on the event loop
+_PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call whose names are checked; ``prepare`` does what needs the model to be loaded."""
+
+    model: SharedModel
+    prepare: Callable[[], Ask]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt with all that its answer is made from, and what the model is called."""
+
+    llm: LLM
+    prompt: Any
+    references: Sequence[Any]
+    settings: dict[str, Any]
+    model_name: str
+    calling: ToolCalling | None = None
+
+    def next(self, piece: str, told: str, stream: Stream | AsyncStream) -> str:
+        """What may be told now that a piece more is there: nothing that may be a call."""
+        if self.calling is None:
+            return piece
+        return self.calling.told_next(told, stream.token_ids)
+
+    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
+        """The answer's content, and the calls in it if it may hold some."""
+        if self.calling is None:
+            return answer.text, []
+        content, calls = self.calling.read(answer.text, answer.token_ids)
+        return with_broken(content, calls), calls
+
+    def last(self, told: str, answer: Answer, respond: Callable[..., Response]) -> Response:
+        """The last piece of a stream, with what was held back and all that is known."""
+        content, calls = self.read(answer)
+        rest = content[len(told) :] if content.startswith(told) else ""
+        return finished(respond(content, rest), answer, self.model_name, calls)
+
+    def stream(self) -> Stream:
+        """Check it; it is answered while this is read."""
+        return self.llm.stream(self.prompt, references=self.references, **self.settings)
+
+    def astream(self) -> AsyncStream:
+        """Check it; it is answered while this is awaited."""
+        return self.llm.astream(self.prompt, references=self.references, **self.settings)
+
+
+def make_ask(
+    model: SharedModel,
+    prompt: str | list[Turn],
+    given: Sequence[AnyReference],
+    settings: dict[str, Any],
+    *,
+    registry: VisibleReferences | None,
+    neighbours: bool,
+    context_window: int | None,
+    toolbox: Toolbox | None = None,
+) -> Ask:
+    """Lay out a prompt and find what its answer may be copied from.
+
+    Raises:
+        CapacityError: prompt and answer are more than ``context_window``.
+    """
+    from ragaccel import acceptable_turns, gather_references, take_apart
+
+    llm, namespace = model.load(), settings["namespace"]
+    references: Sequence[Any] = gather_references(
+        prompt if isinstance(prompt, str) else text_of(prompt),
+        given,
+        registry=registry,
+        namespace=namespace,
+        tokenizer=llm.tokenizer,
+        neighbours=neighbours,
+    )
+    calling = None
+    if isinstance(prompt, str):
+        asked: Any = prompt
+    elif toolbox is not None:
+        calling = toolbox.calling(llm, settings.get("stop"))
+        lay_out = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
+        ids = llm.tokenizer.chat(acceptable_turns(prompt, lay_out), tools=toolbox.tools)
+        asked = [*ids, *calling.opening_ids]
+    elif not model.reads_apart:
+        asked = acceptable_turns(prompt, llm.tokenizer.chat_text)
+    else:
+        room = room_of(llm, settings, context_window)
+        asked = take_apart(
+            prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
+        )
+        references = [one for one in references if one not in asked.passages]
+    check_window(asked, llm, settings, context_window)
+    return Ask(llm, asked, references, settings, model.label, calling)
+
+
+def whole(call: Call, respond: Callable[..., Response]) -> Response:
+    """Answer at once."""
+    call.model.load()
+    ask = call.prepare()
+    answer = ask.stream().finish()
+    content, calls = ask.read(answer)
+    return finished(respond(content), answer, ask.model_name, calls)
+
+
+def pieces(call: Call, respond: Callable[..., Response]) -> Generator[Response, None, None]:
+    """Answer piece by piece; what is asked is settled now, and not when the first is taken."""
+    call.model.load()
+    ask = call.prepare()
+    stream = ask.stream()
+
+    def generate() -> Generator[Response, None, None]:
+        text = ""
+        with stream:
+            for piece in stream:
+                if told := ask.next(piece, text, stream):
+                    text += told
+                    yield respond(text, told)
+        yield ask.last(text, stream.answer, respond)
+
+    return generate()
+
+
+async def awhole(call: Call, respond: Callable[..., Response]) -> Response:
+    """Answer without holding up the event loop; if the caller is cancelled, so is the answer."""
+    ask, stream = await _beside(call)
+    answer = await stream.finish()
+    content, calls = ask.read(answer)
+    return finished(respond(content), answer, ask.model_name, calls)
+
+
+async def apieces(call: Call, respond: Callable[..., Response]) -> AsyncGenerator[Response, None]:
+    """Answer piece by piece without holding up the event loop; leaving ends it."""
+    ask, stream = await _beside(call)
+
+    async def generate() -> AsyncGenerator[Response, None]:
+        text = ""
+        try:
+            async for piece in stream:
+                if told := await _told(ask, piece, text, stream):
+                    text += told
+                    yield respond(text, told)
+        finally:
+            await stream.aclose()
+        yield ask.last(text, stream.answer, respond)
+
+    return generate()
+
+
+async def _told(ask: Ask, piece: str, told: str, stream: AsyncStream) -> str:
+    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    if ask.calling is None or len(stream.token_ids) < _LONG:
+        return ask.next(piece, told, stream)
+    return await asyncio.to_thread(ask.next, piece, told, stream)
+
+
+async def _beside(call: Call) -> tuple[Ask, AsyncStream]:
+    """Do beside the event loop what goes before an answer.
+
+    The model is loaded first, in a thread of its own: calls that wait for it take none of the
+    few that prepare the prompts of others.
+    """
+    await call.model.aload()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _asked, call)
+
+
+def _asked(call: Call) -> tuple[Ask, AsyncStream]:
+    ask = call.prepare()
+    return ask, ask.astream()
+
+
+_THREADS = ThreadPoolExecutor(_PREPARING, thread_name_prefix="ragaccel-asking")
+
+
+def model_of(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -> SharedModel:
+    """The model that a constructor's arguments mean.
+
+    Args:
+        model: a name or a folder, None, or a model of transformers that is loaded.
+        tokenizer: its tokenizer, beside a loaded model.
+        llm: a ready ``ragaccel.LLM``.
+        options: those of ``LLM.load``, or of ``LLM`` for a loaded model.
+
+    Raises:
+        ConfigurationError: arguments that exclude or miss each other.
+    """
+    if isinstance(llm, str):
+        raise ConfigurationError(
+            "this was saved with a ready model, which a file cannot hold: give it again, "
+            "Ragaccel.from_dict(data, llm=...)"
+        )
+    is_named = model is None or isinstance(model, str | Path)
+    if llm is not None:
+        if model is not None or tokenizer is not None or options:
+            raise ConfigurationError("llm= is ready: neither a model nor options go with it")
+        if not hasattr(llm, "astream"):
+            raise ConfigurationError(f"llm is a ready ragaccel.LLM, not {type(llm).__name__}")
+        return SharedModel(ready=llm)
+    if is_named and tokenizer is not None:
+        raise ConfigurationError(
+            "a named model brings its tokenizer: give tokenizer= with a loaded model only"
+        )
+    if is_named:
+        return shared_model(model, **options)
+    if tokenizer is None:
+        raise ConfigurationError("a loaded model needs its tokenizer: model=..., tokenizer=...")
     from ragaccel import LLM
+
+    return SharedModel(ready=LLM(model, tokenizer, **options))
+
+
+SETTINGS = frozenset(Settings.__annotations__)
+_OTHER_NAMES = {"max_tokens": "max_new_tokens"}
+_INSTEAD = {
+    "api_key": "the model runs in this process",
+    "format": "as_structured_llm(Schema) or structured_predict",
+    "is_chat_model": "a model with a chat template is one",
+    "load_in_4bit": 'model_kwargs={"quantization_config": ...}',
+    "load_in_8bit": 'model_kwargs={"quantization_config": ...}',
+    "n": "call it once for each answer, with another seed",
+    "num_output": "max_new_tokens",
+    "num_return_sequences": "call it once for each answer, with another seed",
+    "reasoning": "the model's chat template decides",
+    "request_timeout": "asyncio.wait_for(llm.achat(...), seconds)",
+    "response_format": "as_structured_llm(Schema) or structured_predict",
+    "stop_sequences": 'stop=["..."]',
+    "streamer": "stream_complete and stream_chat give the pieces",
+    "timeout": "asyncio.wait_for(llm.achat(...), seconds)",
+    "tokenizer_kwargs": "a tokenizer of your own is given as model=..., tokenizer=...",
+    "tokenizer_name": "a tokenizer of your own is given as model=..., tokenizer=...",
+    "tokenizer_outputs_to_remove": "only token ids are taken from a tokenizer",
+    "tool_choice": "chat, chat_with_tools and FunctionAgent take tools, and a choice of them",
+    "tools": "chat, chat_with_tools and FunctionAgent take tools",
+    "torch_dtype": "dtype",
+}
+
+
+def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one call over those of the model; what is None says nothing.
+
+    Raises:
+        TypeError: a setting that there is not, or one given under two names.
+        ConfigurationError: no settings at all, or answers of no length.
+    """
+    settings = dict(defaults)
+    _require_mapping("generate_kwargs", given)
+    own = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not says_nothing(name, value)
+    }
+    for other, name in _OTHER_NAMES.items():
+        if other in own and name in own:
+            raise TypeError(f"{other} and {name} are one setting: give one of them")
+    settings.update((_OTHER_NAMES.get(name, name), value) for name, value in own.items())
+    check_names("a call", settings, SETTINGS)
+    length = settings.get("max_new_tokens", 1)
+    if not hasattr(length, "__index__"):
+        raise ConfigurationError(f"max_new_tokens must be a whole number, not {length!r}")
+    return settings
+
+
+def loading_options(**given: Any) -> dict[str, Any]:
+    """Options of ``LLM.load``, those that are given, under the names that it has for them."""
+    more = given.pop("model_kwargs") or {}
+    _require_mapping("model_kwargs", more)
+    options: dict[str, Any] = dict(more)
+    of_answers = dict.fromkeys(
+        (*SETTINGS, *_OTHER_NAMES), "it is a setting of answers: generate_kwargs={...}, or a call"
+    )
+    misplaced = [name for name in options if name in of_answers and name != "drafter"]
+    check_arguments("model_kwargs", misplaced, (), of_answers)
+    if "torch_dtype" in options:
+        options["dtype"] = options.pop("torch_dtype")
+    options.update((name, value) for name, value in given.items() if value is not None)
+    return options
+
+
+def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownArgumentError for a name that there is not, with what to use instead."""
+    check_arguments(who, given, known, _INSTEAD)
+
+
+def _require_mapping(name: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{name} is a dict, not {type(given).__name__}")
 
 
 _MUST_CALL = "must_call"  # a tool: how streams of objects tell ``_prepare_chat_with_tools``
@@ -211,28 +596,28 @@ class Ragaccel(FunctionCallingLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text; a ``formatted`` one is read as it is, special tokens included."""
-        return whole(self._to_complete(prompt, formatted, kwargs), responses.completion)
+        return whole(self._to_complete(prompt, formatted, kwargs), completion)
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Complete a text piece by piece; all is settled before the first one is taken."""
-        return pieces(self._to_complete(prompt, formatted, kwargs), responses.completion)
+        return pieces(self._to_complete(prompt, formatted, kwargs), completion)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Complete a text as ``complete`` does; if the caller is cancelled, that ends it."""
-        return await awhole(self._to_complete(prompt, formatted, kwargs), responses.completion)
+        return await awhole(self._to_complete(prompt, formatted, kwargs), completion)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Complete a text piece by piece; leaving the loop over the pieces ends it."""
-        return await apieces(self._to_complete(prompt, formatted, kwargs), responses.completion)
+        return await apieces(self._to_complete(prompt, formatted, kwargs), completion)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -241,24 +626,24 @@ class Ragaccel(FunctionCallingLLM):
         ``tools`` (LlamaIndex's, or dicts) are what it may call, ``tool_choice`` is ``"auto"``,
         ``"none"``, ``"any"`` or a name. ``get_tool_calls_from_response`` reads the calls.
         """
-        return whole(self._to_answer(messages, kwargs), responses.chat)
+        return whole(self._to_answer(messages, kwargs), chat)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer messages piece by piece; all is settled before the first one is taken."""
-        return pieces(self._to_answer(messages, kwargs), responses.chat)
+        return pieces(self._to_answer(messages, kwargs), chat)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer messages as ``chat`` does; if the caller is cancelled, that ends it."""
-        return await awhole(self._to_answer(messages, kwargs), responses.chat)
+        return await awhole(self._to_answer(messages, kwargs), chat)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer messages piece by piece; leaving the loop over the pieces ends it."""
-        return await apieces(self._to_answer(messages, kwargs), responses.chat)
+        return await apieces(self._to_answer(messages, kwargs), chat)
 
     def get_tool_calls_from_response(
         self,

@@ -1,9 +1,10 @@
-"""The vector store: nodes in one file, with the vectors of any embedding model."""
+"""Filtering: LlamaIndex's metadata filters as conditions on metadata."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, PrivateAttr
@@ -13,21 +14,18 @@ from llama_index.core.vector_stores.types import (
     DEFAULT_PERSIST_DIR,
     DEFAULT_PERSIST_FNAME,
     BasePydanticVectorStore,
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
+    VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.utils import node_to_metadata_dict
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from llama_index.llms.ragaccel.nodes import as_passage
-from llama_index.vector_stores.ragaccel.searching import (
-    as_node,
-    as_where,
-    document_of,
-    refuse_arguments,
-    require_local,
-    search,
-)
+from llama_index.llms.ragaccel.citations import as_passage
+from llama_index.retrievers.ragaccel.base import as_node as node_of
 from ragaccel import Collection, ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
@@ -35,6 +33,212 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ragaccel import Stored
+
+
+Condition = Callable[[Mapping[str, Any]], bool]
+
+_TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
+    FilterOperator.EQ: lambda held, value: held == value,
+    FilterOperator.NE: lambda held, value: held != value,
+    FilterOperator.GT: lambda held, value: held > value,
+    FilterOperator.GTE: lambda held, value: held >= value,
+    FilterOperator.LT: lambda held, value: held < value,
+    FilterOperator.LTE: lambda held, value: held <= value,
+    FilterOperator.IN: lambda held, value: held in value,
+    FilterOperator.NIN: lambda held, value: held not in value,
+    FilterOperator.CONTAINS: lambda held, value: value in held,
+    FilterOperator.ANY: lambda held, value: any(one in held for one in value),
+    FilterOperator.ALL: lambda held, value: all(one in held for one in value),
+    FilterOperator.TEXT_MATCH: lambda held, value: value in _text(held),
+    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda held, value: (
+        value.casefold() in _text(held).casefold()
+    ),
+}
+_OF_WHAT_IS_MISSING = (FilterOperator.NE, FilterOperator.NIN)
+
+
+def as_condition(filters: MetadataFilters) -> Condition:
+    """Turn filters, which may hold filters, into a condition on a node's metadata.
+
+    What metadata lacks meets only ``NE``, ``NIN`` and ``IS_EMPTY``; what cannot be compared, as a
+    text with a number, meets none. ``NOT`` holds when none of its filters does.
+
+    Raises:
+        ConfigurationError: An operator or condition that is not known.
+    """
+    parts = [
+        as_condition(part) if isinstance(part, MetadataFilters) else _test(part)
+        for part in filters.filters
+    ]
+    condition = filters.condition or FilterCondition.AND
+    if not parts or condition == FilterCondition.AND:
+        return lambda metadata: all(part(metadata) for part in parts)
+    if condition == FilterCondition.OR:
+        return lambda metadata: any(part(metadata) for part in parts)
+    if condition == FilterCondition.NOT:
+        return lambda metadata: not any(part(metadata) for part in parts)
+    raise ConfigurationError(f"filters are joined by AND, OR and NOT, not by {condition}")
+
+
+def _test(asked: MetadataFilter) -> Condition:
+    key, value, operator = asked.key, asked.value, asked.operator
+    if operator == FilterOperator.IS_EMPTY:
+        return lambda metadata: metadata.get(key) in (None, "", [])
+    if operator not in _TESTS:
+        raise ConfigurationError(f"{operator} is no operator that is known here")
+    test = _TESTS[operator]
+
+    def holds(metadata: Mapping[str, Any]) -> bool:
+        held = metadata.get(key)
+        if held is None:
+            return operator in _OF_WHAT_IS_MISSING
+        try:
+            return test(held, value)
+        except (TypeError, AttributeError):  # such as a text and a number, which have no order
+            return False
+
+    return holds
+
+
+def _text(held: Any) -> str:
+    if not isinstance(held, str):
+        raise TypeError("no text")
+    return held
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from llama_index.core.schema import BaseNode
+
+    from ragaccel import Collection, Stored
+
+    Where = Callable[[Stored], bool] | None
+
+_TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
+_MODES = "ask for default, text_search, sparse, hybrid or mmr"
+_LEAST_DIVERSE = 20
+_NODE = "_node_content"
+
+
+def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[Stored]:
+    """Find what a query asks for, best first.
+
+    Raises:
+        ConfigurationError: A mode that is not known, or no vector or text for it.
+    """
+    mode, k = _mode(query), query.similarity_top_k
+    where = as_where(query.filters, query.node_ids, query.doc_ids)
+    if mode == VectorStoreQueryMode.MMR:
+        return _diverse(collection, query, where, **kwargs)
+    refuse_arguments(kwargs)
+    if mode in _TEXT_MODES:
+        return collection.search_words(_words(query), query.sparse_top_k or k, where=where)
+    if mode == VectorStoreQueryMode.HYBRID:
+        alpha = 0.5 if query.alpha is None else query.alpha
+        k = query.hybrid_top_k or k
+        return collection.search_fused(_words(query), _vector(query), k, alpha=alpha, where=where)
+    if mode == VectorStoreQueryMode.DEFAULT:
+        return collection.search(_vector(query), k, where=where)
+    raise ConfigurationError(f"{mode.value!r} is a mode of other stores: {_MODES}")
+
+
+def as_where(
+    filters: MetadataFilters | None,
+    node_ids: Sequence[str] | None = None,
+    doc_ids: Sequence[str] | None = None,
+) -> Where:
+    """Turn all that narrows a query into one condition; None if nothing does.
+
+    No ids are no limit: an index over a store that keeps the text asks with an empty list.
+    """
+    conditions: list[Callable[[Stored], bool]] = []
+    if node_ids:
+        nodes = frozenset(node_ids)
+        conditions.append(lambda item: item.passage.passage_id in nodes)
+    if doc_ids:
+        documents = frozenset(doc_ids)
+        conditions.append(lambda item: document_of(item) in documents)
+    if filters is not None:
+        holds = as_condition(filters)
+        conditions.append(lambda item: holds(item.metadata))
+    if not conditions:
+        return None
+    return lambda item: all(condition(item) for condition in conditions)
+
+
+def as_node(item: Stored) -> BaseNode:
+    """Turn what is stored back into the node that it was, without its embedding.
+
+    What else such a file holds, an index of ``ragaccel index`` for one, is made one.
+    """
+    if _NODE not in item.metadata:
+        node = node_of(item.passage)
+        node.metadata |= item.metadata
+        return node
+    return metadata_dict_to_node(item.metadata, text=item.passage.text)
+
+
+def document_of(item: Stored) -> str:
+    """The id of the document that a node is of; the text ``None`` if it is of none."""
+    return str(item.metadata.get("ref_doc_id"))
+
+
+def refuse_arguments(more: Mapping[str, object]) -> None:
+    """Refuse what a vector store may be given and this one does not know, as Python itself would.
+
+    Raises:
+        TypeError: With its name.
+    """
+    if more:
+        raise TypeError(f"unexpected keyword argument {next(iter(more))!r}")
+
+
+def require_local(fs: Any) -> None:
+    """Refuse file systems that SQLite cannot write to.
+
+    Raises:
+        ConfigurationError: It is not this machine's.
+    """
+    if fs is not None and "file" not in fs.protocol:
+        raise ConfigurationError("a store is kept on this machine's own file system only")
+
+
+def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
+    try:
+        return VectorStoreQueryMode(query.mode)
+    except ValueError:
+        raise ConfigurationError(f"{query.mode!r} is no mode of queries: {_MODES}") from None
+
+
+def _diverse(
+    collection: Collection, query: VectorStoreQuery, where: Where, **kwargs: Any
+) -> list[Stored]:
+    threshold = kwargs.pop("mmr_threshold", None)
+    prefetch_k = kwargs.pop("mmr_prefetch_k", None)
+    refuse_arguments(kwargs)
+    k = query.similarity_top_k
+    threshold = query.mmr_threshold if threshold is None else threshold
+    return collection.search_diverse(
+        _vector(query),
+        k,
+        among=prefetch_k or max(_LEAST_DIVERSE, 4 * k),
+        balance=0.5 if threshold is None else threshold,
+        where=where,
+    )
+
+
+def _vector(query: VectorStoreQuery) -> list[float]:
+    if query.query_embedding is None:
+        raise ConfigurationError(f"a {_mode(query).value} query needs a query_embedding")
+    return query.query_embedding
+
+
+def _words(query: VectorStoreQuery) -> str:
+    if query.query_str is None:
+        raise ConfigurationError(f"a {_mode(query).value} query needs a query_str")
+    return query.query_str
+
 
 _OF_STORAGE_CONTEXT = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
 

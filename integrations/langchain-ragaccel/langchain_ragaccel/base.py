@@ -1,0 +1,949 @@
+"""Checking: what options cannot be together, told when an object is made."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Event, Timer
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from langchain_core.callbacks.base import BaseCallbackHandler
+from langchain_core.globals import get_llm_cache
+from langchain_core.language_models.base import BaseLanguageModel
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.tracers.base import BaseTracer
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from ragaccel import (
+    ConfigurationError,
+    RagaccelError,
+    SharedModel,
+    check_arguments,
+    says_nothing,
+    shared_model,
+)
+
+from langchain_ragaccel.callbacks import Caller, caller_of, present_caller
+from langchain_ragaccel.tools import ResponseFormat, response_format_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from langchain_core.callbacks.base import BaseCallbackManager
+    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.language_models.model_profile import ModelProfile
+    from ragaccel import (
+        LLM,
+        Answer,
+        AsyncStream,
+        ReferenceRegistry,
+        Stream,
+        ToolCall,
+        ToolCalling,
+        VisibleReferences,
+    )
+    from typing_extensions import Self
+
+
+DEFAULT_MAX_TOKENS = 256  # of an answer, by ``LLM.generate``
+
+
+def check_options(options: ModelOptions) -> None:
+    """Check what an object was made with, besides single numbers.
+
+    Raises:
+        ConfigurationError: something is of another kind, or goes with nothing else given.
+    """
+    check_stops(options.stop)
+    check_registry(options.registry)
+    most, least = options.max_tokens or DEFAULT_MAX_TOKENS, options.min_tokens or 0
+    if least > most:
+        raise ConfigurationError(f"min_tokens ({least}) is more than max_tokens ({most})")
+    if options.llm is not None:
+        _check_ready(options)
+
+
+def check_stops(stop: Sequence[str] | str | None) -> None:
+    """Refuse an empty stop string, at which an answer would end before it begins."""
+    if stop is not None and (stop == "" or ("" in stop and not isinstance(stop, str))):
+        raise ConfigurationError("stop holds an empty string: leave it out")
+
+
+def check_registry(registry: Any) -> None:
+    """Refuse what is no registry."""
+    if registry is None:
+        return
+    from ragaccel import ReferenceRegistry
+
+    if not isinstance(registry, ReferenceRegistry):
+        raise ConfigurationError(
+            f"registry is a ragaccel.ReferenceRegistry, not {type(registry).__name__}"
+        )
+
+
+def _check_ready(options: ModelOptions) -> None:
+    from ragaccel import LLM
+
+    if not isinstance(options.llm, LLM):
+        raise ConfigurationError(
+            f"llm is a ready ragaccel.LLM, not {type(options.llm).__name__}: a name goes to model="
+        )
+    named = (*LOADING, "model_kwargs")
+    given = [name for name in named if getattr(options, name) not in (None, {})]
+    if given:
+        raise ConfigurationError(
+            f"llm= is loaded already and takes no {', '.join(given)}: give them to LLM.load, or a "
+            "model= instead of llm="
+        )
+
+
+OTHER_NAMES = {
+    "model_name": "model",
+    "model_id": "model",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "num_ctx": "capacity",
+    "request_timeout": "timeout",
+    "torch_dtype": "dtype",
+    "format": "response_format",
+    "num_return_sequences": "n",
+}
+"""Names of other classes and libraries for what is named otherwise here."""
+
+INSTEAD = {
+    "max_length": "max_tokens counts the answer alone",
+    "response_format": "it is for calls of a chat model: bind(response_format=...), or "
+    "with_structured_output(schema)",
+    "model_kwargs": "it is for the constructor: options of loading",
+}
+"""What to use in place of names that are known in another place."""
+
+ANSWERING = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria", "n",
+})  # fmt: skip
+"""Settings of a call that choose its answer."""
+
+QUIET = frozenset({
+    "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
+    "neighbours", "max_reference_tokens", "timeout", "stream", "stream_usage",
+    "ls_structured_output_format", "structured_output_format",
+})  # fmt: skip
+"""Settings of a call that never change an answer to the same prompt.
+
+A model that reads apart has its prompt from some of them: ``what_is_read`` tells caches of that.
+"""
+
+_SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_PASSED_ON = (
+    (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys() - {"n"}
+)
+_OF_OBJECT = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size", "namespace", "remember",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: settings for the LLM, and where its references come from."""
+
+    settings: dict[str, Any]
+    references: tuple[Any, ...]
+    registry: ReferenceRegistry | None
+    """One that was given."""
+    looks_up: bool
+    """Whether references are looked for unasked."""
+    namespace: str
+    neighbours: bool
+    max_reference_tokens: int
+    timeout: float | None
+    follows_runs: bool
+    count: int = 1
+    """How many answers there shall be."""
+    tells_usage: bool = True
+    """Whether streams tell token counts."""
+    response_format: ResponseFormat | None = None
+    """What the text of the answer has to be."""
+    began: float = field(default_factory=monotonic)
+    caller: Caller = field(default_factory=Caller)
+
+    def of(self, run_manager: Any, caller: Caller | None = None) -> Call:
+        """Return this call as one run's, by its manager or by whoever is known to ask."""
+        if caller is None:
+            caller = present_caller() if run_manager is None else caller_of(run_manager)
+        return replace(self, caller=caller)
+
+    @property
+    def visible(self) -> VisibleReferences | None:
+        """The registered references it may use; None where they are not looked for."""
+        if not self.looks_up:
+            return None
+        from ragaccel import visible_references
+
+        scopes = self.caller.scopes
+        return visible_references(self.registry, self.namespace, scopes=scopes)
+
+
+def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """The same under the names used here, without what asks for nothing, such as a penalty of 0.
+
+    Raises:
+        TypeError: one thing is given under two names.
+    """
+    named: dict[str, Any] = {}
+    for name, value in given.items():
+        if says_nothing(name, value):
+            continue
+        own = OTHER_NAMES.get(name, name)
+        if own in named or (own != name and own in given):
+            raise TypeError(f"{who} got {own} twice: as {name} as well")
+        named[own] = value
+    return named
+
+
+def check_names(given: Mapping[str, Any], who: str, allowed: frozenset[str]) -> None:
+    """Raise UnknownArgumentError for what no call can set; the message says what to use instead."""
+    check_arguments(f"a call of {who}", canonical(given, who), allowed, INSTEAD)
+
+
+def make_call(
+    options: ModelOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
+) -> Call:
+    """Put together what one call asks for, from its own settings and the object's.
+
+    Raises:
+        ConfigurationError: another model than the object's, or references that are no list.
+    """
+    own = canonical(given, type(options).__name__)
+    _check_model(options, own.pop("model", None))
+
+    def setting(name: str) -> Any:
+        value = own.get(name)
+        return getattr(options, name) if value is None else value
+
+    tells_usage = setting("stream_usage")
+    settings = {name: own[name] for name in _PASSED_ON & own.keys()}
+    for name in _OF_OBJECT:
+        settings[_SETTING_OF.get(name, name)] = setting(name)
+    settings["stop"] = as_stops(options.stop if stop is None else stop)
+    looks_up = looks_up_references(options, own)
+    return Call(
+        settings={name: value for name, value in settings.items() if value is not None},
+        references=as_list(own.get("references"), "references"),
+        registry=registry_of(options, own),
+        looks_up=looks_up,
+        namespace=setting("namespace"),
+        neighbours=setting("neighbours"),
+        max_reference_tokens=_room(setting("max_reference_tokens")),
+        timeout=_time(setting("timeout")),
+        follows_runs=looks_up and options.track == "run-tree",
+        count=_count(setting("n"), settings),
+        tells_usage=tells_usage is not False,
+        response_format=response_format_of(own.get("response_format")),
+    )
+
+
+def _count(answers: Any, settings: Mapping[str, Any]) -> int:
+    if answers in (None, 1):
+        return 1
+    if not isinstance(answers, int) or answers < 1:
+        raise ConfigurationError(f"n is a whole number of answers, 1 or more, not {answers!r}")
+    if not settings.get("temperature"):
+        raise ConfigurationError(
+            f"n={answers} answers with temperature=0 would be the same: set a temperature above 0"
+        )
+    return answers
+
+
+def check_streamed(call: Call) -> None:
+    """Refuse several answers where their pieces would come one among another."""
+    if call.count > 1:
+        raise ConfigurationError(f"a stream is one answer, not n={call.count}: use generate")
+
+
+def _check_model(options: ModelOptions, asked: Any) -> None:
+    if asked not in (None, options.model, options.model_name):
+        raise ConfigurationError(
+            f"this object answers with {options.model_name!r} and cannot switch to {asked!r} in a "
+            f"call: make another, {type(options).__name__}(model={asked!r})"
+        )
+
+
+def _time(seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise ConfigurationError(
+            f"timeout must be above 0 seconds, not {seconds}: None is no limit"
+        )
+    return seconds
+
+
+def _room(tokens: int) -> int:
+    if tokens < 0:
+        raise ConfigurationError(f"max_reference_tokens must be 0 or more, not {tokens}")
+    return tokens
+
+
+def looks_up_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
+    """Whether a call's references are looked for unasked."""
+    from ragaccel import auto_references_enabled
+
+    asked = own.get("auto_references")
+    wanted = options.auto_references if asked is None else asked
+    return bool(wanted) and auto_references_enabled()
+
+
+def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
+    """The registry that a call or its object was given."""
+    registry: ReferenceRegistry | None = own.get("registry")
+    check_registry(registry)
+    return options.registry if registry is None else registry
+
+
+def as_stops(stop: Sequence[str] | str | None) -> list[str] | None:
+    """Stop strings as a list, where one alone is meant as well: not its letters."""
+    return [stop] if isinstance(stop, str) else None if stop is None else list(stop)
+
+
+def as_list(given: Any, name: str) -> tuple[Any, ...]:
+    """What was given under a name as a list: a text would be taken letter by letter."""
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        raise ConfigurationError(
+            f"{name} is a list of texts, documents or passages, not {type(given).__name__}: put it "
+            "into one"
+        )
+    return tuple(given)
+
+
+_LONG = 256  # tokens of an answer with calls: fewer are read at once
+_BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt, with all that its answer is made from."""
+
+    llm: LLM
+    prompt: Any
+    references: Sequence[Any]
+    settings: dict[str, Any]
+    timeout: float | None
+    began: float = field(default_factory=monotonic)
+    """When it was asked; finding its references and loading the model are part of its time."""
+    calling: ToolCalling | None = None
+    """What the answer may call, if anything."""
+    response_format: ResponseFormat | None = None
+    """What its text has to be, if anything."""
+    tells_usage: bool = True
+    """Whether the last chunk of a stream has the token counts."""
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left of its time; TimeoutError if none are."""
+        if self.timeout is None:
+            return None
+        left = self.began + self.timeout - monotonic()
+        if left <= 0:
+            raise _too_late(self.timeout)
+        return left
+
+    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
+        """The answer's content, and the calls in it if it may hold some."""
+        content: str = answer.text
+        calls: list[ToolCall] = []
+        if self.calling is not None:
+            content, calls = self.calling.read(answer.text, answer.token_ids)
+        if self.response_format is None:
+            return content, calls
+        return self.response_format.read(content, calls, answer.finish_reason)
+
+    def stream(self) -> Stream:
+        """Check it; it is answered while this is read."""
+        return self.llm.stream(self.prompt, references=self.references, **self.settings)
+
+    def astream(self) -> AsyncStream:
+        """Check it; it is answered while this is awaited."""
+        return self.llm.astream(self.prompt, references=self.references, **self.settings)
+
+
+class _Telling:
+    """What of an answer in progress may be told already: no text that turns out to be a call."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._calling, self._told = ask.calling, ""
+        self._is_held = ask.response_format is not None  # only a whole object can be checked
+        self.is_plain = self._is_held or ask.calling is None
+
+    def next(self, piece: str, stream: Stream | AsyncStream) -> str:
+        """What may be told now that a piece more is there."""
+        if self._is_held:
+            return ""
+        if self._calling is None:
+            return piece
+        piece = self._calling.told_next(self._told, stream.token_ids)
+        self._told += piece
+        return piece
+
+
+def answer(ask: Ask) -> Answer:
+    """Answer one prompt.
+
+    Raises:
+        TimeoutError: its time is over; so with all of these.
+    """
+    stream = ask.stream()
+    with _within(ask, stream.close):
+        return stream.finish()
+
+
+def answers(asks: Sequence[Ask]) -> list[Answer]:
+    """Answer several prompts of one LLM, within one time, in passes that they share."""
+    if len(asks) <= 1:
+        return [answer(ask) for ask in asks]
+    first = asks[0]
+    if first.timeout is None and _are_set_alike(asks):
+        prompts, references = _of_each(asks)
+        return first.llm.generate(prompts, references=references, **first.settings)
+    streams = [ask.stream() for ask in asks]
+
+    def close() -> None:
+        for stream in streams:
+            stream.close()
+
+    with _within(first, close), ThreadPoolExecutor(min(len(asks), _BESIDE)) as pool:
+        return list(pool.map(lambda stream: stream.finish(), streams))
+
+
+def pieces(ask: Ask) -> Iterator[str | Answer]:
+    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    with ask.stream() as stream, _within(ask, stream.close):
+        telling = _Telling(ask)
+        for piece in stream:
+            if text := telling.next(piece, stream):
+                yield text
+        yield stream.answer
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do in a thread what goes before an answer: texts are matched and tokenized."""
+    return await run_in_executor(None, work)
+
+
+async def aanswer(ask: Ask) -> Answer:
+    """Answer one prompt; if the caller is cancelled, so is the answer."""
+    left, stream = ask.left, await in_thread(ask.astream)
+    return await _in_time(stream.finish(), left, ask.timeout)
+
+
+async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
+    """Answer several prompts of one LLM, within one time, in passes that they share."""
+    if len(asks) <= 1:
+        return [await aanswer(ask) for ask in asks]
+    if not _are_set_alike(asks):
+        return list(await asyncio.gather(*map(aanswer, asks)))
+    first = asks[0]
+    prompts, references = _of_each(asks)
+    left = first.left
+    work = first.llm.agenerate(prompts, references=references, **first.settings)
+    found: list[Answer] = await _in_time(work, left, first.timeout)
+    return found
+
+
+async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
+    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    stream, telling = await in_thread(ask.astream), _Telling(ask)
+    try:
+        while True:
+            left = ask.left
+            piece = await _in_time(_next(stream), left, ask.timeout)
+            if piece is None:
+                break
+            if text := await _told(telling, piece, stream):
+                yield text
+        yield stream.answer
+    finally:
+        await stream.aclose()
+
+
+async def _told(telling: _Telling, piece: str, stream: AsyncStream) -> str:
+    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    if telling.is_plain or len(stream.token_ids) < _LONG:
+        return telling.next(piece, stream)
+    return await in_thread(lambda: telling.next(piece, stream))
+
+
+def samples_of(ask: Ask, count: int) -> list[Ask]:
+    """The same prompt ``count`` times, each with a seed of its own; the first with its own."""
+    if count == 1:
+        return [ask]
+    seed = ask.settings.get("seed") or 0
+    return [
+        replace(ask, settings={**ask.settings, "seed": seed + number}) for number in range(count)
+    ]
+
+
+def _are_set_alike(asks: Sequence[Ask]) -> bool:
+    return all(ask.settings == asks[0].settings for ask in asks)
+
+
+def _of_each(asks: Sequence[Ask]) -> tuple[list[Any], list[Sequence[Any]]]:
+    return [ask.prompt for ask in asks], [ask.references for ask in asks]
+
+
+async def _next(stream: AsyncStream) -> str | None:
+    return await anext(stream, None)
+
+
+async def _in_time(work: Awaitable[Result], seconds: float | None, allowed: float | None) -> Result:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError as error:
+        raise _too_late(allowed) from error
+
+
+@contextmanager
+def _within(ask: Ask, close: Callable[[], None]) -> Iterator[None]:
+    """Close a request when its time is over, whatever thread computes it; tell it in this one."""
+    seconds = ask.left
+    if seconds is None:
+        yield
+        return
+    is_over = Event()
+
+    def end() -> None:
+        is_over.set()
+        close()
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:  # which asking a closed stream for its answer raises
+        if is_over.is_set():
+            raise _too_late(ask.timeout) from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _too_late(seconds: float | None) -> TimeoutError:
+    return TimeoutError(f"there was no whole answer within timeout={seconds} seconds")
+
+
+PROVIDER = "ragaccel"
+
+
+def usage(answer: Answer) -> UsageMetadata:
+    """Tokens read and written."""
+    return UsageMetadata(
+        input_tokens=answer.usage.prompt_tokens,
+        output_tokens=answer.usage.completion_tokens,
+        total_tokens=answer.usage.total_tokens,
+    )
+
+
+def token_usage(answers: list[Answer]) -> dict[str, int]:
+    """Tokens read and written by several answers, under the names that LLM outputs have."""
+    return {
+        name: sum(getattr(answer.usage, name) for answer in answers)
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    }
+
+
+def response(
+    answer: Answer, model: str, text: str | None = None, *, calls_tools: bool = False
+) -> dict[str, Any]:
+    """What ``response_metadata`` holds.
+
+    ``text`` is what is left of the answer's text, where tool calls were taken out of it; spans
+    are places in that.
+    """
+    return {
+        "model_name": model,
+        "model_provider": PROVIDER,
+        "finish_reason": "tool_calls" if calls_tools else answer.finish_reason,
+        "ragaccel": report(answer, answer.text if text is None else text),
+    }
+
+
+def report(answer: Answer, text: str) -> dict[str, Any]:
+    """How an answer was made, and where the words of a text that is left of it stand."""
+    told = answer.report(text)
+    return {"copied_spans": told.pop("citations"), **told}
+
+
+LOADING = (
+    "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact",
+    "memory", "space",
+)  # fmt: skip
+"""Options of ``LLM.load``; ``model_kwargs`` go there as well."""
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "no_repeat_ngram_size", "n",
+)  # fmt: skip
+"""Options that choose the answer; a call may set them anew."""
+
+
+_INSTEAD = {
+    **INSTEAD,
+    **dict.fromkeys(
+        ("documents", "references", "prediction", "drafter", "logits_processors", "tools",
+         "stopping_criteria", "tool_choice", "parallel_tool_calls"),
+        "it is for calls: invoke(..., name=value), or bind(name=value)",
+    ),
+}  # fmt: skip
+_SETTINGS = dict.fromkeys(
+    (*SAMPLING, *(other for other, name in OTHER_NAMES.items() if name in SAMPLING)),
+    "it is an argument of its own, not an option of loading",
+)
+
+
+class ModelOptions(BaseLanguageModel[Any]):
+    """What ``ChatRagaccel`` and ``RagaccelLLM`` have in common.
+
+    A model is loaded at the first answer, once a process: all objects that name it with the same
+    loading options share it, until the last of them goes. An ``llm`` that is ready is used.
+    """
+
+    model: str | None = None
+    """A name on the hub or a folder; the bundled reader by default. Beside ``llm``: its name."""
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    """A ready ``ragaccel.LLM``, instead of one to be loaded."""
+
+    dtype: str | None = None
+    device: str | None = None
+    device_map: Any = None
+    capacity: int | None = Field(default=None, ge=1)
+    """Most tokens of a prompt with its answer; the model's own limit by default."""
+    token_budget: int | None = None
+    max_batch: int | None = Field(default=None, ge=1)
+    exact: bool | None = None
+    memory: str | None = None
+    """A file in which what earlier requests taught is kept."""
+    space: str | bool | None = None
+    """A SPACE adapter, by its folder or name; True for the model's own. Answers stay the same."""
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of transformers' ``from_pretrained``."""
+
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """0 (the default) takes the likeliest token."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer; 256 by default."""
+    min_tokens: int | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    no_repeat_ngram_size: int | None = Field(default=None, ge=0)
+    n: int | None = Field(default=None, ge=1)
+    """How many answers, sampled with seeds one above the other; 1 by default."""
+    stop: list[str] | str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    """Most seconds for an answer, after which ``TimeoutError`` is raised."""
+
+    namespace: str = ""
+    """Keeps references and what is remembered of one tenant apart."""
+    remember: bool = True
+    registry: Any = Field(default=None, exclude=True, repr=False)
+    """Where references are looked up; the process's own ``ragaccel.default_registry()`` if None."""
+    auto_references: bool = True
+    """Copy from registered texts that occur in the prompt."""
+    neighbours: bool = True
+    """Copy from what stands beside those in the same document as well."""
+    max_reference_tokens: int = Field(default=8192, ge=0)
+    track: Literal["run-tree"] | None = None
+    """Copy also from what was retrieved for this prompt, though only a summary stands in it."""
+
+    streaming: bool | None = None
+    """Tokens to callbacks from answers asked for whole; by itself where any takes them, if None."""
+    stream_usage: bool | None = None
+    """Token counts at the end of streams; on by default."""
+    max_retries: int | None = None
+    """Does nothing: there is no network to fail."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Does nothing: nobody is asked."""
+
+    settable: ClassVar[frozenset[str]] = ANSWERING | QUIET | {"stop", "model"}
+    """What a call may set, and ``bind``."""
+
+    _held: SharedModel | None = PrivateAttr(default=None)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    @field_validator("model", "memory", "dtype", "device", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> str | None:
+        """Paths and torch's objects become what they are written as, in files and in keys."""
+        return None if value is None else str(value).removeprefix("torch.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_other_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = canonical(values, cls.__name__)
+        check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+        check_arguments("model_kwargs", _settings_in(values.get("model_kwargs")), (), _SETTINGS)
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_options(self)
+        return self
+
+    @model_validator(mode="after")
+    def _follow_runs_if_asked(self) -> Self:
+        if self.track is not None:
+            from langchain_ragaccel.callbacks import install_run_tree
+
+            install_run_tree()
+        return self
+
+    @model_validator(mode="after")
+    def _hold_its_model(self) -> Self:
+        _ = self.shared
+        return self
+
+    @model_validator(mode="after")
+    def _set_ragaccel_version(self) -> Self:
+        if hasattr(self, "_add_version"):  # langchain-core has it since 1.4
+            from langchain_ragaccel import __version__
+
+            self._add_version("langchain-ragaccel", __version__)
+        return self
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Say that objects made from a model's name can be made again from plain values."""
+        return True
+
+    def to_json(self) -> Any:
+        """Serialize what the constructor took, unless that was a ready object."""
+        if self.llm is not None or self.registry is not None:
+            return self.to_json_not_implemented()
+        return super().to_json()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the options; a ready LLM and a registry are shared."""
+        memo = {} if memo is None else memo
+        memo.update({id(shared): shared for shared in (self.llm, self.registry)})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Refuse to pickle a ready object."""
+        if self.llm is not None or self.registry is not None:
+            raise TypeError(
+                f"a {type(self).__name__} made with llm= or registry= cannot be pickled: "
+                "name the model instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    @property
+    def shared(self) -> SharedModel:
+        """The model that answers, loaded or not: one for all that name it with the same options."""
+        if self.llm is None:
+            meant = shared_model(self.model, **self._loading())
+        else:
+            meant = SharedModel(self.model, ready=self.llm)
+        if self._held is None or self._held != meant:
+            self._held = meant
+        return self._held
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, as it stands in every answer's metadata."""
+        return self.shared.label
+
+    @property
+    def ready_llm(self) -> LLM:
+        """The LLM that answers; loaded now if it is not yet."""
+        return self.shared.load()
+
+    @property
+    def identifying(self) -> dict[str, Any]:
+        """What an answer depends on, and nothing else: speculation never changes one."""
+        names = ("dtype", "device", "device_map", "capacity", "exact", *SAMPLING)
+        known = {name: getattr(self, name) for name in names} | {"stop": as_stops(self.stop)}
+        if self.model_kwargs:
+            known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
+        if self.llm is not None and self.model is None:
+            known["llm"] = self.shared.identity
+        plain = (bool, int, float, str, list, dict)
+        return {
+            "model": self.model_name,
+            **{
+                name: value if isinstance(value, plain) else str(value)
+                for name, value in known.items()
+                if value is not None
+            },
+        }
+
+    def call(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
+        """What one call asks for: its own settings before this object's.
+
+        Raises:
+            TypeError: something that no call can set.
+            ConfigurationError: something that cannot be.
+        """
+        check_names(given, type(self).__name__, self.settable)
+        return make_call(self, stop, given)
+
+    async def acall(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
+        """:meth:`call`, with the model loaded, and the event loop not held up.
+
+        Who waits for a model takes none of the threads that prepare the prompts of others.
+        """
+        call = await in_thread(lambda: self.call(stop, given))
+        await self.shared.aload()
+        return call
+
+    def with_settings(self, given: dict[str, Any]) -> Self:
+        """This object with what a call sets as its own; what is taken over leaves ``given``."""
+        set_here = canonical(given, type(self).__name__).items()
+        own = {k: v for k, v in set_here if k in SAMPLING and v is not None}
+        for name in [name for name in given if OTHER_NAMES.get(name, name) in SAMPLING]:
+            del given[name]
+        if given.keys() & {"logits_processors", "stopping_criteria"}:
+            own["cache"] = False  # nothing says what these do
+        return self.model_copy(update=own) if own else self
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text by the model's own tokenizer, without special ones."""
+        counted = self.custom_get_token_ids
+        return list(self.shared.tokenizer.encode(text)) if counted is None else counted(text)
+
+    def bind(self, **kwargs: Any) -> Any:
+        """Set what every call sets; TypeError for what no call can."""
+        check_names(kwargs, type(self).__name__, self.settable)
+        return super().bind(**kwargs)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """What traces call it; both of LangChain's classes have this, and their base has not."""
+        params: LangSmithParams = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
+        return params
+
+    def _loading(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in LOADING}
+        return {**copy.copy(self.model_kwargs), **{k: v for k, v in given.items() if v is not None}}
+
+
+def _settings_in(model_kwargs: Any) -> list[str]:
+    """Settings of answers among what goes to ``from_pretrained``, which would not know them."""
+    return [name for name in model_kwargs or () if name in _SETTINGS]
+
+
+def profile_of(model: SharedModel) -> ModelProfile | None:
+    """What a model can do, by its config and tokenizer; None where they cannot be read.
+
+    Why they cannot is told by the first answer: to the framework a profile may be missing.
+    """
+    try:
+        length, calls_tools = model.context_length, model.tokenizer.takes_tools
+    except RagaccelError:
+        return None
+    profile: ModelProfile = {
+        "text_inputs": True,
+        "image_inputs": False,
+        "audio_inputs": False,
+        "video_inputs": False,
+        "pdf_inputs": False,
+        "text_outputs": True,
+        "image_outputs": False,
+        "audio_outputs": False,
+        "tool_calling": calls_tools,
+        "structured_output": False,  # schemas are asked for as tools, and nothing enforces them
+    }
+    if length:
+        profile["max_input_tokens"] = length
+    return profile
+
+
+_NAMES: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
+
+
+def cache_key(
+    identifying: Mapping[str, Any], stop: Sequence[str] | str | None, given: Mapping[str, Any]
+) -> str:
+    """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
+    own = canonical(given, "a call")
+    kept = {name: value for name, value in own.items() if name not in QUIET and value is not None}
+    if kept.keys() & {"logits_processors", "stopping_criteria"}:
+        kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
+    if stop is not None:
+        kept["stop"] = as_stops(stop)
+    return str(sorted({**identifying, **kept}.items()))
+
+
+def is_cached(options: ModelOptions) -> bool:
+    """Whether answers are looked up in a cache: the object's own, or LangChain's global one."""
+    if options.cache is None or options.cache is True:
+        return get_llm_cache() is not None
+    return options.cache is not False
+
+
+def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in the prompts of a model that reads apart: what it is given and can look up.
+
+    Empty for others, whose prompts are what they are given. No weights are loaded for this. Keys
+    are of this process, since another one's registry holds other texts.
+    """
+    try:
+        if not options.shared.reads_apart:
+            return {}
+    except RagaccelError:  # the answer will tell
+        return {}
+    own = canonical(given, type(options).__name__)
+    given_too = {"references": repr(own.get("references") or [])}
+    if not looks_up_references(options, own):
+        return given_too
+    from ragaccel import visible_references
+
+    namespace = own.get("namespace")
+    namespace = options.namespace if namespace is None else namespace
+    visible = visible_references(
+        registry_of(options, own), namespace, scopes=present_caller().scopes
+    )
+    registry, told = visible.registry, visible.scopes_digest
+    if registry is not None:
+        told += f" {_NAMES.setdefault(registry, uuid4().hex)} {registry.version}"
+    return {**given_too, "registry": f"{os.getpid()} {told}", "namespace": namespace}
+
+
+def is_heard(model: ModelOptions, run_manager: Any) -> bool:
+    """Whether an answer that is asked for whole shall be told of piece by piece.
+
+    ``streaming`` says so for an object; where it is not given, handlers that take tokens do, such
+    as those of ``astream_events``. Tracers only keep them, and the whole text says as much.
+    """
+    if run_manager is None or not run_manager.handlers:
+        return False
+    if model.streaming is not None:
+        return model.streaming
+    return any(_takes_tokens(handler) for handler in run_manager.handlers)
+
+
+def _takes_tokens(handler: BaseCallbackManager | BaseCallbackHandler | Any) -> bool:
+    if getattr(handler, "ignore_llm", False) or isinstance(handler, BaseTracer):
+        return hasattr(handler, "tap_output_aiter")
+    own = getattr(type(handler), "on_llm_new_token", None)
+    return own is not BaseCallbackHandler.on_llm_new_token

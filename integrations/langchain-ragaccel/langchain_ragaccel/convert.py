@@ -1,0 +1,323 @@
+"""Messages: LangChain's messages as the dicts that chat templates read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from ragaccel import (
+    ConfigurationError,
+    Passage,
+    Prompt,
+    Reference,
+    acceptable_turns,
+    build_prompt,
+    gather_references,
+    take_apart,
+)
+
+from langchain_ragaccel.base import DEFAULT_MAX_TOKENS, as_list
+from langchain_ragaccel.documents import as_passage, content_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ragaccel import LLM, SharedModel
+
+    from langchain_ragaccel.base import Call
+
+
+Turn = dict[str, Any]
+
+_ROLES: dict[type[BaseMessage], str] = {
+    SystemMessage: "system",
+    HumanMessage: "user",
+    AIMessage: "assistant",
+    ToolMessage: "tool",
+    FunctionMessage: "tool",
+}
+_TEXT = frozenset({"text", "text-plain"})
+_NO_TEXT = frozenset({
+    "tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call",
+    "reasoning", "thinking", "redacted_thinking", "reasoning_content",
+})  # fmt: skip
+"""Blocks that are left out: calls stand in ``tool_calls``, and thoughts are not read again."""
+
+
+def as_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+    """Turn messages into the dicts that chat templates read.
+
+    Raises:
+        ConfigurationError: a message that is no text, or of no role.
+    """
+    if not messages:
+        raise ConfigurationError("there is no message to answer")
+    return [_as_turn(message) for message in messages]
+
+
+def text_of(messages: Sequence[BaseMessage]) -> str:
+    """All text of the messages, in order: where references are looked for."""
+    return "\n\n".join(filter(None, (_text(message) for message in messages)))
+
+
+def _as_turn(message: BaseMessage) -> Turn:
+    turn: Turn = {"role": _role(message), "content": _text(message)}
+    if message.name:
+        turn["name"] = message.name
+    if isinstance(message, AIMessage) and message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call["id"],
+                "function": {"name": call["name"], "arguments": call["args"]},
+            }
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    for kind, role in _ROLES.items():
+        if isinstance(message, kind):
+            return role
+    raise ConfigurationError(f"a {type(message).__name__} has no place in a prompt")
+
+
+def _text(message: BaseMessage) -> str:
+    content = message.content
+    return content if isinstance(content, str) else "".join(map(_text_of_block, content))
+
+
+def _text_of_block(block: str | Mapping[str, Any]) -> str:
+    if isinstance(block, str):
+        return block
+    kind = block.get("type")
+    if kind in _TEXT:
+        return str(block.get("text") or "")
+    if kind in _NO_TEXT:
+        return ""
+    raise ConfigurationError(
+        f"a message holds a block of type {kind!r}: this model reads text only, so leave it out or "
+        "say in words what it holds"
+    )
+
+
+AnyReference = str | Passage | Reference
+
+
+def as_references(given: Iterable[Any]) -> list[AnyReference]:
+    """Turn what a caller gave into references.
+
+    Raises:
+        ConfigurationError: something that is neither str, Document, Passage nor Reference.
+    """
+    made: list[AnyReference] = []
+    for one in given:
+        if isinstance(one, Document):
+            made.append(as_passage(one))
+        elif isinstance(one, AnyReference):
+            made.append(one)
+        else:
+            raise ConfigurationError(
+                "a reference is a str, Document, Passage or Reference, not " + type(one).__name__
+            )
+    return made
+
+
+def as_passages(documents: Any) -> tuple[Passage, ...]:
+    """Turn the list of documents that a model is to be shown into passages.
+
+    Raises:
+        ConfigurationError: no list, or something in it without a text.
+    """
+    made = [
+        Passage(content_id(one), one, end=len(one)) if isinstance(one, str) else one
+        for one in as_references(as_list(documents, "documents"))
+    ]
+    passages = tuple(one for one in made if isinstance(one, Passage))
+    if len(passages) < len(made):
+        raise ConfigurationError(
+            "a document is a str, Document or Passage: a Reference has no text"
+        )
+    return passages
+
+
+def given_in(messages: Iterable[BaseMessage]) -> list[AnyReference]:
+    """The references that a human gave with messages."""
+    found: list[AnyReference] = []
+    for message in messages:
+        if isinstance(message, HumanMessage):
+            given = message.additional_kwargs.get("references")
+            found += as_references(as_list(given, "references"))
+    return found
+
+
+def retrieved_in(messages: Sequence[BaseMessage]) -> list[AnyReference]:
+    """The documents that tools gave back, the latest tool's first.
+
+    Artifacts of tools are other people's objects, so what is no reference there is passed over.
+    """
+    found: list[AnyReference] = []
+    for message in reversed(messages):
+        if isinstance(message, ToolMessage):
+            artifact = message.artifact
+            parts = artifact if isinstance(artifact, list | tuple) else [artifact]
+            found += as_references(
+                part for part in parts if isinstance(part, Document | Passage | Reference)
+            )
+    return found
+
+
+def beside(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
+    """The references that a prompt does not bring itself; two passages may have one id."""
+    own = {_known_by(one) for one in prompt.passages} if isinstance(prompt, Prompt) else set()
+    return [one for one in references if not isinstance(one, Passage) or _known_by(one) not in own]
+
+
+def _known_by(passage: Passage) -> tuple[str, str]:
+    return passage.passage_id, passage.text
+
+
+def gather(
+    llm: LLM,
+    call: Call,
+    text: str,
+    given: Sequence[AnyReference] = (),
+    *,
+    retrieved: Sequence[AnyReference] = (),
+) -> list[AnyReference]:
+    """Everything that an answer to this text may be copied from, the surest first.
+
+    What is ``retrieved`` for it counts like what is found, and ``given`` before all.
+    """
+    explicit, retrieved = [*as_references(call.references), *given], list(retrieved)
+    if call.follows_runs:
+        from langchain_ragaccel.callbacks import retrieved_for
+
+        retrieved += map(as_passage, retrieved_for(call.caller.run))
+    visible = call.visible
+    if visible is None and not explicit:
+        return []
+    return gather_references(
+        text,
+        explicit,
+        retrieved=retrieved,
+        registry=visible,
+        namespace=call.namespace,
+        tokenizer=llm.tokenizer,
+        neighbours=call.neighbours,
+        max_tokens=call.max_reference_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given."""
+
+    turns: list[Turn]
+    documents: tuple[Passage, ...] = ()
+    tools: list[dict[str, Any]] | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
+
+
+def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> Any:
+    """Turn a text or a conversation into what ``LLM.generate`` takes.
+
+    A text stays as it is, and a conversation goes through the chat template. Documents go where
+    that has a place for them, or numbered into the last message, as many as fit. A model that
+    reads documents and one question and nothing else, as the bundled reader does, is given the
+    passages, registered or given as references, that stand in the text, and its question.
+
+    Raises:
+        ConfigurationError: the chat template has no place for something.
+        CapacityError: not one document fits.
+    """
+    llm = model.load()
+    if isinstance(asked, str):
+        return _apart(llm, call, asked) if model.reads_apart else asked
+    if not asked.tools and not asked.template_options:
+        if asked.documents:
+            return _with_documents(llm, call, asked)
+        if model.reads_apart:
+            return _apart(llm, call, asked.turns)
+    turns, inputs = _laid_out(model, asked)
+    return llm.tokenizer.chat(turns, **inputs) if inputs else turns
+
+
+def count_tokens(model: SharedModel, asked: Conversation) -> int:
+    """How many tokens the chat template makes of a conversation."""
+    turns, inputs = _laid_out(model, asked)
+    return len(model.tokenizer.chat(turns, **inputs))
+
+
+def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
+    return take_apart(
+        asked,
+        llm.tokenizer,
+        call.visible,
+        given=as_references(call.references),
+        namespace=call.namespace,
+        max_tokens=_room(llm, call),
+    )
+
+
+def _with_documents(llm: LLM, call: Call, asked: Conversation) -> Any:
+    *history, last = asked.turns
+    if last["role"] != "user":
+        raise ConfigurationError("documents go with a question: end with a message of the human's")
+    return build_prompt(
+        llm.tokenizer,
+        last["content"],
+        asked.documents,
+        history=history,
+        max_tokens=_room(llm, call),
+    )
+
+
+def _room(llm: LLM, call: Call) -> int | None:
+    """How long a prompt may be, beside its answer."""
+    if llm.context_length is None:
+        return None
+    answer: int = call.settings.get("max_new_tokens", DEFAULT_MAX_TOKENS)
+    return llm.context_length - answer
+
+
+def _laid_out(model: SharedModel, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:
+    """Turns that the chat template accepts, and what goes in beside them."""
+    inputs = _inputs(model, asked)
+    turns = acceptable_turns(asked.turns, lambda some: model.tokenizer.chat_text(some, **inputs))
+    return turns, inputs
+
+
+def _inputs(model: SharedModel, asked: Conversation) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    if asked.documents:
+        if not model.tokenizer.takes_documents:
+            raise ConfigurationError(
+                "this model's chat template has no place for documents beside tools or template "
+                "options: write them into a message"
+            )
+        inputs["documents"] = [_as_document(passage) for passage in asked.documents]
+    if asked.tools:
+        inputs["tools"] = asked.tools
+    if asked.template_options:
+        inputs["template_options"] = asked.template_options
+    return inputs
+
+
+def _as_document(passage: Passage) -> dict[str, str]:
+    return {"title": passage.title, "text": passage.text}

@@ -1,0 +1,408 @@
+"""Nodes: LlamaIndex's nodes as passages."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from threading import get_ident
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, WeakValueDictionary
+
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
+from llama_index.core.instrumentation.span import BaseSpan, active_span_id
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.llms import ChatResponse, CompletionResponse
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+
+from ragaccel import ConfigurationError, Passage, Reference, ReferenceScope, citations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterator
+
+    from llama_index.core.instrumentation.events import BaseEvent
+
+    from ragaccel import ReferenceRegistry, VisibleReferences
+
+
+def as_passage(node: BaseNode | NodeWithScore) -> Passage:
+    """Turn a node into a passage, with its place in its document where the node tells it."""
+    if isinstance(node, NodeWithScore):
+        return replace(as_passage(node.node), score=max(0.0, node.score or 0.0))
+    text = node.get_content(metadata_mode=MetadataMode.NONE)
+    start = getattr(node, "start_char_idx", None) or 0
+    metadata = node.metadata
+    return Passage(
+        passage_id=node.node_id,
+        text=text,
+        title=_first(metadata, "title", "file_name"),
+        path=node.ref_doc_id or _first(metadata, "file_path"),
+        start=start,
+        end=start + len(text),
+        page=_page(metadata),
+    )
+
+
+def _first(metadata: Mapping[str, Any], *names: str) -> str:
+    """The first of some fields that is there, as text."""
+    return next((str(metadata[name]) for name in names if metadata.get(name)), "")
+
+
+def _page(metadata: Mapping[str, Any]) -> int | None:
+    label = str(metadata.get("page_label", ""))
+    return int(label) if label.isdecimal() else None
+
+
+def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]:
+    """Find which runs of a response its source nodes hold word for word.
+
+    Each citation has the ``text``, where it stands in the response (``out_start``, ``out_end``)
+    and in the node (``start``, ``end``), the node's id as ``passage_id``, and ``citation``, the
+    place for people.
+
+    Args:
+        response: what an engine answered; if it is a stream, it is read to its end. Or what the
+            model itself answered, which brings its citations, as does the last piece of a stream.
+        text: what was answered, where a stream has been read already.
+
+    Raises:
+        ConfigurationError: a stream of which something was read and ``text`` is not given, one
+            for asyncio or of a chat that has not been read, or no answer that has sources.
+    """
+    if isinstance(response, ChatResponse | CompletionResponse):
+        return _own(response)
+    if not hasattr(response, "source_nodes"):
+        raise ConfigurationError(
+            f"citations are found in an answer and its source nodes: a {type(response).__name__} "
+            "has none"
+        )
+    passages = [as_passage(node) for node in _sources(response)]
+    text = _text(response) if text is None else text
+    return citations(text, passages, place=place_of)
+
+
+def place_of(passage: Passage) -> str:
+    """Where a passage stands, for people; a document's own id tells them little."""
+    if not passage.title:
+        return passage.citation
+    return passage.title if passage.page is None else f"{passage.title}:{passage.page}"
+
+
+def _own(response: ChatResponse | CompletionResponse) -> list[dict[str, Any]]:
+    raw = response.raw
+    if not isinstance(raw, dict) or "ragaccel" not in raw:
+        raise ConfigurationError(
+            "this answer brings no citations: Ragaccel's do, and the last piece of its streams"
+        )
+    found: list[dict[str, Any]] = raw["ragaccel"]["citations"]
+    return found
+
+
+def _sources(response: Any) -> list[NodeWithScore]:
+    """Its nodes; where a chat asked an engine, and the framework left them there, that engine's."""
+    answers = [source.raw_output for source in getattr(response, "sources", ())]
+    return response.source_nodes or [
+        node for answer in answers for node in getattr(answer, "source_nodes", ())
+    ]
+
+
+def _text(response: Any) -> str:
+    if isinstance(response, StreamingResponse):
+        if response.response_txt is None and _is_begun(response.response_gen):
+            raise ConfigurationError(
+                "this stream has been read and keeps no text: citations_of(response, text)"
+            )
+        return response.get_response().response or ""
+    if isinstance(response, AsyncStreamingResponse):
+        if response.response_txt is None:
+            raise ConfigurationError(
+                "a stream for asyncio is read first: citations_of(await response.get_response())"
+            )
+        return response.response_txt
+    is_chat_stream = isinstance(response, StreamingAgentChatResponse)
+    if is_chat_stream and not (response.is_done or response.response):
+        raise ConfigurationError(
+            "a chat's stream is read to its end first, then citations_of(response)"
+        )
+    return str(response)
+
+
+def _is_begun(stream: Any) -> bool:
+    return inspect.isgenerator(stream) and inspect.getgeneratorstate(stream) != inspect.GEN_CREATED
+
+
+class Root:
+    """A span with none above it, and what is retrieved in it.
+
+    It lives as long as a context does in which it was entered, or one that was copied from such:
+    those of its threads and tasks, and of what is left to be read of its stream.
+    """
+
+    def __init__(self, span_id: str, *, leaves_span: bool) -> None:
+        self.span_id = span_id
+        self.scope = ReferenceScope()
+        self.has_ended = False
+        self._home = _place()
+        self._leaves_span = leaves_span
+
+    def holds(self, parent_id: str) -> bool:
+        """Whether a span that is entered here, below another, belongs to this root.
+
+        A workflow is run in tasks. Its ``run`` returns at once and leaves its span behind as the
+        active one, where whatever is called next is none of the workflow's.
+        """
+        if self.has_ended:
+            return False
+        return not (self._leaves_span and parent_id == self.span_id and _place() == self._home)
+
+    def exit(self) -> None:
+        """Note the span's end, if it left itself behind as the active one."""
+        self.has_ended = self._leaves_span
+
+
+_ROOT: ContextVar[Root | None] = ContextVar("ragaccel_root", default=None)
+_FOLLOWED: ContextVar[Root | None] = ContextVar("ragaccel_followed", default=None)
+_ROOTS: WeakValueDictionary[str, Root] = WeakValueDictionary()
+_READ: WeakSet[Any] = WeakSet()  # streams that are read for a root
+
+
+def current_root() -> Root | None:
+    """Return the root span that this is called in, if there is one."""
+    return None if active_span_id.get() is None else _ROOT.get()
+
+
+class RootSpans(BaseSpanHandler[BaseSpan]):
+    """Notes in each context which root span it is in; it keeps nothing else of spans."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that the framework knows it by."""
+        return "RootSpans"
+
+    def span_enter(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,  # noqa: ARG002
+        instance: Any = None,
+        parent_id: str | None = None,
+        tags: dict[str, Any] | None = None,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Note a root."""
+        root = _ROOT.get()
+        if parent_id is None and (followed := _FOLLOWED.get()) is not None:
+            _ROOT.set(followed)
+        elif parent_id is None or root is None or not root.holds(parent_id):
+            root = Root(id_, leaves_span=_is_workflow(instance))
+            _ROOTS[id_] = root
+            _ROOT.set(root)
+
+    def span_exit(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,  # noqa: ARG002
+        instance: Any = None,  # noqa: ARG002
+        result: Any = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Note a root's end; what is left to be read of a stream is still the root's."""
+        if isinstance(result, StreamingResponse | AsyncStreamingResponse):
+            _follow(result)
+        self._exit(id_)
+
+    def span_drop(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,  # noqa: ARG002
+        instance: Any = None,  # noqa: ARG002
+        err: BaseException | None = None,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Note a root's end."""
+        self._exit(id_)
+
+    def new_span(self, *_: Any, **__: Any) -> BaseSpan | None:
+        """Make none."""
+        return None
+
+    def prepare_to_exit_span(self, *_: Any, **__: Any) -> BaseSpan | None:
+        """Keep none."""
+        return None
+
+    def prepare_to_drop_span(self, *_: Any, **__: Any) -> BaseSpan | None:
+        """Keep none."""
+        return None
+
+    def _exit(self, span_id: str) -> None:
+        root = _ROOTS.pop(span_id, None)
+        if root is None:
+            return
+        root.exit()
+        if _ROOT.get() is root and active_span_id.get() == span_id:
+            _ROOT.set(None)
+
+
+def _follow(response: StreamingResponse | AsyncStreamingResponse) -> None:
+    """Let a model that is called only when its answer is read be called by whoever asked for it."""
+    root, pieces = _ROOT.get(), response.response_gen
+    if root is None or pieces in _READ:
+        return
+    if isinstance(response, AsyncStreamingResponse):
+        if isinstance(pieces, AsyncGeneratorType):
+            response.response_gen = _aread_for(root, pieces)
+    elif isinstance(pieces, GeneratorType):
+        response.response_gen = _read_for(root, pieces)
+    _READ.add(response.response_gen)
+
+
+@contextmanager
+def _followed(root: Root) -> Iterator[None]:
+    followed, before = _FOLLOWED.set(root), _ROOT.set(root)
+    try:
+        yield
+    finally:
+        _ROOT.reset(before)
+        _FOLLOWED.reset(followed)
+
+
+def _read_for(root: Root, pieces: Generator[Any, None, Any]) -> Generator[Any, None, None]:
+    with closing(pieces):
+        while True:
+            with _followed(root):
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+
+
+async def _aread_for(root: Root, pieces: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, None]:
+    async with aclosing(pieces):
+        while True:
+            with _followed(root):
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+            yield piece
+
+
+def _place() -> tuple[int, int | None]:
+    """The thread and the task that this is called in."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return get_ident(), None if task is None else id(task)
+
+
+def _is_workflow(instance: Any) -> bool:
+    return any(kind.__name__ == "Workflow" for kind in type(instance).__mro__)
+
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE_TAG = "ragaccel_namespace"
+
+
+class RetrievalCollector(BaseEventHandler):
+    """Registers the nodes that retrievers return.
+
+    One is attached to everything by the import of ``llama_index.llms.ragaccel``. It registers in
+    the namespace that ``instrument_tags({"ragaccel_namespace": ...})`` names round the retrieval;
+    without that in the ``ragaccel.reference_scope`` round it, or for the root span that it is a
+    part of. What is retrieved by hand, outside of all these, goes to the process's registry, which
+    is looked into by those only that are given it.
+
+    Attributes:
+        registry: a ``ragaccel.ReferenceRegistry``, in place of all of these.
+    """
+
+    registry: Any = None
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that the framework knows it by."""
+        return "RetrievalCollector"
+
+    def handle(self, event: BaseEvent, **_: Any) -> None:
+        """Register what a retrieval found; other events are not looked at."""
+        if not isinstance(event, RetrievalEndEvent):
+            return
+        try:  # a dispatcher drops whatever is raised here
+            self._register(event)
+        except Exception:
+            logger.warning("retrieved nodes were not registered", exc_info=True)
+
+    def _register(self, event: RetrievalEndEvent) -> None:
+        from ragaccel import auto_references_enabled, current_scope, default_registry
+
+        if not auto_references_enabled():
+            return
+        passages = [as_passage(node) for node in event.nodes]
+        namespace = event.tags.get(NAMESPACE_TAG, "")
+        if self.registry is not None or namespace:
+            registry = default_registry() if self.registry is None else self.registry
+            registry.register(passages, namespace)
+            return
+        here, root = current_scope(), current_root()
+        if here is not None:
+            here.register(passages)
+        elif root is None or root.span_id == event.span_id:  # the retriever's own: by hand
+            default_registry().register(passages)
+        else:
+            root.scope.register(passages)
+
+
+AnyReference = str | Passage | Reference
+_ONE = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
+
+
+def as_references(given: Any) -> list[AnyReference]:
+    """Turn what a caller gave, one or several, into references.
+
+    Raises:
+        ConfigurationError: something that is neither str, node, Passage nor Reference.
+    """
+    if given is None:
+        return []
+    is_one = isinstance(given, _ONE) or not isinstance(given, Iterable)
+    return [_as_reference(one) for one in ([given] if is_one else given)]
+
+
+def visible_here(
+    own: ReferenceRegistry | None, namespace: str, *, enabled: bool
+) -> VisibleReferences | None:
+    """What a call that is made here may look up; None where it does not.
+
+    Raises:
+        ConfigurationError: something that is no registry.
+    """
+    from ragaccel import auto_references_enabled, visible_references
+
+    if own is not None and not hasattr(own, "match"):
+        raise ConfigurationError(
+            f"registry is a ragaccel.ReferenceRegistry, not {type(own).__name__}"
+        )
+    if not enabled or not auto_references_enabled():
+        return None
+    root = current_root()
+    return visible_references(own, namespace, scopes=() if root is None else (root.scope,))
+
+
+def _as_reference(given: Any) -> AnyReference:
+    if isinstance(given, AnyReference):
+        return given
+    if isinstance(given, BaseNode | NodeWithScore):
+        return as_passage(given)
+    raise ConfigurationError(
+        f"a reference is a str, node, Passage or Reference, not {type(given).__name__}"
+    )
