@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ragaccel.engine.engine import Engine, measure_passes
-from ragaccel.engine.triton_attention import num_splits
+from ragaccel.engine.row_blocks import num_splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,3 +37,18 @@ def test_light_layers_load_nothing_heavy(modules, forbidden):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert len(modules) > 3
+
+
+OPTIONAL = ("triton", "faiss", "sentence_transformers", "accelerate", "peft", "lxml", "openpyxl")
+
+
+def test_no_module_needs_an_optional_library_to_be_imported():
+    """But for Triton's own kernels: CPU wheels of torch bring no triton."""
+    code = (
+        "import sys, importlib, pkgutil, ragaccel\n"
+        f"sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
+        "own = {'ragaccel.__main__', 'ragaccel.engine.triton_attention'}\n"
+        "for module in pkgutil.walk_packages(ragaccel.__path__, 'ragaccel.'):\n"
+        "    if module.name not in own: importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

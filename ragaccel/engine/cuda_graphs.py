@@ -34,13 +34,7 @@ import torch
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
-from ragaccel.engine.triton_attention import (
-    RowBlocks,
-    Segment,
-    block_table,
-    num_splits,
-    rows_per_block,
-)
+from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Triton attention: kernels for trees of rows over a cache, and their block tables.
-
-Shapes: N rows of a pass with its padding, T row blocks, n rows of one sequence, W words of 64 bits.
+"""Triton attention: kernels for trees of rows over a cache; imported where triton is installed.
 
 Shapes: N rows of a pass with its padding, H query heads, K KV heads, G = H / K heads that share
 one, D head size, S slots of the arena, T row blocks.
@@ -13,197 +11,20 @@ the other rows nor where its sequence lies nor how many splits a pass was laid o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from ragaccel.engine.row_blocks import COLUMNS, SPLIT
 
-    from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-
-BLOCK_ROWS = 16  # most rows of a block
-SPLIT = 512  # tokens of a sequence that are attended to in one piece
-WORD = 64
-COLUMNS = 8  # of a block's entry: six are used, and entries of 32 bytes stay aligned
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The rows of one sequence in a pass, one after the other.
-
-    ``sees`` tells which rows each row attends to besides the cached tokens, itself included and
-    none after it; ``None`` means all before it. ``positions`` follow from it if not given.
-    """
-
-    first: int  # where its rows begin in the pass
-    num_rows: int
-    base: int  # slot of the sequence's first token
-    start: int  # tokens cached before this pass
-    sees: NDArray[np.bool_] | None = None  # [n, n]
-    positions: Sequence[int] | NDArray[np.integer] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RowBlocks:
-    """Tables of one pass, cut from one buffer: a single copy moves a pass to a device.
-
-    A block is up to ``block_rows`` consecutive rows of one sequence. Make the tables of a CUDA
-    graph once, with ``empty``, and let ``copy_`` fill them before each replay.
-    """
-
-    buffer: Tensor  # [..] int64, all of the below
-    table: Tensor  # [T, COLUMNS] int32
-    positions: Tensor  # [N] int32
-    stops: Tensor  # [N] int32: tokens of its sequence up to and including the row; 0 for padding
-    sees: Tensor  # [N, W] int64: bit j says that the row attends to row j of its sequence's rows
-    block_rows: int
-
-    @classmethod
-    def empty(
-        cls,
-        num_rows: int,
-        num_blocks: int,
-        num_words: int = 1,
-        *,
-        block_rows: int = BLOCK_ROWS,
-        device: torch.device | str = "cpu",
-    ) -> RowBlocks:
-        """Make tables in which every row is padding and every block unused."""
-        # Parts begin at multiples of 16 bytes: a kernel is compiled anew for pointers that do not.
-        words, rows = _even(num_rows * num_words), _even(-(-num_rows // 2))
-        entries = num_blocks * COLUMNS // 2
-        buffer = torch.zeros(words + 2 * rows + entries, dtype=torch.int64, device=device)
-        ends = (words, words + rows, words + 2 * rows)
-        positions, stops, table = (part.view(torch.int32) for part in buffer.tensor_split(ends)[1:])
-        return cls(
-            buffer=buffer,
-            table=table.view(num_blocks, COLUMNS),
-            positions=positions[:num_rows],
-            stops=stops[:num_rows],
-            sees=buffer[: num_rows * num_words].view(num_rows, num_words),
-            block_rows=block_rows,
-        )
-
-    def copy_(self, other: RowBlocks) -> None:
-        """Take over tables of the same sizes; does not wait for the device."""
-        if (self.table.shape, self.sees.shape) != (other.table.shape, other.sees.shape):
-            raise ValueError("tables of other sizes: pad to the same rows, blocks and words")
-        if self.block_rows != other.block_rows:
-            raise ValueError(f"blocks of {other.block_rows} rows, not of {self.block_rows}")
-        self.buffer.copy_(other.buffer, non_blocking=True)
-
-    @property
-    def first(self) -> Tensor:
-        """Where each block begins in the pass. [T]."""
-        return self.table[:, 0]
-
-    @property
-    def count(self) -> Tensor:
-        """How many rows each block has, 0 where it is unused. [T]."""
-        return self.table[:, 1]
-
-    @property
-    def base(self) -> Tensor:
-        """The slot of the first token of each block's sequence. [T]."""
-        return self.table[:, 2]
-
-    @property
-    def start(self) -> Tensor:
-        """How many tokens of each block's sequence were cached before the pass. [T]."""
-        return self.table[:, 3]
-
-    @property
-    def segment(self) -> Tensor:
-        """Where the rows of each block's sequence begin in the pass. [T]."""
-        return self.table[:, 4]
-
-    @property
-    def causal(self) -> Tensor:
-        """1 for blocks whose rows see all rows before them, whatever the bits say. [T]."""
-        return self.table[:, 5]
-
-
-def block_table(
-    segments: Sequence[Segment],
-    *,
-    num_rows: int,
-    num_blocks: int,
-    num_words: int = 1,
-    block_rows: int = BLOCK_ROWS,
-) -> RowBlocks:
-    """Lay the rows of several sequences out in blocks, padded to fixed sizes, in host memory.
-
-    Raises:
-        ValueError: if the rows, the blocks they need or what they see do not fit the sizes.
-    """
-    blocks = RowBlocks.empty(num_rows, num_blocks, num_words, block_rows=block_rows)
-    entries = []
-    for segment in segments:
-        rows = slice(segment.first, segment.first + segment.num_rows)
-        if segment.num_rows < 1 or not 0 <= rows.start < rows.stop <= num_rows:
-            raise ValueError(f"rows {rows.start} to {rows.stop} are not among {num_rows} rows")
-        causal = int(segment.sees is None)
-        for first in range(rows.start, rows.stop, block_rows):
-            count = min(block_rows, rows.stop - first)
-            entries.append((first, count, segment.base, segment.start, rows.start, causal))
-        blocks.positions.numpy()[rows] = _positions(segment)
-        length = segment.start + segment.num_rows
-        blocks.stops.numpy()[rows] = np.arange(segment.start + 1, length + 1)
-        if segment.sees is not None:
-            blocks.sees.numpy()[rows] = pack_bits(segment.sees, num_words)
-    if len(entries) > num_blocks:
-        raise ValueError(f"the rows need {len(entries)} blocks, not {num_blocks}")
-    if entries:
-        blocks.table.numpy()[: len(entries), :6] = entries
-    return blocks
-
-
-def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
-    """Pack which rows each row sees into words of 64 bits, the first row in the lowest. [n, W]."""
-    n = len(sees)
-    if n > WORD * num_words:
-        raise ValueError(f"{num_words} words hold {WORD * num_words} rows, not {n}")
-    packed = np.zeros((n, num_words * 8), dtype=np.uint8)
-    packed[:, : (n + 7) // 8] = np.packbits(sees, axis=1, bitorder="little")
-    return packed.view("<i8").astype(np.int64, copy=False)
-
-
-def rows_per_block(group: int) -> int:
-    """Choose how many rows a block has where ``group`` query heads share a KV head.
-
-    The products of a block have rows times heads rows: 64 where heads are grouped, which is wide
-    enough for a matrix unit, and narrow enough that a single row of a pass costs little more than
-    reading its keys and values.
-    """
-    rows = BLOCK_ROWS
-    while rows > 1 and rows * group > 4 * BLOCK_ROWS:
-        rows //= 2
-    return rows
-
-
-def num_splits(length: int, split: int = SPLIT) -> int:
-    """Count the splits of a sequence of ``length`` tokens, the rows of its pass included."""
-    return -(-length // split)
-
-
-def _positions(segment: Segment) -> NDArray[np.integer]:
-    if segment.positions is not None:
-        return np.asarray(segment.positions)
-    if segment.sees is None:
-        return np.arange(segment.start, segment.start + segment.num_rows)
-    depths: NDArray[np.integer] = segment.sees.sum(axis=1) - 1
-    return segment.start + depths
-
-
-def _even(count: int) -> int:
-    return count + count % 2
+    from ragaccel.engine.row_blocks import RowBlocks
 
 
 MAX_LANES = 128  # rows of a block times heads of a group

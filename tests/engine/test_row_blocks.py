@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragaccel.engine.model_input import ancestor_matrix
-from ragaccel.engine.triton_attention import (
+from ragaccel.engine.row_blocks import (
     RowBlocks,
     Segment,
     block_table,

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from ragaccel.engine.model_input import ancestor_matrix
-from ragaccel.engine.triton_attention import (
-    RowBlocks,
-    Segment,
-    block_table,
-    num_splits,
-    rows_per_block,
-)
+from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
 
 triton = pytest.importorskip("triton")
 
