@@ -53,8 +53,7 @@ def ran(code):
     )
 
 
-def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_parent_goes_on():
-    done = ran("""
+EVERY_USE = """
 from ragaccel.frameworks.shared_model import shared_model
 from tiny_llm import tiny_llm
 
@@ -102,7 +101,8 @@ def are_refused():
             lambda: load_embedder().embed_query("Who?"),
         )) if not is_refused(use)
     ] == []
-
+"""
+ASKED_IN_CHILDREN = """
 llm, said, codes = tiny_llm(), [], []
 is_amid, is_held, forked = threading.Event(), threading.Event(), threading.Event()
 asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
@@ -137,7 +137,11 @@ threading.Thread(target=hold_everything, daemon=True).start()
 assert is_held.wait(60)
 assert in_child(are_refused) == 0
 os._exit(0)
-""")
+"""
+
+
+def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_parent_goes_on():
+    done = ran(EVERY_USE + ASKED_IN_CHILDREN)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,1 +1,1 @@
-"""The command line: ask a folder of documents, one file a verb."""
+"""The command line: ask a folder of documents; ``commands.py`` lists what it can do."""

@@ -1,1 +1,1 @@
-"""The engine: verifiers over any causal language model, with our own KV cache. Torch only."""
+"""The engine: verifiers over any causal language model, with our own KV cache."""
