@@ -17,9 +17,9 @@ from ragaccel.retrieval.embedder import load_embedder
 from recipes.reader.corpus import (
     Article,
     HumanQuestion,
+    limit_books,
     load_articles,
     load_questions,
-    without_most_books,
 )
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
@@ -52,7 +52,7 @@ def main(
         raise ConfigurationError(
             "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
         )
-    articles, questions = without_most_books(load_articles(folder), seed), load_questions(folder)
+    articles, questions = limit_books(load_articles(folder), seed), load_questions(folder)
     tokenizer = _tokenizer(out / "tokenizer", articles, questions)
     embedder = load_embedder()
     makers = [
@@ -63,7 +63,7 @@ def main(
             seed=seed,
             embedder=embedder,
             cache=out,
-            strange=not held_out,
+            augmented=not held_out,
         )
         for held_out in (False, True)
     ]

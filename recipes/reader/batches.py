@@ -65,7 +65,7 @@ class Batches:
 
     def __init__(self, maker: ExampleMaker, pad_id: int) -> None:
         self.maker, self.pad_id = maker, pad_id
-        self._waiting: dict[int, list[Example]] = defaultdict(list)
+        self._pending: dict[int, list[Example]] = defaultdict(list)
 
     def draw(self, stage: Stage) -> Batch:
         """Draw examples of a stage's shapes until one length has a batch of them."""
@@ -73,7 +73,7 @@ class Batches:
         while True:
             example = self.maker.make(self.maker.rng.choices(shapes, shares)[0])
             length = next(n for n in LENGTHS if n >= len(example.token_ids))
-            waiting = self._waiting[length]
-            waiting.append(example)
-            if len(waiting) == BATCH_TOKENS // length:
-                return collate(self._waiting.pop(length), length, self.pad_id)
+            pending = self._pending[length]
+            pending.append(example)
+            if len(pending) == BATCH_TOKENS // length:
+                return collate(self._pending.pop(length), length, self.pad_id)

@@ -57,7 +57,7 @@ def load_articles(data: Path) -> list[Article]:
     return articles
 
 
-def without_most_books(articles: list[Article], seed: int) -> list[Article]:
+def limit_books(articles: list[Article], seed: int) -> list[Article]:
     """All articles in random order, but of the books (nine tenths of the text) only a part."""
     random.Random(seed).shuffle(articles)
     kept, characters = [], 0

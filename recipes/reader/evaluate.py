@@ -121,7 +121,7 @@ def _by_kind(
     drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}
     while min(map(len, drawn.values())) < examples:
         example = maker.make(shape)
-        kind = drawn[example.asked_in]
+        kind = drawn[example.origin]
         if len(kind) < examples:
             kind.append(outcome(model, example))
     return {name: asdict(figures(kind)) for name, kind in drawn.items()}

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
 from recipes.reader.corpus import Article, HumanQuestion
-from recipes.reader.disguise import Disguise, with_twin
-from recipes.reader.passages import Asked, Shape, WordMatchedPassages
+from recipes.reader.entity_replacement import EntityReplacer, insert_near_copy
+from recipes.reader.passages import Shape, TargetedQuestion, WordMatchedPassages
 from recipes.reader.questions import make_question
 from recipes.reader.retrieved import RetrievedPassages
 from recipes.reader.sources import Piece, Source, Sources
@@ -41,8 +41,8 @@ SOURCE_SHARES = {
     "tech_docs": 0.16,
     "books": 0.16,
 }
-EXCHANGED_SHARE, TWIN_SHARE = 0.4, 0.2
-EMBEDDED_AT_ONCE = 64  # questions
+REPLACED_SHARE, NEAR_COPY_SHARE = 0.4, 0.2
+EMBEDDING_BATCH_SIZE = 64  # questions
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Example:
     gold_end: int
     matches: dict[int, bool]
     question: str = ""
-    asked_in: str = "made"  # or the set that a person's question is from
+    origin: str = "made"  # or the set that a person's question is from
 
 
 class ExampleMaker:
@@ -86,7 +86,7 @@ class ExampleMaker:
         seed: int = 0,
         embedder: Embedder | None = None,
         cache: Path | None = None,
-        strange: bool = False,
+        augmented: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.sources = Sources(articles, questions, tokenizer)
@@ -94,8 +94,8 @@ class ExampleMaker:
         self.retrieved = (
             RetrievedPassages(self.sources, self.rng, embedder, cache) if embedder else None
         )
-        self.disguise = Disguise(tokenizer, self.rng) if strange else None
-        self._waiting: dict[Shape, list[Asked]] = {}
+        self.entity_replacer = EntityReplacer(tokenizer, self.rng) if augmented else None
+        self._pending: dict[Shape, list[TargetedQuestion]] = {}
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         self.id_of = {t: vocabulary[t] for t in (BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE)}
         self.markers = [vocabulary[token] for token in MARKERS]
@@ -107,7 +107,7 @@ class ExampleMaker:
     def reseed(self, seed: int) -> None:
         """Begin anew: the same seed draws the same examples, whatever was drawn before."""
         self.rng.seed(seed)
-        self._waiting.clear()
+        self._pending.clear()
 
     def make(self, shape: Shape) -> Example:
         """Draw one example of at most ``shape.length`` tokens."""
@@ -117,7 +117,7 @@ class ExampleMaker:
                 return example
 
     def _try(self, shape: Shape) -> Example | None:
-        asked = self._ask_retriever(shape) if shape.max_sentences else self._ask(shape)
+        asked = self._draw_retrievable(shape) if shape.max_sentences else self._draw_question(shape)
         if asked is None:
             return None
         question_ids = self.sources.encode(asked.question)
@@ -129,14 +129,14 @@ class ExampleMaker:
         if pieces is None or len(pieces) < max(1, shape.min_passages):
             return None
         gold = (asked.source, asked.gold) if answerable else None
-        if self.disguise and gold and self.rng.random() < TWIN_SHARE:
+        if self.entity_replacer and gold and self.rng.random() < NEAR_COPY_SHARE:
             stems = set(self.sources.stems(question_ids)) - {""}
-            twin = self.disguise.twin(asked.source.sentences[asked.gold], stems)
-            pieces = with_twin(self.rng, pieces, gold, twin) if twin else pieces
+            near_copy = self.entity_replacer.near_copy(asked.source.sentences[asked.gold], stems)
+            pieces = insert_near_copy(self.rng, pieces, gold, near_copy) if near_copy else pieces
         example = self._assemble(question_ids, pieces, gold)
         if len(example.token_ids) > shape.length:
             return None
-        example.question, example.asked_in = asked.question, asked.asked_in
+        example.question, example.origin = asked.question, asked.origin
         return example
 
     @property
@@ -145,26 +145,26 @@ class ExampleMaker:
             raise ConfigurationError("retrieved passages need an embedder: pass embedder=")
         return self.retrieved
 
-    def _ask_retriever(self, shape: Shape) -> Asked:
+    def _draw_retrievable(self, shape: Shape) -> TargetedQuestion:
         """A question whose passages can be retrieved; many are embedded at once."""
-        waiting = self._waiting.setdefault(shape, [])
-        if not waiting:
-            while len(waiting) < EMBEDDED_AT_ONCE:
-                asked = self._ask(shape)
+        pending = self._pending.setdefault(shape, [])
+        if not pending:
+            while len(pending) < EMBEDDING_BATCH_SIZE:
+                asked = self._draw_question(shape)
                 if asked is not None and self._retriever.has(asked.source):
-                    waiting.append(asked)
-            self._retriever.embed(waiting)
-        return waiting.pop()
+                    pending.append(asked)
+            self._retriever.embed(pending)
+        return pending.pop()
 
-    def _ask(self, shape: Shape) -> Asked | None:
+    def _draw_question(self, shape: Shape) -> TargetedQuestion | None:
         rng = self.rng
         source = self._source(shape.human_share)
         if source.questions:
             own = rng.choice(source.questions)
-            return Asked(own.question, source, own.gold, own.source, own.answer)
+            return TargetedQuestion(own.question, source, own.gold, own.source, own.answer)
         gold = rng.randrange(len(source.sentences))
         made = make_question(rng, source.sentences[gold].text, source.title, self._any_sentence())
-        return None if made is None else Asked(made, source, gold, "made")
+        return None if made is None else TargetedQuestion(made, source, gold, "made")
 
     def _source(self, human_share: float) -> Source:
         rng, people = self.rng, self.sources.by_kind["human"]
@@ -181,8 +181,8 @@ class ExampleMaker:
     ) -> Example:
         rng, id_of = self.rng, self.id_of
         asked = set(self.sources.stems(question_ids)) - {""}
-        exchanged = self._exchange(question_ids)
-        question_ids = exchanged(question_ids)
+        replace = self._replacement(question_ids)
+        question_ids = replace(question_ids)
         number = rng.randrange(len(self.markers)) if rng.random() < 0.5 else 0
         ids = [id_of[BOS], id_of[QUESTION], *question_ids]
         matches: dict[int, bool] = {}
@@ -191,12 +191,12 @@ class ExampleMaker:
         gold_end = -1
         for citation, piece in zip(self.citations, pieces, strict=False):
             title = self.sources.title_ids(piece.source.title)
-            ids += [id_of[PASSAGE], *exchanged(title)]
+            ids += [id_of[PASSAGE], *replace(title)]
             for i in range(piece.start, piece.end):
                 marker = self.markers[number % len(self.markers)]
                 number += 1
                 sentence = piece.source.sentences[i]
-                block = [marker, *exchanged(sentence.ids), citation]
+                block = [marker, *replace(sentence.ids), citation]
                 here = enumerate(sentence.stems, start=len(ids) + 1)
                 matches |= {position: word in asked for position, word in here}
                 ids += [*block, marker]
@@ -217,16 +217,16 @@ class ExampleMaker:
         targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
         return Example(ids, answer_start, targets, ends, gold_end, matches)
 
-    def _exchange(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:
+    def _replacement(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:
         """What exchanges the names of this example; most examples keep theirs.
 
         Without a name in the question nothing is exchanged: people write names in lower case, too,
         and "robinson" would no longer be Robinson.
         """
-        disguise = self.disguise
-        if disguise is None or not disguise.names(question_ids):
+        entity_replacer = self.entity_replacer
+        if entity_replacer is None or not entity_replacer.names(question_ids):
             return lambda ids: ids
-        if self.rng.random() >= EXCHANGED_SHARE:
+        if self.rng.random() >= REPLACED_SHARE:
             return lambda ids: ids
         other: dict[int, int] = {}
-        return lambda ids: disguise.exchange(ids, other)
+        return lambda ids: entity_replacer.replace(ids, other)

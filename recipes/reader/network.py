@@ -67,8 +67,8 @@ class TrainingForward(nn.Module):
         self.model = model
         self.match = nn.Linear(model.config.hidden_size, 1)
         self.relevance = nn.Linear(model.config.hidden_size, 1, bias=False)
-        for probe in (self.match, self.relevance):
-            nn.init.normal_(probe.weight, std=0.02)
+        for head in (self.match, self.relevance):
+            nn.init.normal_(head.weight, std=0.02)
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return hidden states [B, T, D] after the last norm; match and relevance scores [B, T]."""

@@ -28,13 +28,13 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Asked:
-    """A question and the sentence that answers it. ``asked_in``: "made", or a set of questions."""
+class TargetedQuestion:
+    """A question and the sentence that answers it. ``origin``: "made", or a set of questions."""
 
     question: str
     source: Source
     gold: int
-    asked_in: str
+    origin: str
     answer: str = ""  # the words looked for, of people's questions
     # [D], where passages are retrieved
     vector: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
@@ -52,14 +52,14 @@ class WordMatchedPassages:
         self.sources, self.rng = sources, rng
 
     def choose(
-        self, asked: Asked, shape: Shape, *, room: int, answerable: bool
+        self, asked: TargetedQuestion, shape: Shape, *, room: int, answerable: bool
     ) -> list[Piece] | None:
         """Draw passages of at most ``room`` tokens, the answering one among them if answerable."""
         rng = self.rng
-        least = max(shape.min_passages, rng.choice((1, 2, 2)))
-        num_passages = rng.randint(least, shape.max_passages)
+        minimum = max(shape.min_passages, rng.choice((1, 2, 2)))
+        num_passages = rng.randint(minimum, shape.max_passages)
         budget = min(room // num_passages, shape.max_passage_tokens)
-        piece = around(rng, asked.source, asked.gold, budget)
+        piece = draw_span(rng, asked.source, asked.gold, budget)
         if piece is None:
             return None
         is_close = answerable or rng.random() < 0.5  # what cannot be answered may be far off, too
@@ -84,14 +84,14 @@ class WordMatchedPassages:
             other = rng.choice(sources.of_title[gold.source.title])
             place = rng.randrange(len(other.sentences))
         elif draw < 0.8:
-            words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in sources.places]
+            words = [w for w in re.findall(r"\w{4,}", question.lower()) if w in sources.occurrences]
             if words:
-                weights = [1 / len(sources.places[w]) ** 0.5 for w in words]
-                other, place = rng.choice(sources.places[rng.choices(words, weights)[0]])
+                weights = [1 / len(sources.occurrences[w]) ** 0.5 for w in words]
+                other, place = rng.choice(sources.occurrences[rng.choices(words, weights)[0]])
         if other is None:
             other = rng.choice(sources.everything)
             place = rng.randrange(len(other.sentences))
-        piece = around(rng, other, place, rng.randint(3 * budget // 4, budget))
+        piece = draw_span(rng, other, place, rng.randint(3 * budget // 4, budget))
         if piece is None or _overlap(piece, gold):
             return None
         return piece
@@ -106,12 +106,12 @@ class WordMatchedPassages:
         def score(piece: Piece) -> float:
             texts = " ".join(s.text for s in piece.source.sentences[piece.start : piece.end])
             found = asked & set(re.findall(r"\w{3,}", (texts + " " + piece.source.title).lower()))
-            return math.fsum((1 + len(self.sources.places.get(w, ()))) ** -0.5 for w in found)
+            return math.fsum((1 + len(self.sources.occurrences.get(w, ()))) ** -0.5 for w in found)
 
         pieces.sort(key=score, reverse=True)
 
 
-def around(rng: random.Random, source: Source, gold: int, budget: int) -> Piece | None:
+def draw_span(rng: random.Random, source: Source, gold: int, budget: int) -> Piece | None:
     """Draw a run of sentences that holds ``gold``, within the budget of tokens."""
     start, end = gold, gold + 1
     used = len(source.sentences[gold].ids) + 3

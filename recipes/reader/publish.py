@@ -29,7 +29,7 @@ def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # written for its owner alone otherwise
     tokenizer.save_pretrained(folder)
-    _without_local_paths(folder / "tokenizer_config.json")
+    _remove_local_paths(folder / "tokenizer_config.json")
     GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -38,7 +38,7 @@ def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder:
     ).save_pretrained(folder)
 
 
-def _without_local_paths(path: Path) -> None:
+def _remove_local_paths(path: Path) -> None:
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings.pop("name_or_path", None)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -38,7 +38,7 @@ def make_question(rng: random.Random, sentence: str, title: str, unrelated: str 
         return None
     asked = _asked_span(rng, words, content)
     interrogative = _interrogative(rng, words[asked[0]])
-    kept = _kept_words(rng, words, content, asked)
+    kept = _keep_words(rng, words, content, asked)
     if len(kept) < 2:
         return None
     if title and rng.random() < 0.3:
@@ -49,8 +49,8 @@ def make_question(rng: random.Random, sentence: str, title: str, unrelated: str 
             kept.insert(rng.randrange(len(kept) + 1), word)
     if rng.random() < 0.3:
         rng.shuffle(kept)
-    phrased = " ".join([interrogative, *_with_filler(rng, kept)])
-    return _finished(rng, phrased)
+    phrased = " ".join([interrogative, *_add_filler(rng, kept)])
+    return _punctuate(rng, phrased)
 
 
 @lru_cache(maxsize=100_000)
@@ -87,7 +87,7 @@ def _interrogative(rng: random.Random, word: str) -> str:
     return rng.choice(_NAMED if word[0].isupper() else _COMMON)
 
 
-def _kept_words(
+def _keep_words(
     rng: random.Random, words: list[str], content: list[int], asked: range
 ) -> list[str]:
     keep = rng.choice((0.35, 0.5, 0.65, 0.8, 1.0))
@@ -100,14 +100,14 @@ def _kept_words(
             if keep_function_words and rng.random() < 0.7:
                 kept.append(word)
         elif rng.random() < keep:
-            kept.append(_inflected(rng, word))
-    least = min(3, len(content) - len(asked))
+            kept.append(_inflect(rng, word))
+    minimum = min(3, len(content) - len(asked))
     rest = [words[i] for i in content if i not in asked]
     present = sum(word.lower() not in _STOP for word in kept)
-    return kept if present >= least else rng.sample(rest, min(len(rest), max(2, least)))[:8]
+    return kept if present >= minimum else rng.sample(rest, min(len(rest), max(2, minimum)))[:8]
 
 
-def _inflected(rng: random.Random, word: str) -> str:
+def _inflect(rng: random.Random, word: str) -> str:
     """Another form of the word, now and then: people do not repeat a text's inflections."""
     if len(word) < 4 or not word.islower() or rng.random() > 0.2:
         return word
@@ -117,7 +117,7 @@ def _inflected(rng: random.Random, word: str) -> str:
     return word + rng.choice(("s", "ed", "ing"))
 
 
-def _with_filler(rng: random.Random, kept: list[str]) -> list[str]:
+def _add_filler(rng: random.Random, kept: list[str]) -> list[str]:
     if rng.random() < 0.5:
         kept.insert(0, rng.choice(_FILLER))
     if len(kept) > 3 and rng.random() < 0.4:
@@ -125,7 +125,7 @@ def _with_filler(rng: random.Random, kept: list[str]) -> list[str]:
     return kept
 
 
-def _finished(rng: random.Random, phrased: str) -> str:
+def _punctuate(rng: random.Random, phrased: str) -> str:
     if rng.random() < 0.25:
         phrased = phrased.lower()
     if rng.random() < 0.8:

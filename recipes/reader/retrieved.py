@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from recipes.reader.passages import Asked, Shape
+from recipes.reader.passages import Shape, TargetedQuestion
 from recipes.reader.sources import Piece, Source, Sources
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
 PASSAGE_SENTENCES = 6  # longer articles are cut into passages of so many
 POOL_SENTENCES = 3_000  # that one question is asked of, beside the whole of its own article
-EMBED_AT_ONCE = 2_048
+EMBEDDING_BATCH_SIZE = 2_048
 
 
 class RetrievedPassages:
@@ -56,17 +56,17 @@ class RetrievedPassages:
         """Whether questions on a source can be asked here."""
         return id(source) in self._first_row
 
-    def embed(self, asked: Sequence[Asked]) -> None:
+    def embed(self, asked: Sequence[TargetedQuestion]) -> None:
         """Give questions their vectors: many at once are faster. People's are kept."""
         new = [q for q in dict.fromkeys(one.question for one in asked) if q not in self._people]
         vectors = self._people | dict(zip(new, self.embedder.embed_documents(new), strict=True))
         for one in asked:
             one.vector = vectors[one.question]
-            if one.asked_in != "made":
+            if one.origin != "made":
                 self._people[one.question] = one.vector
 
     def choose(
-        self, asked: Asked, shape: Shape, *, room: int, answerable: bool
+        self, asked: TargetedQuestion, shape: Shape, *, room: int, answerable: bool
     ) -> list[Piece] | None:
         """Draw passages of at most ``room`` tokens, nearest first; the answering one if answerable.
 
@@ -87,7 +87,7 @@ class RetrievedPassages:
             pieces.append(piece)
         return pieces
 
-    def _ranked(self, asked: Asked, count: int, gold_row: int | None) -> list[int]:
+    def _ranked(self, asked: TargetedQuestion, count: int, gold_row: int | None) -> list[int]:
         """Rows of the nearest sentences of the nearest passages; ``gold_row`` in its place."""
         rows = self._pool(asked)
         scores = self.vectors[rows] @ asked.vector
@@ -95,7 +95,7 @@ class RetrievedPassages:
         for i in np.argsort(-scores)[: 30 * count].tolist():
             row = int(rows[i])
             passage = id(self._source[row]), self._number[row] // PASSAGE_SENTENCES
-            if passage not in best and not self._gives_away(self._passage_of(row), asked):
+            if passage not in best and not self._answers_too(self._passage_of(row), asked):
                 best[passage] = float(scores[i]), row
         if gold_row is None:
             return [row for _, row in list(best.values())[:count]]
@@ -104,7 +104,7 @@ class RetrievedPassages:
         others = list(best.values())[: count - 1]
         return [row for _, row in sorted([*others, gold], reverse=True)]
 
-    def _pool(self, asked: Asked) -> npt.NDArray[np.int64]:
+    def _pool(self, asked: TargetedQuestion) -> npt.NDArray[np.int64]:
         """Rows of a random stretch of everything, and of all that has the source's title."""
         size = self.rng.randint(POOL_SENTENCES // 10, POOL_SENTENCES)
         start = self.rng.randrange(max(1, len(self._source) - size))
@@ -118,7 +118,7 @@ class RetrievedPassages:
         stretch = np.arange(start, min(start + size, len(self._source)))
         return np.union1d(stretch, np.asarray(own, dtype=np.int64))
 
-    def _gives_away(self, passage: Piece, asked: Asked) -> bool:
+    def _answers_too(self, passage: Piece, asked: TargetedQuestion) -> bool:
         """Whether a passage answers as well."""
         sentences = passage.source.sentences[passage.start : passage.end]
         if any(sentence.text == asked.text for sentence in sentences):
@@ -152,8 +152,8 @@ class RetrievedPassages:
             kept: npt.NDArray[np.float32] = np.load(cache)
             return kept
         parts = []
-        for start in range(0, len(plain), EMBED_AT_ONCE):
-            chunk = slice(start, start + EMBED_AT_ONCE)
+        for start in range(0, len(plain), EMBEDDING_BATCH_SIZE):
+            chunk = slice(start, start + EMBEDDING_BATCH_SIZE)
             own = self.embedder.embed_documents(plain[chunk])
             parts.append((own + self.embedder.embed_documents(titled[chunk])) / 2)
             print(f"embedded {start + len(own)} of {len(plain)} sentences", file=sys.stderr)

@@ -14,7 +14,7 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.models.load import bundled_reader_path
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.training.data import write_samples
-from recipes.reader.corpus import load_articles, load_questions, without_most_books
+from recipes.reader.corpus import limit_books, load_articles, load_questions
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.fit import CURRICULUM
 
@@ -42,7 +42,7 @@ def main(
         raise ConfigurationError(
             "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
         )
-    articles = without_most_books(load_articles(folder), 0)
+    articles = limit_books(load_articles(folder), 0)
     maker = ExampleMaker(
         [article for article in articles if article.held_out == held_out],
         [question for question in load_questions(folder) if question.held_out == held_out],
@@ -50,7 +50,7 @@ def main(
         seed=seed,
         embedder=load_embedder(),
         cache=cache,
-        strange=not held_out,
+        augmented=not held_out,
     )
     written = write_samples(out, rows(maker, count))
     print(f"{written} questions in {out}", file=sys.stderr)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from recipes.reader.corpus import Article, HumanQuestion
 from recipes.reader.questions import stem
 
-MAX_PLACES = 400  # of a word; commoner ones tell nothing
+MAX_OCCURRENCES = 400  # of a word; commoner ones tell nothing
 MAX_TITLE_TOKENS = 16
 
 
@@ -64,7 +64,7 @@ class Sources:
         self.by_kind: dict[str, list[Source]] = defaultdict(list)
         self._load(articles, questions)
         self.everything = [source for kind in self.by_kind.values() for source in kind]
-        self.places: dict[str, list[tuple[Source, int]]] = defaultdict(list)
+        self.occurrences: dict[str, list[tuple[Source, int]]] = defaultdict(list)
         self.of_title: dict[str, list[Source]] = defaultdict(list)
         self._index()
 
@@ -122,5 +122,5 @@ class Sources:
             self.of_title[source.title].append(source)
             for i, sentence in enumerate(source.sentences):
                 for word in set(re.findall(r"\w{4,}", sentence.text.lower())):
-                    if len(places := self.places[word]) < MAX_PLACES:
-                        places.append((source, i))
+                    if len(occurrences := self.occurrences[word]) < MAX_OCCURRENCES:
+                        occurrences.append((source, i))

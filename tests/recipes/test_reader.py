@@ -15,7 +15,7 @@ from ragaccel.training.data import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate
 from recipes.reader.corpus import Article, HumanQuestion
-from recipes.reader.disguise import Disguise, with_twin
+from recipes.reader.entity_replacement import EntityReplacer, insert_near_copy
 from recipes.reader.evaluate import evaluate, outcome
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.fit import Fit
@@ -196,7 +196,7 @@ def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
     people = maker.sources.by_kind["human"][0]
     for _ in range(300):
         example = maker.make(FOUND)
-        if example.asked_in != "made":
+        if example.origin != "made":
             told = [tokenizer.decode(t) for t in sentences_of(example)]
             told.pop(example.gold_end)
             assert not any("Port B3." in text for text in told)
@@ -218,30 +218,30 @@ def test_shapes_that_want_passages_found_need_an_embedder(tokenizer):
         bare.make(FOUND)
 
 
-def test_exchanged_names_are_the_same_everywhere(tokenizer):
-    disguise = Disguise(tokenizer, random.Random(1))
+def test_a_replaced_name_is_the_same_everywhere(tokenizer):
+    entity_replacer = EntityReplacer(tokenizer, random.Random(1))
     other = {}
     ids = tokenizer.encode(" The ferry of Port Keeper 12 carried Keeper", add_special_tokens=False)
-    exchanged = disguise.exchange(ids, other)
-    again = disguise.exchange(ids, other)
-    assert exchanged == again
-    assert len(exchanged) == len(ids)
-    assert exchanged[1] == ids[1], "common words stay"
+    replaced = entity_replacer.replace(ids, other)
+    again = entity_replacer.replace(ids, other)
+    assert replaced == again
+    assert len(replaced) == len(ids)
+    assert replaced[1] == ids[1], "common words stay"
     keeper = [i for i, token in enumerate(ids) if ids.count(token) == 2]
-    assert len({exchanged[i] for i in keeper}) == len({ids[i] for i in keeper})
-    assert exchanged != ids
+    assert len({replaced[i] for i in keeper}) == len({ids[i] for i in keeper})
+    assert replaced != ids
 
 
 def test_no_two_names_become_one_and_numbers_stay_apart():
     texts = [" Paris met London in 1966 with 25 ships, and film reels of 1874 left Oslo. Film!"]
     tokenizer = train_tokenizer(texts * 50, vocab_size=420)
-    disguise = Disguise(tokenizer, random.Random(0))
+    entity_replacer = EntityReplacer(tokenizer, random.Random(0))
     ids = tokenizer.encode(texts[0], add_special_tokens=False)
     for _ in range(30):
         other = {}
-        exchanged = disguise.exchange(ids, other)
+        replaced = entity_replacer.replace(ids, other)
         assert len(set(other.values())) == len(other)
-        written = tokenizer.decode(exchanged)
+        written = tokenizer.decode(replaced)
         assert written.count(" ") == texts[0].strip().count(" ")
         assert "Film" in written, "a word that is written small as well stays"
 
@@ -256,26 +256,26 @@ def test_vectors_are_kept_for_the_same_sentences_only(tokenizer, tmp_path):
     assert made(_articles(4)[::-1]) == 2
 
 
-def test_a_twin_differs_where_the_question_asks(maker):
-    disguise = Disguise(maker.sources._tokenizer, random.Random(2))
+def test_a_near_copy_differs_in_words_of_the_question(maker):
+    entity_replacer = EntityReplacer(maker.sources._tokenizer, random.Random(2))
     sentence = maker.sources.by_kind["tech_docs"][0].sentences[0]
     asked = {stem for stem in sentence.stems if stem}
     for _ in range(50):
-        twin = disguise.twin(sentence, asked)
+        near_copy = entity_replacer.near_copy(sentence, asked)
         changed = [
             i
-            for i, pair in enumerate(zip(twin.ids, sentence.ids, strict=True))
+            for i, pair in enumerate(zip(near_copy.ids, sentence.ids, strict=True))
             if len(set(pair)) == 2
         ]
-        assert all(twin.stems[i] == "" for i in changed)
-    assert disguise.twin(sentence, set()) is None
+        assert all(near_copy.stems[i] == "" for i in changed)
+    assert entity_replacer.near_copy(sentence, set()) is None
     source = maker.sources.by_kind["tech_docs"][0]
     other = maker.sources.by_kind["tech_docs"][1]
     pieces = [Piece(source, 0, 2), Piece(other, 3, 6)]
-    changed = with_twin(random.Random(0), pieces, (source, 1), twin)
+    changed = insert_near_copy(random.Random(0), pieces, (source, 1), near_copy)
     assert changed[0] is pieces[0]
-    assert [s is twin for s in changed[1].source.sentences].count(True) == 1
-    assert with_twin(random.Random(0), pieces[:1], (source, 1), twin) == pieces[:1]
+    assert [s is near_copy for s in changed[1].source.sentences].count(True) == 1
+    assert insert_near_copy(random.Random(0), pieces[:1], (source, 1), near_copy) == pieces[:1]
 
 
 def test_batches_hold_examples_of_one_length(maker, tokenizer):
@@ -368,7 +368,7 @@ def test_sentences_are_what_the_template_numbers():
     ]
 
 
-def test_questions_become_samples_for_guessing(maker, tokenizer, tmp_path):
+def test_questions_become_training_samples(maker, tokenizer, tmp_path):
     path = tmp_path / "samples.jsonl"
     drawn = samples.rows(maker, 12)
     assert write_samples(path, drawn) == 12

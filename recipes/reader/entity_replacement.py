@@ -16,11 +16,11 @@ from recipes.reader.questions import stem
 from recipes.reader.sources import Piece, Source, Text
 
 NAME, WORD, PIECE, NUMBER, DIGITS = range(5)
-_TELLING = (NAME, NUMBER, DIGITS)
+_ENTITY_KINDS = (NAME, NUMBER, DIGITS)
 _PATTERNS = (r"Ġ[A-Z][a-z]*", r"Ġ[a-z]+", r"[a-z]+", r"Ġ\d+", r"\d+")
 
 
-class Disguise:
+class EntityReplacer:
     """Exchanges tokens for others of their class: name, word, piece of a word, number.
 
     Function words belong to no class, nor do words that are written small as well.
@@ -38,13 +38,13 @@ class Disguise:
                 self._class_of[token] = kind
                 self._members[kind].append(token)
 
-    def exchange(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
+    def replace(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
         """Write every name and number with the tokens that ``other`` holds, or draws now.
 
         The same token becomes the same one wherever ``other`` is used, and no two become one;
         common words stay.
         """
-        exchanged, in_name = [], False
+        replaced, in_name = [], False
         for token in ids:
             kind = self._class_of.get(token)
             in_name = kind == NAME or (in_name and kind == PIECE)
@@ -52,10 +52,10 @@ class Disguise:
                 taken = set(other.values())
                 drawn = (self._other(token) for _ in range(20))
                 other[token] = next((new for new in drawn if new not in taken), token)
-            exchanged.append(other.get(token, token) if in_name or kind != PIECE else token)
-        return exchanged
+            replaced.append(other.get(token, token) if in_name or kind != PIECE else token)
+        return replaced
 
-    def twin(self, sentence: Text, asked: set[str]) -> Text | None:
+    def near_copy(self, sentence: Text, asked: set[str]) -> Text | None:
         """Draw a sentence like this one but for something that the question asks about."""
         words = [i for i, word in enumerate(sentence.stems) if i and word in asked]
         words = [i for i in words if sentence.ids[i] in self._class_of]
@@ -63,7 +63,7 @@ class Disguise:
             return None
         ids, stems = list(sentence.ids), list(sentence.stems)
         changed = self.rng.sample(words, min(len(words), self.rng.choice((1, 1, 2, 3))))
-        known = [i for i in range(1, len(ids)) if self._class_of.get(ids[i]) in _TELLING]
+        known = [i for i in range(1, len(ids)) if self._class_of.get(ids[i]) in _ENTITY_KINDS]
         changed += self.rng.sample(known, min(len(known), self.rng.choice((0, 1, 2))))
         for i in changed:
             ids[i] = self._other(ids[i])
@@ -87,8 +87,8 @@ def _class_of(piece: str, vocabulary: Container[str]) -> int | None:
     return None if kind == WORD and not stem(piece) else kind
 
 
-def with_twin(
-    rng: random.Random, pieces: Sequence[Piece], gold: tuple[Source, int], twin: Text
+def insert_near_copy(
+    rng: random.Random, pieces: Sequence[Piece], gold: tuple[Source, int], near_copy: Text
 ) -> list[Piece]:
     """Put a near-copy of the answering sentence in the place of a sentence next to its passage."""
     changed = list(pieces)
@@ -99,7 +99,7 @@ def with_twin(
     i = rng.choice(beside)
     piece = pieces[i]
     sentences = list(piece.source.sentences[piece.start : piece.end])
-    sentences[rng.randrange(len(sentences))] = twin
+    sentences[rng.randrange(len(sentences))] = near_copy
     source = Source(piece.source.title, sentences, piece.source.kind)
     changed[i] = Piece(source, 0, len(sentences))
     return changed
