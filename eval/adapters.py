@@ -42,7 +42,7 @@ def wearing(target: Target, adapter: SpaceAdapter) -> Target:
         ConfigurationError: the adapter is for another model.
     """
     ours = HuggingFaceModel(target.model, self_check=False)
-    ours.use_space(adapter)
+    ours.attach_space(adapter)
     return replace(target, ours=ours, space=adapter)
 
 

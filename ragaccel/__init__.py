@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "LLM": "llm",
-    "ModelOutline": "models.load",
-    "outline_model": "models.load",
+    "ModelInfo": "models.load",
+    "read_model_info": "models.load",
     "SharedModel": "frameworks.shared_model",
     "shared_model": "frameworks.shared_model",
     "Settings": "config",
@@ -66,10 +66,10 @@ _MODULE_OF = {
     "gather_references": "frameworks.references",
     "ToolCall": "models.tool_calls",
     "ToolFormat": "models.tool_calls",
-    "tool_format": "models.tool_calling",
+    "detect_tool_format": "models.tool_calling",
     "ToolCalling": "models.tool_calling",
     "choose_tool": "models.tool_calling",
-    "tool_calling": "models.tool_calling",
+    "resolve_tool_calling": "models.tool_calling",
     "check_arguments": "errors",
     "says_nothing": "errors",
     "custom_generate": "frameworks.hf_generate",
@@ -160,9 +160,14 @@ if TYPE_CHECKING:
     )
     from ragaccel.frameworks.shared_model import SharedModel, shared_model
     from ragaccel.llm import LLM
-    from ragaccel.models.load import ModelOutline, outline_model
+    from ragaccel.models.load import ModelInfo, read_model_info
     from ragaccel.models.space_adapter import SpaceAdapter
-    from ragaccel.models.tool_calling import ToolCalling, choose_tool, tool_calling, tool_format
+    from ragaccel.models.tool_calling import (
+        ToolCalling,
+        choose_tool,
+        detect_tool_format,
+        resolve_tool_calling,
+    )
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.passage import Document, Passage
     from ragaccel.prompt import Prompt, acceptable_turns, build_prompt
@@ -204,8 +209,8 @@ __all__ = [
     "MemoryWriteError",
     "MissingExtraError",
     "Mixture",
+    "ModelInfo",
     "ModelNotFoundError",
-    "ModelOutline",
     "ModelRefusedError",
     "NoDrafter",
     "NothingIndexedError",
@@ -245,19 +250,19 @@ __all__ = [
     "custom_generate",
     "default_index_path",
     "default_registry",
+    "detect_tool_format",
     "gather_references",
     "index_folder",
     "index_passages",
     "load_embedder",
     "open_retriever",
-    "outline_model",
+    "read_model_info",
     "reads_apart",
     "reference_scope",
+    "resolve_tool_calling",
     "says_nothing",
     "shared_model",
     "take_apart",
-    "tool_calling",
-    "tool_format",
     "visible_references",
 ]
 

@@ -90,7 +90,7 @@ Space = Union["SpaceAdapter", str, "Path", bool]
 """A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
 
 
-def use_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
+def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
     """Let a model wear a SPACE adapter; none if ``space`` is false or ``None``.
 
     Returns:
@@ -112,7 +112,7 @@ def use_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> r
         adapter = SpaceAdapter.of_model(model.model.name_or_path, revision)
     else:
         adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
-    model.use_space(adapter)
+    model.attach_space(adapter)
     return range(first, first + adapter.num_useful)
 
 
@@ -446,7 +446,7 @@ class LLM:
         capacity, token_budget = given.get("capacity"), given.get("token_budget")
         self.model = as_target(model, packing_file(keep=keep_costs), check_folder(keep=keep_costs))
         self._defaults = GenerationDefaults(self.model.model, generation_config)
-        self.probe_ids = use_space(self.model, space, exact=exact)
+        self.probe_ids = attach_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
         check_probes(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):

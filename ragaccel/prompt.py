@@ -47,7 +47,7 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) ->
         ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
     except ConfigurationError:
         ids, offsets = tokenizer.encode(text, add_special_tokens=add_special_tokens), []
-    return EncodedText(tokenizer.shield.reveal(text), tuple(ids), tuple(offsets))
+    return EncodedText(tokenizer.escaper.unescape(text), tuple(ids), tuple(offsets))
 
 
 def rank_weights(passages: Sequence[Passage]) -> list[float]:
@@ -158,7 +158,7 @@ def refer(
     own = prompt.cut(at, at + len(text)) if prompt is not None and at >= 0 else ()
     if own:
         return [Reference(own, weight, passage_id)]
-    text = tokenizer.shield.hide(text.encode(errors="replace").decode())
+    text = tokenizer.escaper.escape(text.encode(errors="replace").decode())
     plain = tuple(tokenizer.encode(text, add_special_tokens=False))
     spaced = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
     variants = [plain, _head_of_variant(spaced, plain)]
@@ -342,19 +342,19 @@ class _Layout:
     def _text(self, passages: Sequence[Passage], history: Sequence[Message]) -> tuple[str, bool]:
         """The prompt's text, and whether it is plain: no chat template wrote special tokens."""
         # What others wrote may spell special tokens; only templates may write them.
-        shield = self.tokenizer.shield
-        hide = shield.hide
-        shown = [replace(p, text=hide(p.text), title=hide(p.title)) for p in passages]
-        written = self._write(shown, [shield.hide_in(turn) for turn in history])
+        escaper = self.tokenizer.escaper
+        escape = escaper.escape
+        shown = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
+        written = self._write(shown, [escaper.escape_message(turn) for turn in history])
         if isinstance(written, str):
             return written, True
-        documents = [_as_document(p, hide) for p in passages] if self.by_documents else None
+        documents = [_as_document(p, escape) for p in passages] if self.by_documents else None
         return self.tokenizer.chat_text(written, documents=documents), False
 
     def _write(
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> str | Sequence[Message]:
-        question = self.tokenizer.shield.hide(self.question)
+        question = self.tokenizer.escaper.escape(self.question)
         if callable(self.template):
             return self.template(question, passages, history)
         if self.by_documents:
@@ -418,11 +418,11 @@ def shows_documents(tokenizer: Tokenizer) -> bool:
         return False
 
 
-def _as_document(passage: Passage, hide: Callable[[str], str]) -> dict[str, Any]:
+def _as_document(passage: Passage, escape: Callable[[str], str]) -> dict[str, Any]:
     return {
-        "title": hide(shorten_title(passage.title)),
-        "text": hide(passage.text),
-        "sentences": [hide(sentence) for sentence in _sentences(passage)],
+        "title": escape(shorten_title(passage.title)),
+        "text": escape(passage.text),
+        "sentences": [escape(sentence) for sentence in _sentences(passage)],
     }
 
 
@@ -614,7 +614,7 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
     """Messages by the chat template; only the template writes special tokens, no message does."""
-    return tokenizer.chat_text([tokenizer.shield.hide_in(message) for message in messages])
+    return tokenizer.chat_text([tokenizer.escaper.escape_message(message) for message in messages])
 
 
 def _encoded_ids(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ragaccel.decoding.session import Choices
 from ragaccel.decoding.tree import DraftTree, Origin
-from ragaccel.models.tokenizer import Shield
+from ragaccel.models.tokenizer import SpecialTokenEscaper
 
 
 class ScriptedVerifier:
@@ -79,7 +79,7 @@ class RandomDrafter:
 class ByteTokenizer:
     """UTF-8 bytes as token ids, the ends of text and turn above them."""
 
-    shield = Shield([])
+    escaper = SpecialTokenEscaper([])
     eos_ids, vocab_size, has_chat_template = frozenset({256}), 258, True
     takes_documents = takes_tools = False
 

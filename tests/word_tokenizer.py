@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ragaccel.models.tokenizer import Shield
+from ragaccel.models.tokenizer import SpecialTokenEscaper
 
 _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 
@@ -13,7 +13,7 @@ class WordTokenizer:
     """Does what the face asks of a tokenizer; ids are given out as words come."""
 
     has_chat_template, takes_tools = True, False
-    shield = Shield([])
+    escaper = SpecialTokenEscaper([])
 
     def __init__(self, *, takes_documents=False, has_chat_template=True):
         self.takes_documents = takes_documents

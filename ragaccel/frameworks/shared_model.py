@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ragaccel.llm import LLM
-    from ragaccel.models.load import ModelOutline
+    from ragaccel.models.load import ModelInfo
     from ragaccel.models.tokenizer import Tokenizer
 
 
@@ -101,7 +101,7 @@ class SharedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer; None if unlimited. Errors: ``outline_model``."""
+        """Most tokens of a prompt with its answer; None if unlimited. As ``read_model_info``."""
         if self._llm is not None:
             return self._llm.context_length
         length: int | None = self.options.get("capacity")
@@ -111,17 +111,17 @@ class SharedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, read with transformers; errors are those of ``outline_model``."""
+        """Its tokenizer, read with transformers; errors are those of ``read_model_info``."""
         return self._outline.tokenizer if self._llm is None else self._llm.tokenizer
 
     @property
     def is_chat_model(self) -> bool:
-        """Whether it has a chat template; errors are those of ``outline_model``."""
+        """Whether it has a chat template; errors are those of ``read_model_info``."""
         return self.tokenizer.has_chat_template
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether its chat template writes out tools; errors are those of ``outline_model``."""
+        """Whether its chat template writes out tools; errors are those of ``read_model_info``."""
         return self.tokenizer.takes_tools
 
     @cached_property
@@ -132,10 +132,10 @@ class SharedModel:
         return reads_apart(self.tokenizer)
 
     @cached_property
-    def _outline(self) -> ModelOutline:
-        from ragaccel.models.load import outline_model
+    def _outline(self) -> ModelInfo:
+        from ragaccel.models.load import read_model_info
 
-        return outline_model(self.name, **self.options)
+        return read_model_info(self.name, **self.options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SharedModel):

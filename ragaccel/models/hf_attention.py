@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ragaccel.engine.attention import PassAttention
     from ragaccel.engine.cuda_graphs import Kernel
     from ragaccel.engine.model_input import Masks, Rows
-    from ragaccel.models.space_adapter import WornSpace
+    from ragaccel.models.space_adapter import AttachedAdapter
     from ragaccel.models.support import Architecture, HuggingFaceTarget
 
 
@@ -124,7 +124,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 logger = logging.getLogger("ragaccel")
 
 
-def make_twin(model: Any, attention: str = NAME) -> Any:
+def make_shared_copy(model: Any, attention: str = NAME) -> Any:
     """Copy a model's modules and configuration, not its weights, and give the copy our attention.
 
     Returns None for models whose attention cannot be exchanged.
@@ -133,22 +133,22 @@ def make_twin(model: Any, attention: str = NAME) -> Any:
     if can_exchange is None or not can_exchange():
         return None
     try:
-        twin = deepcopy(model, _shared(model))
-        twin.set_attn_implementation(attention)
+        shared_copy = deepcopy(model, _memo_of_tensors(model))
+        shared_copy.set_attn_implementation(attention)
     except Exception as error:  # hooks or weights that cannot be copied
         logger.info("passes run through the model itself, one request each: %s", error)
         return None
-    taken = twin.config.get_text_config(decoder=True)._attn_implementation
-    return twin if taken == attention else None
+    taken = shared_copy.config.get_text_config(decoder=True)._attn_implementation
+    return shared_copy if taken == attention else None
 
 
-def _shared(model: nn.Module) -> dict[int, Any]:
+def _memo_of_tensors(model: nn.Module) -> dict[int, Any]:
     """What a copy has in common with its original, as ``deepcopy`` wants to be told."""
     tensors = [*model.parameters(), *model.buffers()]
-    return {id(thing): thing for thing in (*tensors, *_offloaded(model))}
+    return {id(thing): thing for thing in (*tensors, *_offload_maps(model))}
 
 
-def _offloaded(model: nn.Module) -> Iterator[Any]:
+def _offload_maps(model: nn.Module) -> Iterator[Any]:
     """What accelerate's hooks keep of weights that are elsewhere until they are used."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
@@ -360,14 +360,14 @@ class StaticNetwork:
         self._windows = target.architecture.windows
         self._is_mixed = target.architecture.is_mixed
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
-        self._space: WornSpace | None = None
+        self._space: AttachedAdapter | None = None
 
     @property
     def eager(self) -> Any:
         """The twin, not compiled."""
         return self._eager
 
-    def use_space(self, space: WornSpace) -> None:
+    def attach_space(self, space: AttachedAdapter) -> None:
         """Let passes have mask tokens among their rows."""
         space.wrap(self._eager)
         self._space = space
@@ -429,17 +429,17 @@ def make_graphs(
     A short pass tells what the states of its layers look like; models whose layers differ, or
     lie on several devices, have no arena.
     """
-    twin = make_twin(target.model, STATIC_NAME)
+    shared_copy = make_shared_copy(target.model, STATIC_NAME)
     cache = KVCache(limit=16)
     with torch.inference_mode():
         target.forward(run_rows([0, 0], cache, target.device), 1)
     layout = StateLayout.of(cache)
-    if twin is None or layout is None or layout.device != target.device:
+    if shared_copy is None or layout is None or layout.device != target.device:
         return None
     config = target.model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    arena, network = Arena(layout), StaticNetwork(target, twin)
+    arena, network = Arena(layout), StaticNetwork(target, shared_copy)
     graphs = StepGraphs(network.compute, arena, make_kernel, group=group, capture=capture)
     return arena, graphs, network
 

@@ -32,7 +32,7 @@ from ragaccel.models.hf_attention import (
     activate_row_by_row,
     attending,
     make_graphs,
-    make_twin,
+    make_shared_copy,
     stock_mask,
     triton_kernel,
 )
@@ -54,7 +54,7 @@ from ragaccel.models.self_check import (
     expected_passes,
     passes_check,
 )
-from ragaccel.models.space_adapter import WornSpace
+from ragaccel.models.space_adapter import AttachedAdapter
 from ragaccel.models.support import Architecture, read_architecture
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ if TYPE_CHECKING:
 _STOCK = (nn.Parameter, torch.Tensor)  # others may have no storage of their own
 # Which adapters a layer of PEFT uses, those of transformers' own integration included, and how.
 _ADAPTERS = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
-_ANEW = "make a new LLM of it, or load it anew"
+_RELOAD = "make a new LLM of it, or load it anew"
 _version = attrgetter("_version")
 
 
-class WeightWatch:
+class WeightVersions:
     """Looks at weights between requests: those written to in place, or given other storage.
 
     Writes through ``data`` into the same storage are not counted by torch, and not seen here: they
@@ -103,7 +103,7 @@ class WeightWatch:
         self._weights = list(weights)
         self._kinds = [_kind(weight) for weight in weights]
         self._is_marked = False
-        self._stamps, self._storages = _stamps(self._weights), _storages(self._weights)
+        self._versions, self._storages = _versions(self._weights), _storages(self._weights)
 
     def mark(self) -> None:
         """Tell that any of the weights may have been changed."""
@@ -117,23 +117,23 @@ class WeightWatch:
         """Return the weights that changed since the last time, all where ``mark`` told of it.
 
         Raises:
-            ConfigurationError: as ``refuse_others``, or for weights of another type or place.
+            ConfigurationError: as ``check_parameters``, or for weights of another type or place.
         """
-        self.refuse_others()
-        stamps = _stamps(self._weights)
+        self.check_parameters()
+        stamps = _versions(self._weights)
         # New storage may lie where that which was freed did, as after half().float().
         freed = [storage is not None and storage.expired() for storage in self._storages]
-        if stamps == self._stamps and not self._is_marked and not any(freed):
+        if stamps == self._versions and not self._is_marked and not any(freed):
             return []
         self._refuse_kinds()
-        known = zip(self._weights, self._stamps, stamps, freed, strict=True)
+        known = zip(self._weights, self._versions, stamps, freed, strict=True)
         changed = [one for one, old, new, gone in known if gone or old != new or self._is_marked]
-        self._stamps, self._is_marked = stamps, False
+        self._versions, self._is_marked = stamps, False
         self._storages = _storages(self._weights)
         self.version += 1
         return changed
 
-    def refuse_others(self) -> None:
+    def check_parameters(self) -> None:
         """Raise ConfigurationError for parameters that others took the place of."""
         now = list(map(dict.get, self._places, self._names))
         if all(map(is_, now, self._parameters)):
@@ -145,7 +145,7 @@ class WeightWatch:
         )
         raise ConfigurationError(
             f"parameters of this model, a {name!r} for one, were replaced by others since the LLM "
-            f"was made: {_ANEW}"
+            f"was made: {_RELOAD}"
         )
 
     def _refuse_kinds(self) -> None:
@@ -154,11 +154,11 @@ class WeightWatch:
                 before, now = (f"{dtype} on {place}" for dtype, place in (kind, _kind(weight)))
                 raise ConfigurationError(
                     f"this model was {before.removeprefix('torch.')} when the LLM was made and is "
-                    f"{now.removeprefix('torch.')} now: {_ANEW}"
+                    f"{now.removeprefix('torch.')} now: {_RELOAD}"
                 )
 
 
-class StructureWatch:
+class StructureVersion:
     """Looks between requests at what a model is made of besides its weights.
 
     Adapters that are switched, and buffers that are written to or replaced, are followed: copies of
@@ -179,16 +179,16 @@ class StructureWatch:
             for state in self._states
             for hooks in (state["_forward_hooks"], state["_forward_pre_hooks"])
         ]
-        self._made_of, self._has_copies = self._parts(), bool(copies)
+        self._known_parts, self._has_copies = self._parts(), bool(copies)
         trees = [dict(tree.named_modules()) for tree in copies]
         named = [
             (module, [tree[name] for tree in trees if name in tree])
             for name, module in model.named_modules()
         ]
-        self._adapted = [pair for pair in named if "_disable_adapters" in pair[0].__dict__]
+        self._adapter_layers = [pair for pair in named if "_disable_adapters" in pair[0].__dict__]
         self._buffers = [
-            (module, name, twins)
-            for module, twins in named
+            (module, name, shared_copies)
+            for module, shared_copies in named
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.device.type != "meta"
         ]
@@ -209,7 +209,7 @@ class StructureWatch:
         found = self._follow_parts()
         return self._follow_adapters() | self._follow_buffers() | found
 
-    def take_merged(self) -> bool:
+    def pop_merge_change(self) -> bool:
         """Whether adapters were merged into weights, or taken out, since the last time."""
         before, self._merged = self._merged, self._merged_now()
         return self._merged != before
@@ -220,25 +220,27 @@ class StructureWatch:
 
     def _follow_parts(self) -> bool:
         now = self._parts()
-        if now == self._made_of:
+        if now == self._known_parts:
             return False
-        for what, before, part in zip(("modules", "hooks"), self._made_of, now, strict=True):
+        for what, before, part in zip(("modules", "hooks"), self._known_parts, now, strict=True):
             if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
                     f"{what} of this model were added, removed or replaced since the LLM was made, "
-                    f"which it does not follow: undo that, or {_ANEW}"
+                    f"which it does not follow: undo that, or {_RELOAD}"
                 )
-        self._made_of = now
+        self._known_parts = now
         return True
 
     def _adapters_now(self) -> list[tuple[Any, ...]]:
-        return [tuple(map(module.__dict__.get, _ADAPTERS)) for module, _ in self._adapted]
+        return [tuple(map(module.__dict__.get, _ADAPTERS)) for module, _ in self._adapter_layers]
 
     def _merged_now(self) -> list[Any]:
-        return [list(module.__dict__.get("merged_adapters") or ()) for module, _ in self._adapted]
+        return [
+            list(module.__dict__.get("merged_adapters") or ()) for module, _ in self._adapter_layers
+        ]
 
     def _follow_adapters(self) -> bool:
-        if not self._adapted or (now := self._adapters_now()) == self._adapters:
+        if not self._adapter_layers or (now := self._adapters_now()) == self._adapters:
             return False
         for off, _, merged, _ in now:
             if off and merged:  # such a layer would change the weights that all share
@@ -246,10 +248,10 @@ class StructureWatch:
                     "adapters of this model are switched off while merged into its weights: call "
                     "unmerge_adapter() first"
                 )
-        for (module, twins), state in zip(self._adapted, now, strict=True):
-            for twin in twins:
+        for (module, shared_copies), state in zip(self._adapter_layers, now, strict=True):
+            for shared_copy in shared_copies:
                 known = zip(_ADAPTERS, state, strict=True)
-                twin.__dict__.update(
+                shared_copy.__dict__.update(
                     {name: copy(value) for name, value in known if name in module.__dict__}
                 )
         self._adapters = _copied(now)
@@ -257,11 +259,11 @@ class StructureWatch:
 
     def _follow_buffers(self) -> bool:
         now = self._buffers_now()
-        if all(map(is_, now, self._known_buffers)) and _stamps(now) == self._buffer_stamps:
+        if all(map(is_, now, self._known_buffers)) and _versions(now) == self._buffer_versions:
             return False
-        for (_, name, twins), buffer in zip(self._buffers, now, strict=True):
-            for twin in twins:
-                twin._buffers[name] = buffer
+        for (_, name, shared_copies), buffer in zip(self._buffers, now, strict=True):
+            for shared_copy in shared_copies:
+                shared_copy._buffers[name] = buffer
         self._note_buffers()
         return True
 
@@ -270,7 +272,7 @@ class StructureWatch:
 
     def _note_buffers(self) -> None:
         self._known_buffers = self._buffers_now()
-        self._buffer_stamps = _stamps(self._known_buffers)
+        self._buffer_versions = _versions(self._known_buffers)
 
 
 def _all_values(mappings: Iterable[dict[str, Any]]) -> list[Any]:
@@ -282,15 +284,15 @@ def _copied(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(map(copy, state)) for state in states]
 
 
-def _stamps(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
+def _versions(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
     """What changes of each when it is written to in place, or given other storage."""
     try:
         return list(zip(map(_version, tensors), map(torch.Tensor.data_ptr, tensors), strict=True))
     except (AttributeError, RuntimeError, TypeError):
-        return [None if one is None else _stamp(one) for one in tensors]
+        return [None if one is None else _version_and_address(one) for one in tensors]
 
 
-def _stamp(tensor: Tensor) -> tuple[int, int]:
+def _version_and_address(tensor: Tensor) -> tuple[int, int]:
     """The same for any tensor; torch counts nothing of one that was made in inference mode."""
     version = 0 if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
@@ -374,7 +376,7 @@ class HuggingFaceModel:
         self.network: Any = self.model
         """The modules that passes run through."""
         self._attends = False
-        self._why_apart = "load it with attn_implementation='sdpa'"
+        self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
         self.arena: Arena | None = None
         """Where caches must lie for passes to be replayed as CUDA graphs."""
@@ -383,7 +385,7 @@ class HuggingFaceModel:
         self._static: StaticNetwork | None = None
         self._num_captures = 0  # of graphs that are no longer used
         self.num_masks = 0  # that it reads, numbered from ``vocab_size`` on
-        self._space: WornSpace | None = None
+        self._space: AttachedAdapter | None = None
         expected = expected_passes(self) if self_check else None
         self._choose_network(expected)
         if self._attends and pack is not False:
@@ -392,8 +394,8 @@ class HuggingFaceModel:
             self.cost_key += "-packed"
         if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
             self._make_graphs(expected)
-        self._watch = WeightWatch(self.model, list(self.network.parameters()))
-        self._watch_structure()
+        self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
+        self._track_structure()
 
     @property
     def max_positions(self) -> int | None:
@@ -423,9 +425,9 @@ class HuggingFaceModel:
     @property
     def why_apart(self) -> str:
         """Why no pass can, and what helps; empty where ``joins_sequences``."""
-        return "" if self.joins_sequences else self._why_apart
+        return "" if self.joins_sequences else self._unbatchable_reason
 
-    def use_space(self, adapter: SpaceAdapter) -> None:
+    def attach_space(self, adapter: SpaceAdapter) -> None:
         """Wear a SPACE adapter from now on: what real tokens give stays the same to the last bit.
 
         Raises:
@@ -434,29 +436,31 @@ class HuggingFaceModel:
         if self._space is not None:
             raise ConfigurationError("this model wears a SPACE adapter already: load it anew")
         adapter.check(self.model)
-        self._space = WornSpace(adapter, self.network, self.dtype)
+        self._space = AttachedAdapter(adapter, self.network, self.dtype)
         self.num_masks, self.cost_key = adapter.num_masks, f"{self.cost_key}-space"
         if self._static is not None:
-            self._static.use_space(self._space)
+            self._static.attach_space(self._space)
             self.free_memory()  # passes captured before know nothing of it
-        self._watch_structure()
+        self._track_structure()
 
     def _choose_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
         is_exchanged = self.architecture.exchanges_attention
-        twin = make_twin(self.model) if is_exchanged else None
-        if twin is not None and self.findings.takes_ours:
-            activate_row_by_row(twin)
-            self.network, self._attends = twin, True
+        shared_copy = make_shared_copy(self.model) if is_exchanged else None
+        if shared_copy is not None and self.findings.takes_ours:
+            activate_row_by_row(shared_copy)
+            self.network, self._attends = shared_copy, True
             if not self.findings.joins:
-                self._why_apart = UNBATCHABLE
+                self._unbatchable_reason = UNBATCHABLE
             if expected is None or passes_check(self, expected):
                 return
             self.network, self._attends = self.model, False
-        if twin is not None:
-            self._why_apart = "with it, it answers otherwise"
+        if shared_copy is not None:
+            self._unbatchable_reason = "with it, it answers otherwise"
         elif is_exchanged:
-            self._why_apart = "its modules cannot be copied, or their attention not exchanged"
+            self._unbatchable_reason = (
+                "its modules cannot be copied, or their attention not exchanged"
+            )
         if expected is not None:
             check_model(self, expected)
 
@@ -470,26 +474,26 @@ class HuggingFaceModel:
         """
         if self.network is self.model and self._structure.is_training:
             raise ConfigurationError("the model is in training mode: call model.eval() first")
-        self._watch.refuse_others()
+        self._weight_versions.check_parameters()
         if self._structure.look():
-            self._watch.count()
-            if self._structure.take_merged():
-                self._watch.mark()
+            self._weight_versions.count()
+            if self._structure.pop_merge_change():
+                self._weight_versions.mark()
             if self.graphs is not None:
                 self.graphs.clear()
-        changed = {id(weight) for weight in self._watch.look()}
+        changed = {id(weight) for weight in self._weight_versions.look()}
         for layer in self._packed:
             if id(layer.weight) in changed:
                 layer.pack_again()
         if changed and self.graphs is not None:
             self.graphs.clear()
-        return self._watch.version
+        return self._weight_versions.version
 
-    def _watch_structure(self) -> None:
+    def _track_structure(self) -> None:
         trees = [] if self.network is self.model else [self.network]
         if self._static is not None:
             trees.append(self._static.eager)
-        self._structure = StructureWatch(self.model, trees)
+        self._structure = StructureVersion(self.model, trees)
 
     def weights_changed(self) -> None:
         """Tell that weights were written to in a way that ``refresh`` does not see.
@@ -497,7 +501,7 @@ class HuggingFaceModel:
         That is a write through a parameter's or buffer's ``data``, or by other code than torch's.
         The next request follows.
         """
-        self._watch.mark()
+        self._weight_versions.mark()
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""
@@ -576,7 +580,7 @@ class HuggingFaceModel:
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.arena, self.graphs, self._static = made
-            self._watch_structure()
+            self._track_structure()
 
     def launch_each(self) -> None:
         """Launch passes operation by operation from now on: no static buffers, no graphs."""

@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOutline:
+class ModelInfo:
     """What is known of a model before its weights are loaded.
 
     ``context_length`` is the most tokens of a prompt with its answer; None without a limit.
@@ -53,7 +53,7 @@ class ModelOutline:
     tokenizer: Tokenizer
 
 
-def outline_model(name_or_path: str | Path | None = None, **model_kwargs: Any) -> ModelOutline:
+def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any) -> ModelInfo:
     """Read a model's config and tokenizer, in a fraction of the time that loading it takes.
 
     Args:
@@ -70,7 +70,7 @@ def outline_model(name_or_path: str | Path | None = None, **model_kwargs: Any) -
     refuse_by_config(config, model_kwargs)
     tokenizer = _read_tokenizer(name, source, arguments)
     length = read_max_positions(config.get_text_config(decoder=True))
-    return ModelOutline(length, Tokenizer(tokenizer))
+    return ModelInfo(length, Tokenizer(tokenizer))
 
 
 @torch.inference_mode(mode=False)  # weights made in it would count no writes

@@ -199,7 +199,7 @@ def _sizes(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-class WornSpace:
+class AttachedAdapter:
     """A SPACE adapter on a model: mask embeddings for its passes, gated changes in its layers.
 
     Token V + i is the mask token i. Rows of real tokens are computed as without the adapter, to the

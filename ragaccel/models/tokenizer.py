@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ragaccel.errors import ConfigurationError, ModelRefusedError, shown
 from ragaccel.models.tool_calls import (
-    PROBE_CALLING,
-    PROBE_KEY,
-    PROBE_QUESTION,
-    PROBE_RESULT,
-    PROBE_TOOL,
-    PROBE_TOOLS,
-    PROBE_VALUE,
+    SENTINEL_CALL,
+    SENTINEL_KEY,
+    SENTINEL_QUESTION,
+    SENTINEL_RESULT,
+    SENTINEL_TOOL,
+    SENTINEL_TOOLS,
+    SENTINEL_VALUE,
     as_messages,
     as_tools,
     calls_tools,
@@ -44,7 +44,7 @@ _PATIENCE = 30.0  # seconds that messages may take; templates lay out megabytes 
 _MAX_SOURCE = 1 << 20  # characters of a template; the longest known have some 30,000
 _MAX_TEXT = 1 << 24  # characters of a text laid out, if that is much more than went in
 _MAX_GROWTH = 20
-_CONVERSATION = (PROBE_QUESTION, PROBE_CALLING, PROBE_RESULT)
+_CONVERSATION = (SENTINEL_QUESTION, SENTINEL_CALL, SENTINEL_RESULT)
 
 
 class ChatTemplate:
@@ -67,8 +67,8 @@ class ChatTemplate:
     @cached_property
     def takes_tools(self) -> bool:
         """Whether it writes out the tools that the model may call."""
-        text = self._try([PROBE_QUESTION], tools=PROBE_TOOLS)
-        return text is not None and PROBE_TOOL in text
+        text = self._try([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
+        return text is not None and SENTINEL_TOOL in text
 
     def text(
         self,
@@ -90,10 +90,10 @@ class ChatTemplate:
             )
         inputs["tools"] = tools = as_tools(tools)
         self._check(messages, tools, options or {})
-        as_text = calls_tools(messages) and self._probe[1]
-        laid_out = as_messages(messages, arguments_as_text=as_text)
+        as_text = calls_tools(messages) and self._sentinel_chat[1]
+        rendered = as_messages(messages, arguments_as_text=as_text)
         try:
-            return self._render(laid_out, **inputs, **(options or {}))
+            return self._render(rendered, **inputs, **(options or {}))
         except ModelRefusedError:  # it takes too long
             raise
         except Exception as error:
@@ -125,24 +125,24 @@ class ChatTemplate:
         """What among these the template would leave out; None also where only trying can tell."""
         if tools and not self.takes_tools:
             return "tools"
-        if calls_tools(messages) and not self._shows(PROBE_VALUE):
+        if calls_tools(messages) and not self._shows(SENTINEL_VALUE):
             return "tool calls"
-        if holds_results(messages) and not self._shows(str(PROBE_RESULT["content"])):
+        if holds_results(messages) and not self._shows(str(SENTINEL_RESULT["content"])):
             return "tool results"
         return None
 
     def _shows(self, word: str) -> bool:
-        text, _ = self._probe
+        text, _ = self._sentinel_chat
         return text is None or word in text
 
     @cached_property
-    def _probe(self) -> tuple[str | None, bool]:
+    def _sentinel_chat(self) -> tuple[str | None, bool]:
         """A probe conversation laid out, None if rejected; whether arguments go in as JSON text."""
-        text = self._try(as_messages(_CONVERSATION), tools=PROBE_TOOLS)
-        if text is not None and str({PROBE_KEY: PROBE_VALUE}) not in text:
+        text = self._try(as_messages(_CONVERSATION), tools=SENTINEL_TOOLS)
+        if text is not None and str({SENTINEL_KEY: SENTINEL_VALUE}) not in text:
             return text, False
         with_texts = as_messages(_CONVERSATION, arguments_as_text=True)
-        text_of_texts = self._try(with_texts, tools=PROBE_TOOLS)
+        text_of_texts = self._try(with_texts, tools=SENTINEL_TOOLS)
         return (text, False) if text_of_texts is None else (text_of_texts, True)
 
     def _try(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str | None:
@@ -159,11 +159,11 @@ class ChatTemplate:
         for name in ("documents", "tools"):
             given = inputs.get(name)
             inputs[name] = None if given is None else [dict(one) for one in given]
-        lay_out = partial(
+        render = partial(
             self._tokenizer.apply_chat_template, list(messages), tokenize=False, **inputs
         )
         try:
-            text = within(_PATIENCE, lay_out) if self._is_timed else lay_out()
+            text = within(_PATIENCE, render) if self._is_timed else render()
         except TimeoutError as error:
             raise ModelRefusedError(
                 f"its chat template lays out messages for more than {_PATIENCE:.0f} seconds: it is "
@@ -219,7 +219,7 @@ _GUARD = chr(0x10FFF0)
 Offsets = list[tuple[int, int]]
 
 
-class Shield:
+class SpecialTokenEscaper:
     """Marks special tokens in text that others wrote, so that a prompt can hold it as text.
 
     ``hide`` puts a mark in place of the first character of every special token a text spells;
@@ -238,35 +238,35 @@ class Shield:
         self._spelled = re.compile("|".join(heads) or "(?!)")
         self._marked = re.compile("|".join(marks) or "(?!)")
 
-    def hide(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Mark every special token that a text spells; the length stays."""
         return self._spelled.sub(lambda found: self._mark_of[found.group()], text)
 
-    def hide_in(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def escape_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Mark all text of a message, at whatever depth; its role stays."""
         return {
-            key: value if key == "role" else self.hide_below(value)
+            key: value if key == "role" else self.escape_value(value)
             for key, value in message.items()
         }
 
-    def hide_below(self, value: Any) -> Any:
+    def escape_value(self, value: Any) -> Any:
         """Mark all text in a value, at whatever depth: in the keys of its mappings as well.
 
         Names of arguments are written by others as much as what they stand for.
         """
         if isinstance(value, str):
-            return self.hide(value)
+            return self.escape(value)
         if isinstance(value, Mapping):
-            return {self.hide_below(key): self.hide_below(item) for key, item in value.items()}
+            return {self.escape_value(key): self.escape_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.hide_below(item) for item in value]
+            return [self.escape_value(item) for item in value]
         return value
 
-    def reveal(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         """Turn a marked text back."""
         return self._marked.sub(lambda found: self._first_of[found.group()], text)
 
-    def is_marked(self, text: str) -> bool:
+    def is_escaped(self, text: str) -> bool:
         """Whether a text holds marks."""
         return self._marked.search(text) is not None
 
@@ -296,7 +296,7 @@ class PlainEncoder:
         self._backend.encode_special_tokens = True
 
     def replace(
-        self, marked: str, shield: Shield, ids: list[int], spans: Offsets
+        self, marked: str, escaper: SpecialTokenEscaper, ids: list[int], spans: Offsets
     ) -> tuple[list[int], Offsets]:
         """Tokenize the marked stretches between the special tokens of a text again, as text.
 
@@ -311,7 +311,9 @@ class PlainEncoder:
                 continue
             end = spans[i][0] if i < len(ids) else len(marked)
             stretch, between = marked[at:end], slice(start, i)
-            again = self._encode(shield.reveal(stretch), at) if shield.is_marked(stretch) else None
+            again = (
+                self._encode(escaper.unescape(stretch), at) if escaper.is_escaped(stretch) else None
+            )
             own_ids, own_spans = again or (ids[between], spans[between])
             new_ids += own_ids
             new_spans += own_spans
@@ -362,7 +364,7 @@ class Tokenizer:
             index for token, index in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
         )
         self.special_tokens: tuple[str, ...] = _special_tokens(self.tokenizer, self.eos_ids)
-        self.shield = Shield(self.special_tokens)
+        self.escaper = SpecialTokenEscaper(self.special_tokens)
         # Transformers cleans spaces of word pieces only; with BPE it would corrupt the text.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         is_bpe = type(getattr(backend, "model", None)).__name__ == "BPE"
@@ -414,9 +416,9 @@ class Tokenizer:
         Raises:
             ConfigurationError: the text holds half a character that the tokenizer cannot read.
         """
-        if self._is_fast and self.shield.is_marked(text):
+        if self._is_fast and self.escaper.is_escaped(text):
             return self.encode_with_offsets(text, add_special_tokens)[0]
-        with _telling_of_halves(text):
+        with _explain_surrogates(text):
             ids: list[int] = self.tokenizer.encode(
                 text, add_special_tokens=add_special_tokens, verbose=False
             )
@@ -435,7 +437,7 @@ class Tokenizer:
         """
         if not self._is_fast:
             return self._encode_slowly(text, add_special_tokens)
-        with _telling_of_halves(text):
+        with _explain_surrogates(text):
             encoding = self.tokenizer(
                 text,
                 add_special_tokens=add_special_tokens,
@@ -445,8 +447,8 @@ class Tokenizer:
             )
         ids: list[int] = list(encoding["input_ids"])
         spans = [(start, end) for start, end in encoding["offset_mapping"]]
-        if self.shield.is_marked(text):
-            ids, spans = self._plain_encoder.replace(text, self.shield, ids, spans)
+        if self.escaper.is_escaped(text):
+            ids, spans = self._plain_encoder.replace(text, self.escaper, ids, spans)
         return (ids[1:], spans[1:]) if self._starts_twice(ids) else (ids, spans)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -503,12 +505,12 @@ class Tokenizer:
         The template writes its own special tokens, so none are added: no begin token twice. What
         messages, documents and tools spell is text; ``template_options`` are the program's own.
         """
-        hide_in, hide_below = self.shield.hide_in, self.shield.hide_below
+        escape_message, escape_value = self.escaper.escape_message, self.escaper.escape_value
         text = self.chat_text(
-            [hide_in(message) for message in messages],
-            None if documents is None else hide_below(documents),
+            [escape_message(message) for message in messages],
+            None if documents is None else escape_value(documents),
             add_generation_prompt,
-            tools=None if tools is None else hide_below(tools),
+            tools=None if tools is None else escape_value(tools),
             template_options=template_options,
         )
         return self.encode(text)
@@ -544,7 +546,7 @@ class Tokenizer:
 
 
 @contextmanager
-def _telling_of_halves(text: str) -> Iterator[None]:
+def _explain_surrogates(text: str) -> Iterator[None]:
     """Say what is wrong with a text where tokenizers say that it is no text."""
     try:
         yield

@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.tool_calls import (
     MISTRAL_SEPARATOR,
-    PROBE_CALLING,
-    PROBE_ID,
-    PROBE_KEY,
-    PROBE_QUESTION,
-    PROBE_TOOL,
-    PROBE_TOOLS,
-    PROBE_VALUE,
+    SENTINEL_CALL,
+    SENTINEL_ID,
+    SENTINEL_KEY,
+    SENTINEL_QUESTION,
+    SENTINEL_TOOL,
+    SENTINEL_TOOLS,
+    SENTINEL_VALUE,
     MalformedCallError,
     ToolFormat,
     read_call,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     Message = Mapping[str, Any]
 
-_ASKED = {PROBE_KEY: PROBE_VALUE}
+_ASKED = {SENTINEL_KEY: SENTINEL_VALUE}
 _ANSWER = "probe answer 7"
 _ANSWERING: Message = {"role": "assistant", "content": _ANSWER}
-_CALLING_TWICE: Message = {**PROBE_CALLING, "tool_calls": [*PROBE_CALLING["tool_calls"]] * 2}
+_CALLING_TWICE: Message = {**SENTINEL_CALL, "tool_calls": [*SENTINEL_CALL["tool_calls"]] * 2}
 _THOUGHT_END = "</think>"
 # Special tokens round bare calls that templates leave to the model: Llama's.
 _UNWRITTEN_MARKERS = ("<|python_tag|>", "<|python_start|>")
@@ -51,7 +51,7 @@ _COMMON = ToolFormat(
 )
 
 
-def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
+def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
     """Find how a model's answers spell tool calls; None if its template takes no tools.
 
     A call that nobody made is laid out by the template: what stands around its name and its
@@ -61,7 +61,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
     if not tokenizer.takes_tools:
         return None
     special = tuple(sorted(tokenizer.special_tokens, key=len, reverse=True))
-    written = _written(tokenizer, PROBE_CALLING)
+    written = _written(tokenizer, SENTINEL_CALL)
     body = None if written is None else _Body.find(written.text)
     if written is None or body is None:
         return replace(_COMMON, special_tokens=special)
@@ -103,14 +103,18 @@ class _Body:
     @classmethod
     def find(cls, written: str) -> _Body | None:
         """The leftmost stretch that reads as the call; None if none does."""
-        name_at = written.find(PROBE_TOOL)
-        separator = _separator(written, name_at + len(PROBE_TOOL))
+        name_at = written.find(SENTINEL_TOOL)
+        separator = _separator(written, name_at + len(SENTINEL_TOOL))
         for start in range(name_at + 1):
             try:
                 found = read_call(written, start, {}, re.compile(separator or MISTRAL_SEPARATOR))
             except MalformedCallError:
                 continue
-            if found is not None and found[0].name == PROBE_TOOL and found[0].arguments == _ASKED:
+            if (
+                found is not None
+                and found[0].name == SENTINEL_TOOL
+                and found[0].arguments == _ASKED
+            ):
                 end = found[1]
                 own = separator if start == name_at else ""
                 return cls(written[:start], written[start:end], written[end:], own)
@@ -119,16 +123,16 @@ class _Body:
     @property
     def name_opening(self) -> str:
         """What stands before the name; the name first, wherever the template puts it."""
-        before = self.text.partition(PROBE_TOOL)[0]
-        return _COMMON.name_opening if PROBE_VALUE in before else before
+        before = self.text.partition(SENTINEL_TOOL)[0]
+        return _COMMON.name_opening if SENTINEL_VALUE in before else before
 
     @property
     def arguments_opening(self) -> str:
         """What stands between the name and the arguments, without these' own first character."""
-        before, _, behind = self.text.partition(PROBE_TOOL)
-        if PROBE_VALUE in before:
+        before, _, behind = self.text.partition(SENTINEL_TOOL)
+        if SENTINEL_VALUE in before:
             return _COMMON.arguments_opening
-        behind = behind.partition(PROBE_KEY)[0].partition(PROBE_ID)[0]
+        behind = behind.partition(SENTINEL_KEY)[0].partition(SENTINEL_ID)[0]
         if "{" in behind or self.separator:
             return behind.partition("{")[0].rstrip()
         if behind.startswith(("(", ">", '">')):
@@ -139,13 +143,13 @@ class _Body:
 def _written(tokenizer: Tokenizer, message: Message) -> _Written | None:
     """Lay out a message behind a question; None if the template rejects it."""
 
-    def laid_out(answer: Message) -> str:
+    def rendered(answer: Message) -> str:
         return tokenizer.chat_text(
-            [PROBE_QUESTION, answer], add_generation_prompt=False, tools=PROBE_TOOLS
+            [SENTINEL_QUESTION, answer], add_generation_prompt=False, tools=SENTINEL_TOOLS
         )
 
     try:
-        plain, text = laid_out(_ANSWERING), laid_out(message)
+        plain, text = rendered(_ANSWERING), rendered(message)
     except ConfigurationError:
         return None
     return _Written(text[_num_shared(plain, text) :], plain.rpartition(_ANSWER)[2])
@@ -156,7 +160,7 @@ def _separator(written: str, at: int) -> str:
     between, brace, _ = written[at:].partition("{")
     if not brace or not between.strip():
         return ""
-    pieces = [re.escape(piece).replace(PROBE_ID, r"(?P<id>\w+)", 1) for piece in between.split()]
+    pieces = [re.escape(piece).replace(SENTINEL_ID, r"(?P<id>\w+)", 1) for piece in between.split()]
     pattern = r'(?P<name>[^\s\[\]{}()<>"]+)\s*' + r"\s*".join(pieces) + r"\s*"
     return pattern if "(?P<id>" in pattern else pattern + "(?P<id>)"
 
@@ -176,7 +180,7 @@ def _between(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
 
 def _after_thoughts(tokenizer: Tokenizer) -> str:
     """What ends the thoughts that the template has an answer begin with."""
-    prompt = tokenizer.chat_text([PROBE_QUESTION], tools=PROBE_TOOLS)
+    prompt = tokenizer.chat_text([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
     return f"\n{_THOUGHT_END}\n\n" if prompt.rstrip().endswith("<think>") else ""
 
 
@@ -283,7 +287,7 @@ class ToolCalling:
         return self.opening + text[: min(ends, default=len(text))]
 
 
-def tool_calling(
+def resolve_tool_calling(
     tokenizer: Tokenizer,
     tools: list[dict[str, Any]],
     choice: str | None = None,
@@ -296,7 +300,7 @@ def tool_calling(
     Raises:
         ConfigurationError: the model's chat template has no place for tools.
     """
-    format_ = _FORMATS.get(tokenizer) or tool_format(tokenizer)
+    format_ = _FORMATS.get(tokenizer) or detect_tool_format(tokenizer)
     if format_ is None:
         raise ConfigurationError(
             "this model's chat template has no place for tools: load a model that was trained to "

@@ -1,7 +1,7 @@
 """Tool calls: how templates write them, how answers are read, messages about tools.
 
-Formats differ in what stands around a call (``tool_format``), and share these few spellings: a
-JSON object, a function name before JSON, a call of Python, tags, and Gemma's braces.
+Formats differ in what stands around a call (``detect_tool_format``), and share these few spellings:
+a JSON object, a function name before JSON, a call of Python, tags, and Gemma's braces.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from typing import Any
 
 from ragaccel.errors import ConfigurationError
 
-PROBE_TOOL, PROBE_KEY, PROBE_VALUE = "probe_tool_7", "probe_key_7", "probe value 7"
-PROBE_ID = "probe0007"  # some templates take ids of nine letters and digits only
-PROBE_TOOLS: tuple[Mapping[str, Any], ...] = (
+SENTINEL_TOOL, SENTINEL_KEY, SENTINEL_VALUE = "probe_tool_7", "probe_key_7", "probe value 7"
+SENTINEL_ID = "probe0007"  # some templates take ids of nine letters and digits only
+SENTINEL_TOOLS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
         "function": {
-            "name": PROBE_TOOL,
+            "name": SENTINEL_TOOL,
             "description": "Probe.",
             "parameters": {
                 "type": "object",
-                "properties": {PROBE_KEY: {"type": "string", "description": "Probe."}},
-                "required": [PROBE_KEY],
+                "properties": {SENTINEL_KEY: {"type": "string", "description": "Probe."}},
+                "required": [SENTINEL_KEY],
             },
         },
     },
 )
-PROBE_QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}
-PROBE_CALLING: Mapping[str, Any] = {
+SENTINEL_QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}
+SENTINEL_CALL: Mapping[str, Any] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
         {
             "type": "function",
-            "id": PROBE_ID,
-            "function": {"name": PROBE_TOOL, "arguments": {PROBE_KEY: PROBE_VALUE}},
+            "id": SENTINEL_ID,
+            "function": {"name": SENTINEL_TOOL, "arguments": {SENTINEL_KEY: SENTINEL_VALUE}},
         }
     ],
 }
-PROBE_RESULT: Mapping[str, Any] = {
+SENTINEL_RESULT: Mapping[str, Any] = {
     "role": "tool",
-    "name": PROBE_TOOL,
-    "tool_call_id": PROBE_ID,
+    "name": SENTINEL_TOOL,
+    "tool_call_id": SENTINEL_ID,
     "content": "probe result 7",
 }
 
@@ -418,7 +418,7 @@ _MAY_BE_TAGGED = re.compile(r"\s*(?:<.*|[^\s<>{}\[\]()]+\s*(?:[<\[{].*)?)?\Z", r
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model's answers spell tool calls; ``tool_format`` reads it off a chat template.
+    """How a model's answers spell tool calls; ``detect_tool_format`` reads it off a chat template.
 
     Markers are often special tokens, which ``Answer.text`` leaves out. So what is parsed is
     ``llm.tokenizer.decode(answer.token_ids, skip_special_tokens=False)``.

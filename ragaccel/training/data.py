@@ -198,8 +198,8 @@ def _of_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
 
 def _turn(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
     """An assistant's turn as its model would write it: to the first token that ends it."""
-    hidden = [tokenizer.shield.hide_in(message) for message in messages]
-    before, text = tokenizer.chat_text(hidden[:-1]), tokenizer.chat_text(hidden, None, False)
+    escaped = [tokenizer.escaper.escape_message(message) for message in messages]
+    before, text = tokenizer.chat_text(escaped[:-1]), tokenizer.chat_text(escaped, None, False)
     if text.startswith(before):
         written = _behind(tokenizer.encode(before), tokenizer.encode(text))
         if written is None:
@@ -207,7 +207,7 @@ def _turn(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int
         for place, token in enumerate(written):
             if token in tokenizer.eos_ids:
                 return tuple(written[: place + 1])
-    content = tokenizer.shield.hide(messages[-1]["content"])
+    content = tokenizer.escaper.escape(messages[-1]["content"])
     return (*tokenizer.encode(content), *_end(tokenizer))
 
 

@@ -163,7 +163,7 @@ def test_mask_tokens_change_no_answer_captured_or_not(family, temperature):
     )
     plain = decode(Engine(HuggingFaceModel(model)), request, token_budget=0)
     target = HuggingFaceModel(model)
-    target.use_space(random_adapter(model))
+    target.attach_space(random_adapter(model))
     for drafter in (SpaceDrafter(masks_of(target)), PaperSpaceDrafter(masks_of(target))):
         assert decode(Engine(target), request, drafter, token_budget=None) == plain
     if target.graphs is not None:
@@ -177,7 +177,7 @@ def test_rows_of_real_tokens_are_the_same_to_the_last_bit_whatever_the_adapter(d
     found = []
     for seed in (0, 1):
         target = HuggingFaceModel(model)
-        target.use_space(random_adapter(model, seed=seed))
+        target.attach_space(random_adapter(model, seed=seed))
         cache = target.new_cache(None, 64)
         with torch.inference_mode():
             target.forward(run_rows(random_prompt(20), cache), 1)

@@ -14,7 +14,7 @@ from ragaccel.models.hf_model import HuggingFaceModel
 def test_a_refusal_names_the_cause(monkeypatch):
     model = tiny_model("llama", torch.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(huggingface, "make_twin", lambda model: None)
+        patch.setattr(huggingface, "make_shared_copy", lambda model: None)
         with pytest.raises(ConfigurationError, match="our attention: its modules cannot be copied"):
             Engine(HuggingFaceModel(model), exact=True)
     monkeypatch.setattr(huggingface, "passes_check", lambda *_: False)

@@ -10,7 +10,7 @@ from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
 from ragaccel.models import tokenizer as chat_template
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
-from ragaccel.models.load import load_model, outline_model
+from ragaccel.models.load import load_model, read_model_info
 
 SAID = [{"role": "user", "content": "x"}]
 
@@ -55,10 +55,10 @@ def test_a_damaged_file_is_refused(folder, file, cut):
 
 def test_wrong_weights_are_refused_and_an_outline_does_not_read_them(folder):
     (folder / "model.safetensors").write_bytes(b"none")
-    assert outline_model(folder).context_length == 4096
+    assert read_model_info(folder).context_length == 4096
     change(folder, "config.json", hidden_size="x")
     with pytest.raises(ModelRefusedError, match=r"config\.json"):
-        outline_model(folder)
+        read_model_info(folder)
 
 
 def test_a_fault_of_ours_is_not_taken_for_the_folders(folder, monkeypatch):

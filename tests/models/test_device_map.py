@@ -13,7 +13,7 @@ from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_mo
 from ragaccel.decoding.request import Request
 from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.models.hf_attention import make_twin
+from ragaccel.models.hf_attention import make_shared_copy
 from ragaccel.models.load import load_model
 
 pytestmark = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def test_the_same_tokens_as_in_one_place(folder, family, on_disk):
 @pytest.mark.parametrize("on_disk", [("model.layers.1",), ("model.embed_tokens",), "all"])
 def test_what_lies_on_a_disk_wears_an_adapter(folder, family, on_disk, caplog):
     target, prompt = spread(folder, family, on_disk), random_prompt(40)
-    target.use_space(random_adapter(tiny_model(family)))
+    target.attach_space(random_adapter(tiny_model(family)))
     assert "other weights" not in caplog.text
     request, drafter = Request(prompt, max_new_tokens=30), SpaceDrafter(masks_of(target))
     expected = generate(tiny_model(family), prompt, 30)
@@ -70,7 +70,7 @@ def test_what_lies_on_a_disk_wears_an_adapter(folder, family, on_disk, caplog):
 
 def test_a_twin_holds_no_weights_of_its_own(folder):
     model = spread(folder, "llama", "all", self_check=False).model
-    twin = make_twin(model)
+    twin = make_shared_copy(model)
     hooks = [
         (own._hf_hook, other._hf_hook)
         for own, other in zip(model.modules(), twin.modules(), strict=True)

@@ -21,7 +21,7 @@ from ragaccel.errors import (
     ModelRefusedError,
 )
 from ragaccel.models import load
-from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, outline_model
+from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, read_model_info
 from ragaccel.models.packing import has_packed
 
 
@@ -48,19 +48,19 @@ def test_a_folder(folder):
 def test_an_outline_is_read_without_the_weights(folder, tmp_path, monkeypatch):
     target, tokenizer = load_model(folder, device="cpu")
     monkeypatch.setattr(load, "AutoModelForCausalLM", None)
-    outline = outline_model(folder, device="cpu", attn_implementation="eager")
+    outline = read_model_info(folder, device="cpu", attn_implementation="eager")
     assert outline.context_length == target.max_positions == 256
     assert outline.tokenizer.encode("wick") == tokenizer.encode("wick")
     assert not outline.tokenizer.has_chat_template
-    assert outline_model().context_length == 2048  # the bundled reader
+    assert read_model_info().context_length == 2048  # the bundled reader
     with pytest.raises(ModelNotFoundError, match="without a config"):
-        outline_model(tmp_path)
+        read_model_info(tmp_path)
 
 
 def test_an_outline_of_what_cannot_be_decoded_is_refused(tmp_path):
     T5Config(num_layers=1).save_pretrained(tmp_path)
     with pytest.raises(ModelRefusedError, match="encoder-decoder"):
-        outline_model(tmp_path)
+        read_model_info(tmp_path)
 
 
 def test_float16_is_not_computed_on_a_processor(folder):
@@ -134,7 +134,7 @@ def test_a_cached_name_opens_no_socket(folder, connections, monkeypatch, tmp_pat
     assert target.max_positions == 256
     assert target.model.name_or_path == "someone/tiny"
     assert target.model.config._commit_hash == "a" * 40
-    assert outline_model("someone/tiny", cache_dir=tmp_path).context_length == 256
+    assert read_model_info("someone/tiny", cache_dir=tmp_path).context_length == 256
     assert not connections
     with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
         load_model("someone/other", cache_dir=tmp_path)

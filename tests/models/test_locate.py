@@ -11,7 +11,7 @@ from fake_hub import COMMIT
 
 from ragaccel.errors import ModelNotFoundError
 from ragaccel.models.hub import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
-from ragaccel.models.load import outline_model
+from ragaccel.models.load import read_model_info
 
 SERVED = (
     "config.json", "modules.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "code.py",
@@ -135,7 +135,7 @@ def test_local_files_only_asks_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("ragaccel.models.hub._ask_hub", lambda *_: pytest.fail("asked"))
     with pytest.raises(ModelNotFoundError, match="local_files_only forbids asking the hub"):
-        outline_model("someone/tiny", cache_dir=tmp_path, local_files_only=True)
+        read_model_info("someone/tiny", cache_dir=tmp_path, local_files_only=True)
 
 
 def test_a_full_disk_is_not_called_a_network_that_is_down(tmp_path, monkeypatch):

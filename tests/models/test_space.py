@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoding import decode, run_together
 from fakes import RandomDrafter
-from space_models import masks_of, random_adapter, wearing
+from space_models import adapted, masks_of, random_adapter
 from static_passes import static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
@@ -73,7 +73,7 @@ def alone(target, prompt, path, adapter):
 
 @pytest.mark.parametrize("family", SOME)
 def test_mask_tokens_see_their_own_group_alone(family):
-    target = wearing(family)
+    target = adapted(family)
     cache = target.new_cache(None, None)
     prompt = random_prompt(6)
     target.forward(run_rows(prompt, cache), 1)
@@ -96,7 +96,7 @@ def test_rows_of_real_tokens_are_the_same_to_the_last_bit(family, dtype):
         HuggingFaceModel(model, self_check=False),
         HuggingFaceModel(model, self_check=False),
     )
-    worn.use_space(random_adapter(model))
+    worn.attach_space(random_adapter(model))
     prompt, tree = random_prompt(20), paper_tree(3)
     found = []
     for target in (bare, worn):
@@ -119,7 +119,7 @@ def test_mask_tokens_that_outgrow_a_type_spoil_no_other_row(family, is_static):
     """Real tokens weigh their states with 0, which makes no number of infinity."""
     model = make_tiny_model(family, torch.float16)
     target = HuggingFaceModel(model, self_check=False)
-    target.use_space(random_adapter(model, scale=100.0))
+    target.attach_space(random_adapter(model, scale=100.0))
     cache, tree = target.new_cache(None, None), paper_tree(3)
     found = []
     with torch.inference_mode():
@@ -151,7 +151,7 @@ def drafters_of(target):
     "kind", ["paper", "tree", "mixed", "among nonsense", "paper among nonsense"]
 )
 def test_answers_stay_the_same(family, kind):
-    target = wearing(family)
+    target = adapted(family)
     engine, prompt = Engine(target), random_prompt(9)
     request = Request(prompt_ids=prompt, max_new_tokens=30)
     wanted = generate(target.model, prompt, 30)
@@ -162,7 +162,7 @@ def test_answers_stay_the_same(family, kind):
 @pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("kind", ["paper", "tree", "mixed"])
 def test_a_seed_gives_the_same_text_with_and_without(family, kind):
-    target = wearing(family)
+    target = adapted(family)
     engine = Engine(target)
     for seed in range(3):
         request = Request(
@@ -177,7 +177,7 @@ def test_a_seed_gives_the_same_text_with_and_without(family, kind):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2", "phi3"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_batch_of_four(family, temperature):
-    target = wearing(family)
+    target = adapted(family)
     engine = Engine(target)
     requests = [
         Request(
@@ -195,7 +195,7 @@ def test_a_batch_of_four(family, temperature):
 
 
 def test_processors_and_penalties_stay_what_they_are():
-    target = wearing("llama")
+    target = adapted("llama")
     shown = []
 
     def processor(ids, scores):
@@ -217,7 +217,7 @@ def test_processors_and_penalties_stay_what_they_are():
 
 
 def test_near_the_end_of_what_a_model_reads():
-    target = wearing("llama", max_position_embeddings=32)
+    target = adapted("llama", max_position_embeddings=32)
     prompt = random_prompt(10)
     request = Request(prompt_ids=prompt, max_new_tokens=22)
     engine = Engine(target)
@@ -233,7 +233,7 @@ def test_a_packed_model_wears_one_too(monkeypatch):
     prompt = random_prompt(12)
     request = Request(prompt_ids=prompt, max_new_tokens=20)
     plain = decode(Engine(target), request, token_budget=0)
-    target.use_space(random_adapter(target.model))
+    target.attach_space(random_adapter(target.model))
     assert decode(Engine(target), request, token_budget=0) == plain
     assert decode(Engine(target), request, SpaceDrafter(masks_of(target))) == plain
 
@@ -248,11 +248,11 @@ def test_without_an_adapter_mask_tokens_are_any_token():
 
 
 def test_a_model_wears_one_adapter():
-    target = wearing("llama")
+    target = adapted("llama")
     with pytest.raises(ConfigurationError, match="already"):
-        target.use_space(random_adapter(target.model))
+        target.attach_space(random_adapter(target.model))
     with pytest.raises(ConfigurationError, match="model_type"):
-        HuggingFaceModel(make_tiny_model("llama")).use_space(random_adapter(tiny_model("gpt2")))
+        HuggingFaceModel(make_tiny_model("llama")).attach_space(random_adapter(tiny_model("gpt2")))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen2"])
@@ -262,7 +262,7 @@ def test_static_passes_take_mask_tokens(family):
     static, launched = static_target(model=model), HuggingFaceModel(model)
     found = []
     for target in (launched, static):
-        target.use_space(adapter)
+        target.attach_space(adapter)
         cache = target.new_cache(None, 64)
         with torch.inference_mode():
             target.forward(run_rows(random_prompt(20), cache), 1)
@@ -278,7 +278,7 @@ def test_static_rows_of_real_tokens_are_the_same_to_the_last_bit():
     found = []
     for adapter in (random_adapter(model), random_adapter(model, seed=1)):
         target = static_target(model=model)
-        target.use_space(adapter)
+        target.attach_space(adapter)
         cache, tree = target.new_cache(None, 64), paper_tree(3)
         with torch.inference_mode():
             target.forward(run_rows(random_prompt(20), cache), 1)
@@ -295,14 +295,14 @@ def test_static_answers_stay_the_same(temperature):
     sampling = Sampling(temperature=temperature, seed=4)
     request = Request(prompt_ids=prompt, max_new_tokens=30, sampling=sampling)
     plain = decode(Engine(target), request, token_budget=0)
-    target.use_space(random_adapter(target.model))
+    target.attach_space(random_adapter(target.model))
     for drafter in drafters_of(target).values():
         assert decode(Engine(target), request, drafter, token_budget=None) == plain
 
 
 def test_passes_with_mask_tokens_are_warmed_up_too():
     target = static_target(model=make_tiny_model("llama"))
-    target.use_space(random_adapter(target.model))
+    target.attach_space(random_adapter(target.model))
     warm_passes(Engine(target, max_rows=16), context=20)
     sizes = {(size.rows, size.has_masks) for size in target.graphs._passes}
     assert {(rows, True) for rows in (2, 4, 8, 16)} <= sizes
@@ -312,7 +312,7 @@ def test_passes_with_mask_tokens_are_warmed_up_too():
 @pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("length", [1, 2, 9, 40])
 def test_mask_tokens_are_read_with_the_prompt(family, length):
-    target = wearing(family)
+    target = adapted(family)
     prompt = random_prompt(length)
     request = Request(prompt_ids=prompt, max_new_tokens=8)
     engine = Engine(target, prefill_chunk=16, kept_prefixes=0)
@@ -339,7 +339,7 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
 
 
 def test_a_prompt_that_is_known_already_foresees_nothing():
-    target = wearing("llama")
+    target = adapted("llama")
     request = Request(prompt_ids=random_prompt(20), max_new_tokens=6)
     engine = Engine(target)
     first = decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None)
@@ -352,7 +352,7 @@ def test_a_prompt_that_is_known_already_foresees_nothing():
 
 
 def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
-    target = wearing("llama")
+    target = adapted("llama")
     # A model that knows no more than its mask tokens: what is drawn is what was foreseen.
     with torch.no_grad():
         for weights in target.model.parameters():
@@ -370,7 +370,7 @@ def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
 
 
 def test_a_batch_foresees_each_prompt():
-    target = wearing("llama")
+    target = adapted("llama")
     engine = Engine(target)
     requests = [Request(prompt_ids=random_prompt(12, i), max_new_tokens=10) for i in range(4)]
     wanted = [decode(engine, request, token_budget=0) for request in requests]

@@ -251,8 +251,8 @@ def test_special_tokens_that_tools_and_their_results_spell_are_text():
     spelled = tokenizer.chat_text(messages, tools=[tool])
     assert spelled.count("</s>") == 9
     assert tokenizer.encode(spelled).count(end) == 9
-    as_text = tokenizer.shield.reveal(
-        tokenizer.chat_text([tokenizer.shield.hide_in(m) for m in messages])
+    as_text = tokenizer.escaper.unescape(
+        tokenizer.chat_text([tokenizer.escaper.escape_message(m) for m in messages])
     )
     assert as_text == tokenizer.chat_text(messages)
 

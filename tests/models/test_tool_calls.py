@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tool_templates import TEMPLATES, tokenizer_with, tool_tokenizer
 
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.models.tool_calling import tool_format
+from ragaccel.models.tool_calling import detect_tool_format
 from ragaccel.models.tool_calls import ToolCall, ToolFormat
 
 ARGUMENTS = {
@@ -72,7 +72,7 @@ def brief(calls):
 
 
 def test_calls_are_read_back_as_the_template_writes_them(name):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     content, (call,) = found.parse(answer(name, [("wind", ARGUMENTS)]), TOOLS)
     assert (call.name, call.arguments, call.error) == ("wind", ARGUMENTS, "")
     assert content in ("", "<think>\n\n</think>")
@@ -80,7 +80,7 @@ def test_calls_are_read_back_as_the_template_writes_them(name):
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - ONE_CALL))
 def test_several_calls_are_read_back_in_order(name):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     calls = [("wind", ARGUMENTS), ("tide", {}), ("wind", {"place": "]</tool_call"})]
     if name == "glm":
         calls[1] = ("tide", {"place": ""})  # without arguments it has no tag of its own
@@ -91,7 +91,7 @@ def test_several_calls_are_read_back_in_order(name):
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - NO_TEXT))
 def test_text_beside_calls_is_the_content(name):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     said = "Let me see [1].\nThe answer {is} near."
     text = answer(name, [("wind", {"place": "x"})], said if name != "pythonic" else said + "\n")
     content, calls = found.parse(text, TOOLS)
@@ -100,7 +100,7 @@ def test_text_beside_calls_is_the_content(name):
 
 
 def test_an_answer_without_calls_is_its_content(name):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     text = "The wind [1] is north (see {this}).\n[2] says `f(x)`: \n{ok}\n```json\n[1]\n```\n"
     end = tool_tokenizer(name).special_ends[0]
     assert found.parse(text + end, TOOLS) == (text, ())
@@ -109,7 +109,7 @@ def test_an_answer_without_calls_is_its_content(name):
 
 def test_an_opening_forces_the_call(name):
     tokenizer = tool_tokenizer(name)
-    found = tool_format(tokenizer)
+    found = detect_tool_format(tokenizer)
     text = answer(name, [("wind", {"place": "x"})]).removeprefix("<think>\n\n</think>\n\n")
     assert text.startswith(found.opening())
     assert text.startswith(found.opening("wind"))
@@ -124,7 +124,7 @@ def test_an_opening_forces_the_call(name):
 
 def test_tokens_without_special_ones_still_show_bare_calls_of_known_tools():
     for name in ("mistral old", "marked pythonic", "llama"):
-        found = tool_format(tool_tokenizer(name))
+        found = detect_tool_format(tool_tokenizer(name))
         text = answer(name, [("wind", ARGUMENTS)])
         for token in found.special_tokens:
             text = text.replace(token, "")
@@ -134,7 +134,7 @@ def test_tokens_without_special_ones_still_show_bare_calls_of_known_tools():
 
 @pytest.mark.parametrize("size", range(0, 60, 3))
 def test_a_call_that_is_cut_off_is_invalid_and_not_half_read(name, size):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     whole = answer(name, [("wind", {"place": "the mole", "count": 12345})])
     text = whole[: max(0, len(whole) - size)]
     _, calls = found.parse(text, TOOLS)
@@ -317,7 +317,7 @@ def test_arguments_without_names_take_those_of_the_tool():
 
 
 def test_closers_may_stand_on_lines_of_their_own():
-    found = tool_format(tool_tokenizer("deepseek"))
+    found = detect_tool_format(tool_tokenizer("deepseek"))
     text = answer("deepseek", [("wind", {"place": "x"}), ("tide", {})])
     spaced = text.replace("<｜tool▁calls▁end｜>", "\n<｜tool▁calls▁end｜>")
     assert spaced != text
@@ -328,7 +328,7 @@ def test_a_prompt_that_begins_a_thought_is_closed_before_a_forced_call():
     template, special = TEMPLATES["hermes"]
     thinking = template.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
     assert thinking != template
-    found = tool_format(tokenizer_with(thinking, special))
+    found = detect_tool_format(tokenizer_with(thinking, special))
     assert found.opening() == '\n</think>\n\n<tool_call>\n{"name": "'
     text = found.opening("wind") + ' {"place": "x"}}\n</tool_call><|im_end|>'
     assert brief(found.parse(text)[1]) == [("wind", {"place": "x"}, True)]
@@ -337,10 +337,10 @@ def test_a_prompt_that_begins_a_thought_is_closed_before_a_forced_call():
 def test_templates_without_tools_have_no_format():
     from tiny_llm import TEMPLATE, tiny_tokenizer
 
-    assert tool_format(Tokenizer(tiny_tokenizer())) is None
-    assert tool_format(Tokenizer(tiny_tokenizer(None))) is None
+    assert detect_tool_format(Tokenizer(tiny_tokenizer())) is None
+    assert detect_tool_format(Tokenizer(tiny_tokenizer(None))) is None
     lists_only = "{{ tools | tojson if tools }}" + TEMPLATE
-    found = tool_format(tokenizer_with(lists_only, ("<turn>",)))
+    found = detect_tool_format(tokenizer_with(lists_only, ("<turn>",)))
     for text in ('<tool_call>{"name": "wind"}</tool_call>', '{"name": "wind", "parameters": {}}'):
         assert brief(found.parse(text)[1]) == [("wind", {}, True)]
 
@@ -350,7 +350,7 @@ def test_arguments_before_the_name_are_read_and_the_name_forced_first():
     template, special = TEMPLATES["marked list"]
     call = "{{ {'name': c.name, 'arguments': c.arguments} | tojson }}"
     assert call in template
-    found = tool_format(tokenizer_with(template.replace(call, order), special))
+    found = detect_tool_format(tokenizer_with(template.replace(call, order), special))
     assert found.opening("wind") == '<|tool_call|>[{"name": "wind", "arguments":'
     text = '<|tool_call|>[{"arguments": {"a": 1}, "name": "wind"}]'
     assert brief(found.parse(text)[1]) == [("wind", {"a": 1}, True)]
@@ -376,7 +376,7 @@ def pieces(name):
 @given(st.data())
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_what_is_shown_while_it_is_written_is_content_in_the_end(kind, data):
-    found = tool_format(tool_tokenizer(kind))
+    found = detect_tool_format(tool_tokenizer(kind))
     text = data.draw(pieces(kind))
     content, calls = found.parse(text, TOOLS)
     assert all(isinstance(call, ToolCall) for call in calls)
@@ -390,7 +390,7 @@ def test_what_is_shown_while_it_is_written_is_content_in_the_end(kind, data):
 
 
 def test_plain_text_is_shown_at_once_and_calls_never(name):
-    found = tool_format(tool_tokenizer(name))
+    found = detect_tool_format(tool_tokenizer(name))
     text = "The wind [1] is north.\n[2] says `f(x)`.\n```python\nf()\n```\nEnd"
     assert found.settled(text) == text
     assert found.settled(text + " \n") == text

@@ -71,7 +71,7 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
     first = len(sample.prompt_ids) - 1
     packed = all_logits(network, batch_of([Plan(sample, tuple(range(first, first + 4)))]))
     target = HuggingFaceModel(make_tiny_model(family))
-    target.use_space(SpaceAdapter.load(tmp_path))
+    target.attach_space(SpaceAdapter.load(tmp_path))
     cache = target.new_cache(None, None)
     target.forward(run_rows(sample.prompt_ids[:-1], cache), 1)
     cache.keep(range(first))

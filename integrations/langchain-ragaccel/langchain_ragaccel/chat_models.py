@@ -9,7 +9,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
-from ragaccel import ConfigurationError, choose_tool, tool_calling
+from ragaccel import ConfigurationError, choose_tool, resolve_tool_calling
 
 from langchain_ragaccel.base import (
     Ask,
@@ -383,7 +383,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         if tools:
             parallel = given.get("parallel_tool_calls") is not False
             stop = call.settings.get("stop")
-            calls = tool_calling(llm.tokenizer, tools, choice, stop=stop, parallel=parallel)
+            calls = resolve_tool_calling(llm.tokenizer, tools, choice, stop=stop, parallel=parallel)
         prompt = write_prompt(
             model, call, Conversation(as_turns(messages), documents, tools, options)
         )

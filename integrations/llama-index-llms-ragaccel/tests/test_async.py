@@ -71,7 +71,9 @@ def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
         return RecordingLLM()
 
     monkeypatch.setattr(LLM, "load", load)
-    monkeypatch.setattr("ragaccel.outline_model", lambda *_, **__: pytest.fail("read on the loop"))
+    monkeypatch.setattr(
+        "ragaccel.read_model_info", lambda *_, **__: pytest.fail("read on the loop")
+    )
 
     async def ask():
         answer = asyncio.create_task(read(Ragaccel(f"a/model-for-{method}"), method))

@@ -132,11 +132,11 @@ async def test_who_waits_for_a_model_takes_no_thread_from_others(monkeypatch, ki
 async def test_a_caches_key_reads_no_file_on_the_event_loop(monkeypatch, loads, kind):
     read_in = []
 
-    def outline(name, **options):
+    def read_info(name, **options):
         read_in.append(current_thread())
         return SimpleNamespace(tokenizer=tiny_llm().tokenizer)
 
-    monkeypatch.setattr("ragaccel.models.load.outline_model", outline)
+    monkeypatch.setattr("ragaccel.models.load.read_model_info", read_info)
     model = kind(model=f"looked up {kind}", max_tokens=2, cache=InMemoryCache())
     assert await model.ainvoke("Who?")
     assert read_in
@@ -144,10 +144,10 @@ async def test_a_caches_key_reads_no_file_on_the_event_loop(monkeypatch, loads, 
 
 
 def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):
-    def outline(name, **options):
+    def read_info(name, **options):
         raise AssertionError("read while it was made")
 
-    monkeypatch.setattr("ragaccel.models.load.outline_model", outline)
+    monkeypatch.setattr("ragaccel.models.load.read_model_info", read_info)
     chat = ChatRagaccel(model="some")
     copies = [chat.model_copy(), copy.deepcopy(chat), pickle.loads(pickle.dumps(chat))]
     assert all(one == chat for one in copies)

@@ -7,7 +7,7 @@ from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from ragaccel import ConfigurationError, tool_calling
+from ragaccel import ConfigurationError, resolve_tool_calling
 from scripted_llm import Swell, call_a_tool, scripted_llm, tide
 from tiny_llm import tiny_llm
 from typing_extensions import TypedDict
@@ -157,7 +157,7 @@ def test_a_stop_string_cuts_before_calls_are_read():
 
 def test_what_may_become_a_stop_string_waits():
     llm = scripted_llm()
-    reading = tool_calling(llm.tokenizer, as_tools([tide]), stop=["STOP"])
+    reading = resolve_tool_calling(llm.tokenizer, as_tools([tide]), stop=["STOP"])
     for text, certain in (
         ("Wait. ST", "Wait."),
         ("Wait. STO", "Wait."),

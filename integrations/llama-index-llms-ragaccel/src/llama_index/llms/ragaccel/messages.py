@@ -12,7 +12,7 @@ from llama_index.core.base.llms.generic_utils import messages_to_prompt as plain
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
-from ragaccel import ConfigurationError, acceptable_turns, choose_tool, tool_calling
+from ragaccel import ConfigurationError, acceptable_turns, choose_tool, resolve_tool_calling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Toolbox:
     def calling(self, llm: LLM, stop: Sequence[str] | str | None) -> ToolCalling:
         """Prepare an answer; ConfigurationError if the model's template takes no tools."""
         stops = [stop] if isinstance(stop, str) else stop
-        return tool_calling(
+        return resolve_tool_calling(
             llm.tokenizer, self.tools, self.choice, stop=stops, parallel=self.parallel
         )
 

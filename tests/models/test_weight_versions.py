@@ -16,7 +16,7 @@ from ragaccel.engine.engine import Engine
 from ragaccel.errors import ConfigurationError, ModelRefusedError
 from ragaccel.llm import LLM
 from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel, WeightWatch
+from ragaccel.models.hf_model import HuggingFaceModel, WeightVersions
 
 PROMPT = random_prompt(20)
 REQUEST = Request(PROMPT, max_new_tokens=20)
@@ -120,7 +120,7 @@ def watched():
             torch.full((4,), float("nan")),
         ]
     )  # fmt: skip
-    return model, WeightWatch(model, list(model.parameters()))
+    return model, WeightVersions(model, list(model.parameters()))
 
 
 def test_what_did_not_change_is_not_seen_to():
@@ -157,7 +157,7 @@ def test_storage_that_weights_have_left_is_not_kept():
     layer, numbers = nn.Linear(64, 64, bias=False), np.ones((64, 64), np.float32)
     left = weakref.ref(numbers)
     layer.weight.data = torch.from_numpy(numbers)
-    watch = WeightWatch(layer, [layer.weight])
+    watch = WeightVersions(layer, [layer.weight])
     del numbers
     assert left() is not None
     layer.weight.data = torch.zeros(64, 64)
@@ -169,7 +169,7 @@ def test_other_storage_at_the_same_address_is_seen():
     numbers = np.zeros((4, 4), dtype=np.float32)
     layer = nn.Linear(4, 4, bias=False)
     layer.weight.data = torch.from_numpy(numbers)
-    watch = WeightWatch(layer, [layer.weight])
+    watch = WeightVersions(layer, [layer.weight])
     assert watch.look() == []
     layer.weight.data = torch.empty(4, 4)  # as half().float() does: freed, then allocated there
     layer.weight.data = torch.from_numpy(numbers)

@@ -18,7 +18,13 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import Masks, run_rows
 from ragaccel.models import hf_model as huggingface
 from ragaccel.models import self_check as length_check
-from ragaccel.models.hf_attention import NAME, attending, attention_forward, enter_layer, make_twin
+from ragaccel.models.hf_attention import (
+    NAME,
+    attending,
+    attention_forward,
+    enter_layer,
+    make_shared_copy,
+)
 from ragaccel.models.hf_model import HuggingFaceModel
 
 PROMPT = random_prompt(20)
@@ -42,7 +48,7 @@ def answer(target, new=20):
 def test_a_twin_shares_every_tensor_and_no_module(family):
     model = make_tiny_model(family)
     attention = model.config._attn_implementation
-    twin = make_twin(model)
+    twin = make_shared_copy(model)
     assert twin.config._attn_implementation == NAME
     assert model.config._attn_implementation == attention
     for kind in ("named_parameters", "named_buffers"):
@@ -55,13 +61,13 @@ def test_a_twin_shares_every_tensor_and_no_module(family):
 
 def test_tied_weights_stay_tied():
     model = make_tiny_model("llama", tie_word_embeddings=True)
-    twin = make_twin(model)
+    twin = make_shared_copy(model)
     assert twin.lm_head.weight is twin.model.embed_tokens.weight is model.lm_head.weight
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_whose_attention_cannot_be_exchanged_decode_by_themselves(family, monkeypatch):
-    monkeypatch.setattr(huggingface, "make_twin", lambda model: None)
+    monkeypatch.setattr(huggingface, "make_shared_copy", lambda model: None)
     model = tiny_model(family)
     target = HuggingFaceModel(model)
     assert target.network is model
@@ -72,8 +78,8 @@ def test_models_whose_attention_cannot_be_exchanged_decode_by_themselves(family,
 def test_a_class_that_says_it_cannot_has_no_twin(monkeypatch):
     model = make_tiny_model("llama")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
-    assert make_twin(model) is None
-    assert make_twin(nn.Linear(2, 2)) is None
+    assert make_shared_copy(model) is None
+    assert make_shared_copy(nn.Linear(2, 2)) is None
 
 
 class Uncopied(nn.Module):
@@ -84,7 +90,7 @@ class Uncopied(nn.Module):
 def test_what_cannot_be_copied_has_no_twin():
     model = make_tiny_model("llama")
     model.held = Uncopied()
-    assert make_twin(model) is None
+    assert make_shared_copy(model) is None
     assert answer(HuggingFaceModel(model)) == generate(model, PROMPT, 20)
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 PROMPT = random_prompt(30, vocab=380)
 NEW = 16
-WAYS = {"twin": {}, "own attention": {"attn_implementation": "eager"}}
+WAYS = {"shared copy": {}, "own attention": {"attn_implementation": "eager"}}
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,9 @@ def packing_pays(monkeypatch):
     monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
 
 
-def make_model(way="twin", **changes):
+def make_model(way="shared copy", **changes):
     # Their own attention computes in float32, whatever the model does.
-    dtype = torch.float64 if way == "twin" else torch.float32
+    dtype = torch.float64 if way == "shared copy" else torch.float32
     return make_tiny_model("llama", dtype, vocab_size=380, **WAYS[way], **changes)
 
 
@@ -35,7 +35,7 @@ def make_llm(model):
     return LLM(model, tiny_tokenizer(), keep_costs=False)
 
 
-def adapted(way="twin", dtype=None):
+def adapted(way="shared copy", dtype=None):
     """A model with two adapters, the first of them in use."""
     torch.manual_seed(1)
     config = peft.LoraConfig(
@@ -181,7 +181,7 @@ def test_other_modules_are_refused_at_every_request(way, change):
 
 @pytest.mark.parametrize("change", HOOKS)
 def test_hooks_are_refused_where_a_twin_does_without(change):
-    model, llm, _ = hooked("twin")
+    model, llm, _ = hooked("shared copy")
     change(model)
     assert_refused(llm, "hooks")
 

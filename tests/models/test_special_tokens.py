@@ -5,40 +5,40 @@ from small_tokenizers import KINDS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ragaccel.models.load import bundled_reader_path
-from ragaccel.models.tokenizer import Shield, Tokenizer
+from ragaccel.models.tokenizer import SpecialTokenEscaper, Tokenizer
 
 
 @pytest.mark.parametrize("text", ["<s3>", "a <s3> b</s>", "<s<s3>", "<s3", "", "x<s3><s3>"])
 def test_what_is_hidden_is_revealed(text):
-    shield = Shield(["<s3>", "</s>", "<s>"])
-    hidden = shield.hide(text)
-    assert len(hidden) == len(text)
-    assert shield.reveal(hidden) == text
-    assert shield.is_marked(hidden) == any(t in text for t in ("<s3>", "</s>"))
-    assert shield.hide(hidden) == hidden
+    escaper = SpecialTokenEscaper(["<s3>", "</s>", "<s>"])
+    escaped = escaper.escape(text)
+    assert len(escaped) == len(text)
+    assert escaper.unescape(escaped) == text
+    assert escaper.is_escaped(escaped) == any(t in text for t in ("<s3>", "</s>"))
+    assert escaper.escape(escaped) == escaped
 
 
 def test_overlapping_tokens_are_all_hidden():
-    shield = Shield(["[a[", "[b]"])
-    hidden = shield.hide("[a[b]")
-    assert "[" not in hidden
-    assert shield.reveal(hidden) == "[a[b]"
+    escaper = SpecialTokenEscaper(["[a[", "[b]"])
+    escaped = escaper.escape("[a[b]")
+    assert "[" not in escaped
+    assert escaper.unescape(escaped) == "[a[b]"
 
 
 def test_a_mark_alone_is_text():
-    shield = Shield(["<s3>"])
-    mark = shield.hide("<s3>")[0]
-    assert not shield.is_marked(mark + "s4>")
-    assert shield.reveal(mark + "s4>") == mark + "s4>"
+    escaper = SpecialTokenEscaper(["<s3>"])
+    mark = escaper.escape("<s3>")[0]
+    assert not escaper.is_escaped(mark + "s4>")
+    assert escaper.unescape(mark + "s4>") == mark + "s4>"
 
 
 def test_messages_are_hidden_at_any_depth_but_not_their_roles():
-    shield = Shield(["user", "</s>"])
+    escaper = SpecialTokenEscaper(["user", "</s>"])
     message = {"role": "user", "content": [{"type": "text", "text": "</s>"}], "n": 3}
-    hidden = shield.hide_in(message)
-    assert hidden["role"] == "user"
-    assert hidden["n"] == 3
-    assert "<" not in hidden["content"][0]["text"]
+    escaped = escaper.escape_message(message)
+    assert escaped["role"] == "user"
+    assert escaped["n"] == 3
+    assert "<" not in escaped["content"][0]["text"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,7 +47,7 @@ def test_marked_tokens_are_read_as_text(kind):
     tokenizer = Tokenizer(wrapped)
     special = set(wrapped.all_special_ids) - {wrapped.unk_token_id}
     end = wrapped.eos_token
-    text = f"{end}The keeper said {tokenizer.shield.hide(end)} and went.{end} The light"
+    text = f"{end}The keeper said {tokenizer.escaper.escape(end)} and went.{end} The light"
     ids, spans = tokenizer.encode_with_offsets(text)
     assert ids == tokenizer.encode(text)
     assert len(ids) == len(spans)
@@ -64,7 +64,7 @@ def test_text_beside_marks_is_tokenized_as_ever(kind):
     tokenizer = Tokenizer(KINDS[kind]())
     end = KINDS[kind]().eos_token
     plain = f"{end}The keeper keeps{end}the light"
-    marked = plain + end + tokenizer.shield.hide(end)
+    marked = plain + end + tokenizer.escaper.escape(end)
     count = len(tokenizer.encode(plain))
     assert tokenizer.encode(marked)[:count] == tokenizer.encode(plain)
 
@@ -72,7 +72,7 @@ def test_text_beside_marks_is_tokenized_as_ever(kind):
 def test_the_bundled_reader_quotes_its_own_markers_exactly():
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(bundled_reader_path()))
     text = "The form <s3> has <answer> and </eos> fields, <bos>."
-    ids = tokenizer.encode(tokenizer.shield.hide(text))
+    ids = tokenizer.encode(tokenizer.escaper.escape(text))
     assert not set(ids) & set(tokenizer.tokenizer.all_special_ids)
     assert tokenizer.decode(ids) == text
     assert set(tokenizer.encode(text)) & set(tokenizer.tokenizer.all_special_ids)
@@ -87,7 +87,7 @@ def test_a_vocabulary_that_holds_its_special_tokens_as_words_keeps_the_mark():
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<e>", unk_token="?")
     tokenizer = Tokenizer(wrapped)
     assert tokenizer.encode("a <e> a") == [0, 1, 0]
-    assert tokenizer.encode(tokenizer.shield.hide("a <e> a")) == [0, 2, 0]
+    assert tokenizer.encode(tokenizer.escaper.escape("a <e> a")) == [0, 2, 0]
 
 
 def test_a_chat_holds_the_special_tokens_of_its_template_only():
