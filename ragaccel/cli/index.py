@@ -259,15 +259,13 @@ def index_health(source: Source, settings: Settings) -> str:
     Raises:
         IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
     """
-    from ragaccel.retrieval.store import require_embedder
-
     with open_store(source) as store:
         if problems := store.check():
             again = source.index_command(rebuild=True)
             raise IndexCorruptError(
                 f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
             )
-        require_embedder(store, load_embedder(settings).fingerprint)
+        store.require_embedder(load_embedder(settings).fingerprint)
         figures = store_figures(store)
     return f"{figures['files']:,} files, {figures['passages']:,} passages, undamaged"
 

@@ -25,7 +25,6 @@ from ragaccel.retrieval.retriever import (
     require_k,
     require_storable,
     require_texts,
-    search_words,
     unit_vectors,
 )
 from ragaccel.retrieval.store import (
@@ -34,11 +33,7 @@ from ragaccel.retrieval.store import (
     FileRecord,
     Store,
     damaged,
-    forget_vectors,
-    open_for_program,
-    refuse_indexed,
     require_dimension,
-    take_vectors,
 )
 from ragaccel.retrieval.vector_index import FollowedVectors
 
@@ -146,86 +141,6 @@ class Stored:
         return replace(self, passage=replace(self.passage, score=score))
 
 
-def read_ids(store: Store, passage_ids: Sequence[str]) -> dict[str, Stored]:
-    """Passages by their ids; those that are not there are left out."""
-    found: dict[str, Stored] = {}
-    for part in _parts(passage_ids):
-        rows = store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
-        found.update((row[1], _stored(store, row)) for row in rows)
-    return found
-
-
-def read_rows(store: Store, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]:
-    """Yield passages with their rows, in the order given; those that are gone are left out."""
-    for part in _parts(keys):
-        rows = store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
-        found = {row[0]: row for row in rows}
-        yield from ((key, _stored(store, found[key])) for key in part if key in found)
-
-
-def read_first(
-    store: Store, ranking: Iterator[tuple[int, float]], k: int, where: Where
-) -> list[Stored]:
-    """The first k passages of a ranking, given by their rows, for which a condition holds."""
-    chosen: list[Stored] = []
-    while len(chosen) < k and (part := dict(islice(ranking, _AT_ONCE))):
-        scored = (item.scored(part[key]) for key, item in read_rows(store, list(part)))
-        chosen += [item for item in scored if where is None or where(item)]
-    return chosen[:k]
-
-
-def read_document(store: Store, path: str) -> list[Stored]:
-    """The passages of a document, in its order."""
-    rows = store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-    return [_stored(store, row) for row in rows]
-
-
-def read_vectors(store: Store, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """The vectors [D] of passages by their ids; those that are not there are left out."""
-    found: dict[str, NDArray[np.float32]] = {}
-    for part in _parts(passage_ids):
-        query = f"SELECT passage_id, vector FROM passage WHERE passage_id IN ({_marks(part)})"
-        rows = store.rows(query, part)
-        if rows:
-            names, packed = zip(*rows, strict=True)
-            found.update(zip(names, store.unpacked(packed), strict=True))
-    return found
-
-
-def delete_ids(store: Store, passage_ids: Sequence[str]) -> set[int]:
-    """Delete passages; return the rows of the files that they were of."""
-    files: set[int] = set()
-    for part in _parts(passage_ids):
-        chosen = f"passage WHERE passage_id IN ({_marks(part)})"
-        files.update(row for (row,) in store.rows(f"SELECT file_id FROM {chosen}", part))
-        store.rows(f"DELETE FROM {chosen}", part)
-    return files
-
-
-def delete_emptied(store: Store, files: Iterable[int]) -> None:
-    """Delete files, given by their rows, of which no passage is left."""
-    for part in _parts(list(files)):
-        store.rows(
-            f"DELETE FROM file WHERE id IN ({_marks(part)})"
-            " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = file.id)",
-            part,
-        )
-
-
-def _stored(store: Store, row: Sequence[Any]) -> Stored:
-    *columns, metadata = row
-    passage = store.passage_of(columns)
-    if metadata == "":
-        return Stored(passage, {})
-    try:
-        found = json.loads(metadata)
-    except (TypeError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise damaged(store.path, f"the metadata of {row[1]!r} is no JSON")
-    return Stored(passage, found)
-
-
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     return (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
 
@@ -266,7 +181,7 @@ class Collection(InPlace):
         self._store = Store(self.path, shared=shared)
         self.copy_to = self._store.copy_to
         self._vectors = FollowedVectors(self._store, self._dimension)
-        open_for_program(self._store, fingerprint)
+        self._store.open_for_program(fingerprint)
 
     def __enter__(self) -> Collection:
         return self
@@ -314,19 +229,19 @@ class Collection(InPlace):
         packed = [row.tobytes() for row in rows.astype("<f2")]
         latest = {p.passage_id: (p, *more) for p, *more in zip(passages, packed, kept, strict=True)}
         with self._changing():
-            take_vectors(self._store, self.fingerprint, rows.shape[1])
-            left = delete_ids(self._store, list(latest))
+            self._store.take_vectors(self.fingerprint, rows.shape[1])
+            left = self._delete_ids(list(latest))
             for path, group in groupby(latest.values(), key=lambda item: item[0].path):
                 file = self._store.put_file(FileRecord(path, 0, 0, "", kind="given"))
                 self._store.put_rows((file, *item) for item in group)
-            delete_emptied(self._store, left)
+            self._delete_emptied(left)
 
     def drop(self, passage_ids: Iterable[str]) -> int:
         """Take passages out by their ids; return how many there were."""
         wanted = require_texts(passage_ids)
         with self._changing():
             count = self._store.count_passages()
-            delete_emptied(self._store, delete_ids(self._store, wanted))
+            self._delete_emptied(self._delete_ids(wanted))
             return count - self._store.count_passages()
 
     def drop_documents(self, paths: Iterable[str]) -> int:
@@ -342,7 +257,7 @@ class Collection(InPlace):
         with self._changing() as connection:
             connection.execute("DELETE FROM passage")
             connection.execute("DELETE FROM file")
-            forget_vectors(self._store, self.fingerprint)
+            self._store.forget_vectors(self.fingerprint)
 
     # Reading
 
@@ -354,14 +269,14 @@ class Collection(InPlace):
         """Every passage, in the order put in."""
         with self._reading():
             keys = self._store.keys().tolist()
-        for _, item in read_rows(self._store, keys):
+        for _, item in self._read_rows(keys):
             yield item
 
     def get(self, passage_ids: Iterable[str]) -> list[Stored]:
         """Passages by their ids, in the order given; those that are not there are left out."""
         wanted = require_texts(passage_ids)
         with self._reading():
-            found = read_ids(self._store, wanted)
+            found = self._read_ids(wanted)
         return [found[name] for name in wanted if name in found]
 
     def documents(self) -> dict[str, int]:
@@ -374,13 +289,13 @@ class Collection(InPlace):
         """The passages of a document, in its order."""
         (path,) = require_texts([path])
         with self._reading():
-            return read_document(self._store, path)
+            return self._read_document(path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
         """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
         wanted = require_texts(passage_ids)
         with self._reading():
-            return read_vectors(self._store, wanted)
+            return self._read_vectors(wanted)
 
     # Searching
 
@@ -405,14 +320,14 @@ class Collection(InPlace):
                 require_dimension(self.path, len(query), index.dimension)
                 ranking = index.ranking(query) if where else iter(index.search(query, k))
             near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
-            return read_first(self._store, near, k, where)
+            return self._read_first(near, k, where)
 
     def search_words(self, words: str, k: int = 6, *, where: Where = None) -> list[Stored]:
         """Find the k passages that share words with a text, best first (score: BM25)."""
         k = require_k(k)
         with self._reading():
-            ranking = search_words(self._store, words, -1 if where else k)
-            return read_first(self._store, iter(ranking), k, where)
+            ranking = self._store.search_words(words, -1 if where else k)
+            return self._read_first(iter(ranking), k, where)
 
     def search_fused(
         self,
@@ -470,6 +385,78 @@ class Collection(InPlace):
         nearness = np.array([item.passage.score for item in near])
         return [near[i] for i in diversify(nearness, rows, k, balance)]
 
+    def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, Stored]:
+        """Passages by their ids; those that are not there are left out."""
+        found: dict[str, Stored] = {}
+        for part in _parts(passage_ids):
+            rows = self._store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
+            found.update((row[1], self._stored(row)) for row in rows)
+        return found
+
+    def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]:
+        """Yield passages with their rows, in the order given; those that are gone are left out."""
+        for part in _parts(keys):
+            rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
+            found = {row[0]: row for row in rows}
+            yield from ((key, self._stored(found[key])) for key in part if key in found)
+
+    def _read_first(
+        self, ranking: Iterator[tuple[int, float]], k: int, where: Where
+    ) -> list[Stored]:
+        """The first k passages of a ranking, given by their rows, for which a condition holds."""
+        chosen: list[Stored] = []
+        while len(chosen) < k and (part := dict(islice(ranking, _AT_ONCE))):
+            scored = (item.scored(part[key]) for key, item in self._read_rows(list(part)))
+            chosen += [item for item in scored if where is None or where(item)]
+        return chosen[:k]
+
+    def _read_document(self, path: str) -> list[Stored]:
+        """The passages of a document, in its order."""
+        rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
+        return [self._stored(row) for row in rows]
+
+    def _read_vectors(self, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """The vectors [D] of passages by their ids; those that are not there are left out."""
+        found: dict[str, NDArray[np.float32]] = {}
+        for part in _parts(passage_ids):
+            query = f"SELECT passage_id, vector FROM passage WHERE passage_id IN ({_marks(part)})"
+            rows = self._store.rows(query, part)
+            if rows:
+                names, packed = zip(*rows, strict=True)
+                found.update(zip(names, self._store.unpacked(packed), strict=True))
+        return found
+
+    def _delete_ids(self, passage_ids: Sequence[str]) -> set[int]:
+        """Delete passages; return the rows of the files that they were of."""
+        files: set[int] = set()
+        for part in _parts(passage_ids):
+            chosen = f"passage WHERE passage_id IN ({_marks(part)})"
+            files.update(row for (row,) in self._store.rows(f"SELECT file_id FROM {chosen}", part))
+            self._store.rows(f"DELETE FROM {chosen}", part)
+        return files
+
+    def _delete_emptied(self, files: Iterable[int]) -> None:
+        """Delete files, given by their rows, of which no passage is left."""
+        for part in _parts(list(files)):
+            self._store.rows(
+                f"DELETE FROM file WHERE id IN ({_marks(part)})"
+                " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = file.id)",
+                part,
+            )
+
+    def _stored(self, row: Sequence[Any]) -> Stored:
+        *columns, metadata = row
+        passage = self._store.passage_of(columns)
+        if metadata == "":
+            return Stored(passage, {})
+        try:
+            found = json.loads(metadata)
+        except (TypeError, ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise damaged(self.path, f"the metadata of {row[1]!r} is no JSON")
+        return Stored(passage, found)
+
     def _dimension(self) -> int:
         return self._store.number("dimension")
 
@@ -483,6 +470,6 @@ class Collection(InPlace):
     def _changing(self) -> Iterator[Any]:
         self._require_there()
         self._store.state()
-        refuse_indexed(self._store)
+        self._store.refuse_indexed()
         with self._store.transaction() as connection:
             yield connection

@@ -36,9 +36,6 @@ from ragaccel.retrieval.store import (
     UnreadFile,
     embedded_text,
     index_fingerprint,
-    is_filled_by_program,
-    rebuilding,
-    refuse_filled_by_program,
     text_hash,
 )
 
@@ -514,68 +511,6 @@ _KEPT = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
 
-@contextmanager
-def start_run(
-    store: Store,
-    embedder: Embedder,
-    progress: ProgressCallback | None,
-    *,
-    made_from: Path,
-    rebuild: bool,
-    budget: str = "",
-) -> Iterator[IndexRun]:
-    """Begin a run that brings an index up to date, or makes it anew beside the old one.
-
-    A new one keeps what people said of the old one: which files to take, which to leave. It holds
-    nothing but the folder or collection it is made from; a warning names what else the old one
-    held. One that was interrupted is gone on with, if it was begun for the same budget of tokens a
-    passage.
-    """
-    tell = progress or ignore_progress
-    if not rebuild:
-        with store.writing():
-            refuse_filled_by_program(store)
-            yield IndexRun(store, embedder, tell)
-        return
-    source = str(made_from.resolve())
-    kept, warnings = _said_of(store, source)
-    made_with = {
-        "fingerprint": index_fingerprint(embedder.fingerprint),
-        "rebuilt_from": f"{source} {budget}",
-    }
-    with rebuilding(store, made_with, kept) as fresh:
-        run = IndexRun(fresh, embedder, tell)
-        run.report.warnings += warnings
-        yield run
-
-
-def _said_of(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
-    """What people said of an index that is made anew, and warnings; little if it is damaged.
-
-    Raises:
-        IndexWriteError: A program fills it.
-        IndexBusyError: Another process keeps it from being read.
-    """
-    nothing = dict.fromkeys(_KEPT, "[]")
-    if not store.path.is_file():
-        return nothing, []
-    try:
-        is_programs = is_filled_by_program(store)
-        if not is_programs:
-            kept = {key: json.dumps(store.names(key)) for key in _KEPT}
-            others = [name for name in store.sources() if name != source and Path(name).exists()]
-            return kept, [f"{other} is not in the new index: bring it in again" for other in others]
-    except IndexBusyError:
-        raise
-    except RagaccelError:
-        return nothing, [
-            "the old index could not be read: if it was made with --include or --exclude, or files"
-            " were taken out of it, say so again"
-        ]
-    refuse_filled_by_program(store)
-    return nothing, []
-
-
 class IndexRun:
     """One run of indexing: the settings of the index, its report, and embedding with progress."""
 
@@ -588,6 +523,73 @@ class IndexRun:
         self.passages_done = self.passages_total = 0
         self.work_done = self.work_total = 0.0
         self.num_cut = 0
+
+    @classmethod
+    @contextmanager
+    def start(
+        cls,
+        store: Store,
+        embedder: Embedder,
+        progress: ProgressCallback | None,
+        *,
+        made_from: Path,
+        rebuild: bool,
+        budget: str = "",
+    ) -> Iterator[IndexRun]:
+        """Begin a run that brings an index up to date, or makes it anew beside the old one.
+
+        A new one keeps what people said of the old one: which files to take, which to leave. It
+        holds nothing but the folder or collection it is made from; a warning names what else the
+        old one held. One that was interrupted is gone on with, if it was begun for the same budget
+        of tokens a passage.
+        """
+        tell = progress or ignore_progress
+        if not rebuild:
+            with store.writing():
+                store.refuse_filled_by_program()
+                yield cls(store, embedder, tell)
+            return
+        source = str(made_from.resolve())
+        kept, warnings = cls._said_of(store, source)
+        made_with = {
+            "fingerprint": index_fingerprint(embedder.fingerprint),
+            "rebuilt_from": f"{source} {budget}",
+        }
+        with store.rebuilding(made_with, kept) as fresh:
+            run = cls(fresh, embedder, tell)
+            run.report.warnings += warnings
+            yield run
+
+    @staticmethod
+    def _said_of(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
+        """What people said of an index that is made anew, and warnings; little if it is damaged.
+
+        Raises:
+            IndexWriteError: A program fills it.
+            IndexBusyError: Another process keeps it from being read.
+        """
+        nothing = dict.fromkeys(_KEPT, "[]")
+        if not store.path.is_file():
+            return nothing, []
+        try:
+            is_programs = store.is_filled_by_program()
+            if not is_programs:
+                kept = {key: json.dumps(store.names(key)) for key in _KEPT}
+                others = [
+                    name for name in store.sources() if name != source and Path(name).exists()
+                ]
+                return kept, [
+                    f"{other} is not in the new index: bring it in again" for other in others
+                ]
+        except IndexBusyError:
+            raise
+        except RagaccelError:
+            return nothing, [
+                "the old index could not be read: if it was made with --include or --exclude, or"
+                " files were taken out of it, say so again"
+            ]
+        store.refuse_filled_by_program()
+        return nothing, []
 
     def settle(self, passage_tokens: int | None) -> int:
         """Refuse another embedder's index, note this one's; return the budget of a passage."""
@@ -736,7 +738,9 @@ def index_folder(
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
     started = time.perf_counter()
     budget = str(passage_tokens or "")
-    run_of = start_run(store, embedder, progress, made_from=folder, rebuild=rebuild, budget=budget)
+    run_of = IndexRun.start(
+        store, embedder, progress, made_from=folder, rebuild=rebuild, budget=budget
+    )
     with run_of as run:
         tokens = run.settle(passage_tokens)
         patterns = run.remember("include", include), run.remember("exclude", exclude)
@@ -782,7 +786,7 @@ def index_passages(
     """
     file = Path(file)
     started = time.perf_counter()
-    with start_run(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
+    with IndexRun.start(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
         run.settle(None)
         run.progress(Progress("scanning", path=str(file)))
         CollectionRun(run, file).bring_in()

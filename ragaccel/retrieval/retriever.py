@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,12 +11,7 @@ import numpy as np
 
 from ragaccel.errors import ConfigurationError, NothingIndexedError, shown
 from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.retrieval.store import (
-    Store,
-    is_filled_by_program,
-    require_dimension,
-    require_embedder,
-)
+from ragaccel.retrieval.store import Store, require_dimension
 from ragaccel.retrieval.vector_index import FollowedVectors
 
 if TYPE_CHECKING:
@@ -154,40 +148,6 @@ def _require_unicode(text: str, whose: str) -> None:
         ) from None
 
 
-_WORD = re.compile(r"\w+")
-_COMMON_WORDS = """
-a about an and are as at be been but by can could did do does for from had has have how i if in into
-is it its me my no not of on or our shall she should so than that the their them there they this to
-us was we were what when where which who whom whose why will with would you your
-"""
-_COMMON = frozenset(_COMMON_WORDS.split())
-_TITLE_WEIGHT = 2.0
-_MAX_WORDS = 32
-
-
-def search_words(store: Store, question: str, limit: int) -> list[tuple[int, float]]:
-    """The passages that share words with a question, as (row, BM25 score), best first.
-
-    Any of the words may match; the commonest English ones are asked for only when there are no
-    others. What stands in the question is data: no operator of the query language gets through.
-    """
-    query = _query(question)
-    if not query:
-        return []
-    rows = store.rows(
-        "SELECT rowid, bm25(words, ?, 1.0) AS cost FROM words WHERE words MATCH ?"
-        " ORDER BY cost, rowid LIMIT ?",
-        (_TITLE_WEIGHT, query, limit),
-    )
-    return [(key, -cost) for key, cost in rows]
-
-
-def _query(question: str) -> str:
-    words = list(dict.fromkeys(_WORD.findall(question.lower())))
-    telling = [word for word in words if word not in _COMMON] or words
-    return " OR ".join(f'"{word}"' for word in telling[:_MAX_WORDS])
-
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -229,7 +189,7 @@ class Retriever:
     def __init__(
         self, store: Store, embedder: Embedder, *, reranker: Reranker | None = None
     ) -> None:
-        require_embedder(store, embedder.fingerprint)
+        store.require_embedder(embedder.fingerprint)
         self.store = store
         self.embedder = embedder
         self.reranker = reranker
@@ -278,7 +238,7 @@ class Retriever:
             with self._vectors.current() as index:
                 rankings.append(index.search(vector, limit))
         if mode != "dense":
-            rankings.append(search_words(self.store, query, limit))
+            rankings.append(self.store.search_words(query, limit))
         return rankings
 
     def _passages(self, ranking: Ranking) -> list[Passage]:
@@ -296,13 +256,13 @@ class Retriever:
         if self.store.rows("SELECT 1 FROM passage LIMIT 1"):
             return
         advice = "index a folder that has documents in it"
-        if is_filled_by_program(self.store):
+        if self.store.is_filled_by_program():
             advice = "put passages into it"
         raise NothingIndexedError(f"{self.store.path} holds no passages: {advice}")
 
     def _fit_dimension(self) -> int:
         """The embedder's dimension, once the index is known to be made with it."""
-        require_embedder(self.store, self.embedder.fingerprint)
+        self.store.require_embedder(self.embedder.fingerprint)
         dimension = self.embedder.dimension
         require_dimension(self.store.path, dimension, self.store.number("dimension"))
         return dimension

@@ -877,6 +877,18 @@ _FILE_KINDS = (str, int, int, str, str, str, str, int)
 _MOST_DIGITS = 6
 _PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
+_WORD = re.compile(r"\w+")
+_COMMON_WORDS = """
+a about an and are as at be been but by can could did do does for from had has have how i if in into
+is it its me my no not of on or our shall she should so than that the their them there they this to
+us was we were what when where which who whom whose why will with would you your
+"""
+_COMMON = frozenset(_COMMON_WORDS.split())
+_TITLE_WEIGHT = 2.0
+_MAX_WORDS = 32
+_MADE_AS = "rebuilt_as"
+_PROGRAM = "program"
+
 
 class Store:
     """An index file. Reading is safe from several threads and while another process writes.
@@ -1230,6 +1242,154 @@ class Store:
             problems.append("the full-text search does not match the passages")
         return problems
 
+    def search_words(self, question: str, limit: int) -> list[tuple[int, float]]:
+        """The passages that share words with a question, as (row, BM25 score), best first.
+
+        Any of the words may match; the commonest English ones are asked for only when there are no
+        others. What stands in the question is data: no operator of the query language gets through.
+        """
+        query = _query(question)
+        if not query:
+            return []
+        rows = self.rows(
+            "SELECT rowid, bm25(words, ?, 1.0) AS cost FROM words WHERE words MATCH ?"
+            " ORDER BY cost, rowid LIMIT ?",
+            (_TITLE_WEIGHT, query, limit),
+        )
+        return [(key, -cost) for key, cost in rows]
+
+    # Who fills it
+
+    def require_embedder(self, embedder: str) -> None:
+        """Refuse an index whose vectors are known to come from an embedder of another fingerprint.
+
+        Raises:
+            IndexMismatchError: With what to do.
+        """
+        if not self.is_filled_by_program():
+            self.require_fingerprint(index_fingerprint(embedder))
+            return
+        made_with = self.meta("embedder")
+        if made_with not in ("", embedder):
+            raise IndexMismatchError(
+                f"{self.path} holds vectors of another embedding model, {made_with!r}, not of"
+                f" {embedder!r}: open it with that model, or put the passages into a new file"
+            )
+
+    def mark_filled_by_program(self, embedder: str) -> None:
+        """Note that passages are put into a store one by one, and who makes their vectors."""
+        self.set_meta("embedder", embedder)
+        self.set_meta("filled_by", _PROGRAM)
+
+    def is_filled_by_program(self) -> bool:
+        """Whether a program puts passages in one by one, which no run of indexing may touch."""
+        return self.meta("filled_by") == _PROGRAM
+
+    def open_for_program(self, embedder: str) -> None:
+        """Make a file if there is none; refuse one that another embedder's vectors are in.
+
+        Raises:
+            IndexMismatchError: As :meth:`require_embedder`.
+            IndexWriteError, IndexCorruptError: It cannot be made, or is none of ours.
+        """
+        if self._is_blank():
+            with self.writing(wait_seconds=_WAIT_SECONDS):
+                if self._is_blank():  # another may have been first
+                    self.mark_filled_by_program(embedder)
+        if embedder and self.count_passages():
+            self.require_embedder(embedder)
+
+    def refuse_indexed(self) -> None:
+        """Keep a program from changing what runs of indexing keep.
+
+        Raises:
+            IndexWriteError: It is an index of those.
+        """
+        if not self.is_filled_by_program():
+            raise IndexWriteError(
+                f"{self.path} is kept by `ragaccel index`, whose next run would undo this: change"
+                " the documents and index again, or put passages into another file"
+            )
+
+    def take_vectors(self, embedder: str, dimension: int) -> None:
+        """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
+
+        Raises:
+            IndexMismatchError: As :meth:`require_embedder` and :func:`require_dimension`.
+        """
+        held = self.number("dimension")
+        if not self.count_passages():
+            if dimension != held:
+                self.forget_vectors(embedder)
+            self.mark_filled_by_program(embedder)
+            self.set_meta("dimension", str(dimension))
+            return
+        if embedder:
+            self.require_embedder(embedder)
+        require_dimension(self.path, dimension, held)
+
+    def forget_vectors(self, embedder: str) -> None:
+        """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
+        self.mark_filled_by_program(embedder)
+        self.set_meta("dimension", "0")
+        self.renew()
+
+    def refuse_filled_by_program(self) -> None:
+        """Keep a run of indexing from a store whose passages exist nowhere else.
+
+        Raises:
+            IndexWriteError: A program fills it.
+        """
+        if self.path.is_file() and self.is_filled_by_program():
+            raise IndexWriteError(
+                f"{self.path} holds passages that a program put in, which indexing would lose:"
+                " index into another file with --index PATH"
+            )
+
+    def _is_blank(self) -> bool:
+        """Whether there is no index yet, or one that nobody has begun to fill."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return True
+        return not (self.is_filled_by_program() or self.meta("fingerprint"))
+
+    # Made anew
+
+    @contextmanager
+    def rebuilding(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
+        """Give a new store that takes the old one's place at the end; until then the old one stays.
+
+        Args:
+            made_with: Settings (:meth:`Store.meta`) of the new one. An attempt that was interrupted
+                is gone on with if it was made with the same, here: one that came along with a
+                folder is not believed.
+            kept: Further settings, which may differ.
+
+        Raises:
+            IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
+        """
+        with self.replacing() as place, Store(place, shared=self.shared) as fresh:
+            try:
+                goes_on = place.is_file() and all(
+                    fresh.meta(key) == value
+                    for key, value in {**made_with, _MADE_AS: _identity(place)}.items()
+                )
+            except RagaccelError:
+                goes_on = False
+            if not goes_on:
+                fresh.discard()
+            with fresh.writing():
+                for key, value in {**made_with, **kept, _MADE_AS: _identity(place)}.items():
+                    fresh.set_meta(key, value)
+                yield fresh
+            fresh.close()
+            place.with_name(place.name + ".lock").unlink(missing_ok=True)
+
+
+def _query(question: str) -> str:
+    words = list(dict.fromkeys(_WORD.findall(question.lower())))
+    telling = [word for word in words if word not in _COMMON] or words
+    return " OR ".join(f'"{word}"' for word in telling[:_MAX_WORDS])
+
 
 def _columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
     places = " ".join(f"{offset}:{number}" for offset, number in p.places)
@@ -1241,72 +1401,15 @@ def _places(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(offset), int(number)) for offset, _, number in pairs)
 
 
-_MADE_AS = "rebuilt_as"
-
-
-@contextmanager
-def rebuilding(
-    store: Store, made_with: Mapping[str, str], kept: Mapping[str, str]
-) -> Iterator[Store]:
-    """Give a new store that takes the old one's place at the end; until then the old one stays.
-
-    Args:
-        store: The old one, which may be missing or damaged.
-        made_with: Settings (:meth:`Store.meta`) of the new one. An attempt that was interrupted is
-            gone on with if it was made with the same, here: one that came along with a folder
-            is not believed.
-        kept: Further settings, which may differ.
-
-    Raises:
-        IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
-    """
-    with store.replacing() as place, Store(place, shared=store.shared) as fresh:
-        try:
-            goes_on = place.is_file() and all(
-                fresh.meta(key) == value
-                for key, value in {**made_with, _MADE_AS: _identity(place)}.items()
-            )
-        except RagaccelError:
-            goes_on = False
-        if not goes_on:
-            fresh.discard()
-        with fresh.writing():
-            for key, value in {**made_with, **kept, _MADE_AS: _identity(place)}.items():
-                fresh.set_meta(key, value)
-            yield fresh
-        fresh.close()
-        place.with_name(place.name + ".lock").unlink(missing_ok=True)
-
-
 def _identity(place: Path) -> str:
     """What tells a file from its copies, such as one that is unpacked from somebody's archive."""
     status = place.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
 
-_PROGRAM = "program"
-
-
 def index_fingerprint(embedder: str) -> str:
     """What must be the same for indexing to go on: the embedder (its fingerprint), the chunker."""
     return hashlib.sha256(f"{embedder}\0{CHUNKER_VERSION}".encode()).hexdigest()
-
-
-def require_embedder(store: Store, embedder: str) -> None:
-    """Refuse an index whose vectors an embedder of another fingerprint made, as far as is known.
-
-    Raises:
-        IndexMismatchError: With what to do.
-    """
-    if not is_filled_by_program(store):
-        store.require_fingerprint(index_fingerprint(embedder))
-        return
-    made_with = store.meta("embedder")
-    if made_with not in ("", embedder):
-        raise IndexMismatchError(
-            f"{store.path} holds vectors of another embedding model, {made_with!r}, not of"
-            f" {embedder!r}: open it with that model, or put the passages into a new file"
-        )
 
 
 def require_dimension(path: Path, given: int, held: int) -> None:
@@ -1320,87 +1423,3 @@ def require_dimension(path: Path, given: int, held: int) -> None:
             f"{path} holds vectors of {held} numbers, not of {given}: use the embedding model that"
             " made them, or put the passages into a new file"
         )
-
-
-def mark_filled_by_program(store: Store, embedder: str) -> None:
-    """Note that passages are put into a store one by one, and who makes their vectors."""
-    store.set_meta("embedder", embedder)
-    store.set_meta("filled_by", _PROGRAM)
-
-
-def is_filled_by_program(store: Store) -> bool:
-    """Whether a program puts passages in one by one, so that no run of indexing may touch them."""
-    return store.meta("filled_by") == _PROGRAM
-
-
-def open_for_program(store: Store, embedder: str) -> None:
-    """Make a file if there is none; refuse one that another embedder's vectors are in.
-
-    Raises:
-        IndexMismatchError: As :func:`require_embedder`.
-        IndexWriteError, IndexCorruptError: It cannot be made, or is none of ours.
-    """
-    if _is_blank(store):
-        with store.writing(wait_seconds=_WAIT_SECONDS):
-            if _is_blank(store):  # another may have been first
-                mark_filled_by_program(store, embedder)
-    if embedder and store.count_passages():
-        require_embedder(store, embedder)
-
-
-def refuse_indexed(store: Store) -> None:
-    """Keep a program from changing what runs of indexing keep.
-
-    Raises:
-        IndexWriteError: It is an index of those.
-    """
-    if not is_filled_by_program(store):
-        raise IndexWriteError(
-            f"{store.path} is kept by `ragaccel index`, whose next run would undo this: change the"
-            " documents and index again, or put passages into another file"
-        )
-
-
-def take_vectors(store: Store, embedder: str, dimension: int) -> None:
-    """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
-
-    Raises:
-        IndexMismatchError: As :func:`require_embedder` and :func:`require_dimension`.
-    """
-    held = store.number("dimension")
-    if not store.count_passages():
-        if dimension != held:
-            forget_vectors(store, embedder)
-        mark_filled_by_program(store, embedder)
-        store.set_meta("dimension", str(dimension))
-        return
-    if embedder:
-        require_embedder(store, embedder)
-    require_dimension(store.path, dimension, held)
-
-
-def forget_vectors(store: Store, embedder: str) -> None:
-    """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
-    mark_filled_by_program(store, embedder)
-    store.set_meta("dimension", "0")
-    store.renew()
-
-
-def refuse_filled_by_program(store: Store) -> None:
-    """Keep a run of indexing from a store whose passages exist nowhere else.
-
-    Raises:
-        IndexWriteError: A program fills it.
-    """
-    if store.path.is_file() and is_filled_by_program(store):
-        raise IndexWriteError(
-            f"{store.path} holds passages that a program put in, which indexing would lose: index"
-            " into another file with --index PATH"
-        )
-
-
-def _is_blank(store: Store) -> bool:
-    """Whether there is no index yet, or one that nobody has begun to fill."""
-    if not store.path.exists() or not store.path.stat().st_size:
-        return True
-    return not (is_filled_by_program(store) or store.meta("fingerprint"))

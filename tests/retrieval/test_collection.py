@@ -23,7 +23,7 @@ from ragaccel.passage import Passage
 from ragaccel.retrieval.collection import Collection
 from ragaccel.retrieval.indexing import index_folder, index_passages
 from ragaccel.retrieval.retriever import Retriever, open_retriever
-from ragaccel.retrieval.store import Store, mark_filled_by_program
+from ragaccel.retrieval.store import Store
 from ragaccel.retrieval.vector_index import FollowedVectors, VectorIndex
 
 TEXTS = {
@@ -524,7 +524,7 @@ def test_one_that_another_makes_just_now_is_waited_for(tmp_path):
         with Store(path) as store, store.writing():
             begun.set()
             time.sleep(0.1)
-            mark_filled_by_program(store, "model")
+            store.mark_filled_by_program("model")
 
     maker = threading.Thread(target=make)
     maker.start()

@@ -8,7 +8,7 @@ from fakes import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, IndexMismatchError, NothingIndexedError
 from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import MODES, Retriever, fuse, open_retriever, search_words
+from ragaccel.retrieval.retriever import MODES, Retriever, fuse, open_retriever
 from ragaccel.retrieval.store import Store
 
 
@@ -37,9 +37,9 @@ def test_dense_scores_are_cosines(retriever, embedder):
 def test_text_search_takes_any_question(retriever, store):
     for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
         retriever.search(question, mode="text")
-    key = search_words(store, "What is a WICKS?", 5)[0][0]  # porter stemming
+    key = store.search_words("What is a WICKS?", 5)[0][0]  # porter stemming
     assert store.passages([key])[key].text == "The wick is cotton."
-    assert search_words(store, "???", 5) == []
+    assert store.search_words("???", 5) == []
 
 
 def test_fusion_weighs_scores_within_their_rankings():
