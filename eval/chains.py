@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import RAG, reads_apart
+from ragaccel import RAG, is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def template_of(tokenizer: Tokenizer) -> Template | None:
         text = written(question, passages)
         return [{"role": "user", "content": text}] if tokenizer.has_chat_template else text
 
-    return None if reads_apart(tokenizer) else write
+    return None if is_documents_only(tokenizer) else write
 
 
 def langchain_chain(llm: LLM, retriever: Any, max_new_tokens: int, **options: Any) -> Any:

@@ -34,7 +34,7 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel import LLM, build_prompt, reads_apart
+from ragaccel import LLM, build_prompt, is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def bare(
     max_new_tokens: int,
 ) -> Callable[[Example], str]:
     """The LLM alone, its prompt and passages in hand."""
-    apart, chats = reads_apart(llm.tokenizer), llm.tokenizer.has_chat_template
+    apart, chats = is_documents_only(llm.tokenizer), llm.tokenizer.has_chat_template
     settings: Any = {"max_new_tokens": max_new_tokens, "remember": False}
 
     def ask(example: Example) -> str:

@@ -22,7 +22,7 @@ from eval.jobs import Job
 from eval.passes import synchronize
 from eval.rag_clock import Clock
 from eval.stock import greedy
-from ragaccel import LLM, NoDrafter, build_prompt, reads_apart
+from ragaccel import LLM, NoDrafter, build_prompt, is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +97,7 @@ class Ours:
         self.llm.warm_up()
         self.name, self._target, self._source = name, target, source
         self._again = again
-        self._unregistered = not accelerated and not reads_apart(target.tokenizer)
+        self._unregistered = not accelerated and not is_documents_only(target.tokenizer)
         self._pieces = STREAMING[way](self.llm, source, k, max_new_tokens)
 
     def forget(self) -> None:
@@ -169,7 +169,7 @@ class Generate:
     ) -> None:
         self.name, self._target, self._source = name, target, source
         self._k, self._max_new_tokens = k, max_new_tokens
-        self._reads_apart = reads_apart(target.tokenizer)
+        self._reads_apart = is_documents_only(target.tokenizer)
 
     def forget(self) -> None:
         """Do nothing: it learns nothing."""

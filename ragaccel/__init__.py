@@ -20,14 +20,14 @@ _MODULE_OF = {
     "ModelInfo": "models.load",
     "read_model_info": "models.load",
     "SharedModel": "frameworks.shared_model",
-    "shared_model": "frameworks.shared_model",
+    "get_shared_model": "frameworks.shared_model",
     "Settings": "config",
     "RAG": "rag",
     "Prompt": "prompt",
-    "reads_apart": "frameworks.prompt_parsing",
-    "take_apart": "frameworks.prompt_parsing",
+    "is_documents_only": "frameworks.prompt_parsing",
+    "parse_prompt": "frameworks.prompt_parsing",
     "build_prompt": "prompt",
-    "acceptable_turns": "prompt",
+    "adapt_messages": "prompt",
     "Answer": "answer",
     "Stream": "answer",
     "AsyncStream": "answer",
@@ -71,7 +71,7 @@ _MODULE_OF = {
     "choose_tool": "models.tool_calling",
     "resolve_tool_calling": "models.tool_calling",
     "check_arguments": "errors",
-    "says_nothing": "errors",
+    "is_blank": "errors",
     "custom_generate": "frameworks.hf_generate",
     "Embedder": "retrieval.embedder",
     "load_embedder": "retrieval.embedder",
@@ -142,10 +142,10 @@ if TYPE_CHECKING:
         RagaccelError,
         UnknownArgumentError,
         check_arguments,
-        says_nothing,
+        is_blank,
     )
     from ragaccel.frameworks.hf_generate import custom_generate
-    from ragaccel.frameworks.prompt_parsing import reads_apart, take_apart
+    from ragaccel.frameworks.prompt_parsing import is_documents_only, parse_prompt
     from ragaccel.frameworks.references import gather_references
     from ragaccel.frameworks.registry import (
         Match,
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
         reference_scope,
         visible_references,
     )
-    from ragaccel.frameworks.shared_model import SharedModel, shared_model
+    from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
     from ragaccel.llm import LLM
     from ragaccel.models.load import ModelInfo, read_model_info
     from ragaccel.models.space_adapter import SpaceAdapter
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
     )
     from ragaccel.models.tool_calls import ToolCall, ToolFormat
     from ragaccel.passage import Document, Passage
-    from ragaccel.prompt import Prompt, acceptable_turns, build_prompt
+    from ragaccel.prompt import Prompt, adapt_messages, build_prompt
     from ragaccel.rag import RAG
     from ragaccel.retrieval.collection import Collection, Stored
     from ragaccel.retrieval.embedder import Embedder, load_embedder
@@ -239,7 +239,7 @@ __all__ = [
     "UnknownArgumentError",
     "Usage",
     "VisibleReferences",
-    "acceptable_turns",
+    "adapt_messages",
     "auto_references_enabled",
     "build_prompt",
     "check_arguments",
@@ -252,17 +252,17 @@ __all__ = [
     "default_registry",
     "detect_tool_format",
     "gather_references",
+    "get_shared_model",
     "index_folder",
     "index_passages",
+    "is_blank",
+    "is_documents_only",
     "load_embedder",
     "open_retriever",
+    "parse_prompt",
     "read_model_info",
-    "reads_apart",
     "reference_scope",
     "resolve_tool_calling",
-    "says_nothing",
-    "shared_model",
-    "take_apart",
     "visible_references",
 ]
 

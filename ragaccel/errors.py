@@ -305,7 +305,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def says_nothing(name: str, value: object) -> bool:
+def is_blank(name: str, value: object) -> bool:
     """Whether another library's name has the value that asks for nothing, as a penalty of 0."""
     return name in _WITHOUT_EFFECT and value in _WITHOUT_EFFECT[name]
 

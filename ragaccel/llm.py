@@ -34,12 +34,12 @@ from ragaccel.models.streaming import IncrementalDecoder, TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch, cost_file, keep_forever, owns_torch
 from ragaccel.prompt import (
+    as_reference_list,
     as_texts,
     is_batch,
-    listed_references,
-    predicted_answers,
+    prediction_references,
     read_prompt,
-    references_of_each,
+    references_per_prompt,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def make_plan(
     given.pop("remember", None)
     predictions = as_texts("prediction", given.pop("prediction", ()))
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
-    predicted = predicted_answers(predictions, tokenizer, built.token_ids)
+    predicted = prediction_references(predictions, tokenizer, built.token_ids)
     request = Request(
         prompt_ids=built.token_ids,
         references=(*built.references, *predicted),
@@ -644,12 +644,12 @@ class LLM:
     def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
         claim_torch()
         settings = check_settings(settings)
-        each = references_of_each(references, len(prompts))
+        each = references_per_prompt(references, len(prompts))
         return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
     def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
         claim_torch()
-        settings, references = check_settings(settings), listed_references(references)
+        settings, references = check_settings(settings), as_reference_list(references)
         plan = make_plan(
             self.model,
             self.tokenizer,

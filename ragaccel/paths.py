@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def data_home() -> Path:
+def data_dir() -> Path:
     """The folder of this user's data: RAGACCEL_HOME, else where the platform keeps such things.
 
     Raises:
@@ -36,7 +36,7 @@ def data_home() -> Path:
     return Path(user_data_dir("ragaccel", appauthor=False)).expanduser()
 
 
-def make_data_home() -> Path:
+def ensure_data_dir() -> Path:
     """Return the data folder, made if it is missing; only this user may read a new one.
 
     Whatever is put there first makes it by this function: what was asked is kept there too.
@@ -44,26 +44,26 @@ def make_data_home() -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    home = data_home()
+    home = data_dir()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     return home
 
 
-def make_folder_of(path: Path) -> None:
+def ensure_parent_dir(path: Path) -> None:
     """Make the folder that a file is to be in; a new data folder on the way is this user's alone.
 
     Raises:
         OSError: it cannot be made.
     """
     with suppress(RuntimeError):  # a user without a home
-        if data_home() in path.parents:
-            make_data_home()
+        if data_dir() in path.parents:
+            ensure_data_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def user_settings_file() -> Path:
     """The settings file that holds wherever the command is run."""
-    return data_home() / "ragaccel.toml"
+    return data_dir() / "ragaccel.toml"
 
 
 def project_settings_file() -> Path:
@@ -74,7 +74,7 @@ def project_settings_file() -> Path:
 def cost_file(key: str) -> Path | None:
     """Where it is kept what passes of a model cost here; None for a user without a home."""
     try:
-        return data_home() / "costs" / f"{key}.json"
+        return data_dir() / "costs" / f"{key}.json"
     except RuntimeError:
         return None
 
@@ -86,7 +86,7 @@ _PREFIX, _SUFFIX = ".ragaccel-", ".part"
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``path`` when the block ends without an error.
 
     Its folder is made where it is missing. Only its owner may read a private one; another has the
@@ -95,7 +95,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     Raises:
         OSError: no permission, a full disk, a folder at ``path``; what stood there is whole.
     """
-    make_folder_of(path)
+    ensure_parent_dir(path)
     _remove_abandoned(path.parent)
     handle, fresh = _open_part(path.parent)
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # What a spaced variant keeps behind the point where both variants agree: enough to be found again.
 _TAIL_TOKENS = 16
-TURN_WEIGHT = 0.5
+HISTORY_WEIGHT = 0.5
 _LEAD_TOKENS = 16  # of the prompt, before a predicted answer: as long as matches are told apart
 
 
@@ -69,13 +69,13 @@ def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage
     return passages
 
 
-def require_references(references: Sequence[str | Passage | Reference]) -> None:
+def check_references(references: Sequence[str | Passage | Reference]) -> None:
     """Refuse what is no list of references.
 
     Raises:
         ConfigurationError: something that is neither str, Passage nor Reference.
     """
-    for reference in listed_references(references):
+    for reference in as_reference_list(references):
         if isinstance(reference, Passage):
             check_passage(reference)
         elif not isinstance(reference, str | Reference):
@@ -84,7 +84,7 @@ def require_references(references: Sequence[str | Passage | Reference]) -> None:
             )
 
 
-def listed_references(references: Any, name: str = "references") -> Sequence[Any]:
+def as_reference_list(references: Any, name: str = "references") -> Sequence[Any]:
     """Return references that can be read more than once: those of an iterator as a tuple.
 
     Raises:
@@ -128,17 +128,19 @@ def make_references(
     Raises:
         ConfigurationError: something that is neither str, Passage nor Reference.
     """
-    require_references(references)
+    check_references(references)
     made = [reference for reference in references if isinstance(reference, Reference)]
     retrieved = [reference for reference in references if isinstance(reference, Passage)]
     weight_of = dict(zip(map(id, retrieved), rank_weights(retrieved), strict=True))
     for passage in as_passages(references):
         weight = weight_of.get(id(passage), 1.0)
-        made += refer(passage.text, tokenizer, prompt, weight=weight, passage_id=passage.passage_id)
+        made += references_from_text(
+            passage.text, tokenizer, prompt, weight=weight, passage_id=passage.passage_id
+        )
     return made
 
 
-def refer(
+def references_from_text(
     text: str,
     tokenizer: Tokenizer,
     prompt: EncodedText | None = None,
@@ -165,7 +167,7 @@ def refer(
     return [Reference(ids, weight, passage_id) for ids in variants if ids]
 
 
-def predicted_answers(
+def prediction_references(
     texts: Sequence[str], tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> list[Reference]:
     """Texts that may be the answer, as references that begin with the prompt's last tokens.
@@ -176,7 +178,7 @@ def predicted_answers(
     return [
         Reference((*lead, *reference.token_ids), passage_id="prediction")
         for text in texts
-        for reference in refer(text, tokenizer)
+        for reference in references_from_text(text, tokenizer)
     ]
 
 
@@ -214,9 +216,9 @@ _FIELDS = frozenset({"question", "passages"})
 class Prompt:
     """A prompt ready to be completed.
 
-    ``passages[n - 1]`` is the one the text numbers ``[n]``; ``dropped`` did not fit, and so did
-    not the first ``dropped_turns`` messages of the chat. ``references`` are cut from the prompt's
-    own ``token_ids`` where it holds them.
+    ``passages[n - 1]`` is the one the text numbers ``[n]``. ``dropped`` holds the passages that do
+    not fit, ``dropped_messages`` the number of messages left out at the start of the chat.
+    ``references`` are cut from the prompt's own ``token_ids`` where it holds them.
     """
 
     token_ids: tuple[int, ...]
@@ -224,7 +226,7 @@ class Prompt:
     passages: tuple[Passage, ...] = ()
     dropped: tuple[Passage, ...] = ()
     text: str = ""
-    dropped_turns: int = 0
+    dropped_messages: int = 0
 
 
 def build_prompt(
@@ -255,22 +257,25 @@ def build_prompt(
     if not text("the question", question).strip():
         raise ConfigurationError("the question is empty")
     check_history(history)
-    passages = listed_references(passages, "passages")
+    passages = as_reference_list(passages, "passages")
     for passage in passages:
         check_passage(passage)
     _check_template(template)
     layout = _Layout(tokenizer, question.strip(), template)
-    kept_turns = _fitting_turns(layout, history, max_tokens)
+    kept_turns = _fitting_history(layout, history, max_tokens)
     kept = layout.fitting(passages, kept_turns, max_tokens)
     encoded = layout.encode(kept, kept_turns)
-    references = [*layout.references(encoded, kept), *_turn_references(history, tokenizer, encoded)]
+    references = [
+        *layout.references(encoded, kept),
+        *_history_references(history, tokenizer, encoded),
+    ]
     return Prompt(
         token_ids=encoded.token_ids,
         references=tuple(references),
         passages=tuple(kept),
         dropped=tuple(passage for passage in passages if not any(passage is k for k in kept)),
         text=encoded.text,
-        dropped_turns=len(history) - len(kept_turns),
+        dropped_messages=len(history) - len(kept_turns),
     )
 
 
@@ -289,7 +294,7 @@ class _Layout:
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
-        self.by_documents = template is None and shows_documents(tokenizer)
+        self.by_documents = template is None and renders_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
         """The whole prompt, with the characters of every token."""
@@ -336,7 +341,9 @@ class _Layout:
                 made.append(Reference(own, weight, passage.passage_id))
             else:
                 name = passage.passage_id
-                made += refer(passage.text, self.tokenizer, weight=weight, passage_id=name)
+                made += references_from_text(
+                    passage.text, self.tokenizer, weight=weight, passage_id=name
+                )
         return made
 
     def _text(self, passages: Sequence[Passage], history: Sequence[Message]) -> tuple[str, bool]:
@@ -406,7 +413,7 @@ def _check_template(template: Template | None) -> None:
         )
 
 
-def shows_documents(tokenizer: Tokenizer) -> bool:
+def renders_documents(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the documents it is given; it may just name them."""
     if not tokenizer.takes_documents:
         return False
@@ -451,7 +458,7 @@ def _packed(passages: Sequence[Passage], sizes: Sequence[int], room: int) -> lis
     return kept
 
 
-def _fitting_turns(
+def _fitting_history(
     layout: _Layout, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
     """The newest turns that leave half of the room to the passages, from one of the user's on."""
@@ -473,13 +480,15 @@ def _fitting_turns(
     return turns
 
 
-def _turn_references(
+def _history_references(
     history: Sequence[Message], tokenizer: Tokenizer, encoded: EncodedText
 ) -> list[Reference]:
     return [
         reference
         for turn in history
-        for reference in refer(str(turn["content"]), tokenizer, encoded, weight=TURN_WEIGHT)
+        for reference in references_from_text(
+            str(turn["content"]), tokenizer, encoded, weight=HISTORY_WEIGHT
+        )
     ]
 
 
@@ -549,7 +558,7 @@ def read_prompt(
             (*prompt.passages, *as_passages(references)),
             prompt.dropped,
             prompt.text,
-            prompt.dropped_turns,
+            prompt.dropped_messages,
         )
     ids, encoded = _encode(prompt, references, tokenizer)
     _check_ids(ids, vocab_size)
@@ -570,7 +579,7 @@ def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
-def references_of_each(references: Any, num_prompts: int) -> list[Sequence[Any]]:
+def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[Any]]:
     """The references of every prompt of a batch: a list for each, or the same for all."""
     if isinstance(references, str | Mapping) or not isinstance(references, Sequence):
         raise ConfigurationError("references is a list of texts, passages or References")
@@ -650,7 +659,7 @@ if TYPE_CHECKING:
     Turn = dict[str, Any]
 
 
-def acceptable_turns(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> list[Turn]:
+def adapt_messages(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> list[Turn]:
     """Return the turns as they are; fewer, where the chat template wants its roles to alternate.
 
     Templates say what they do not take by raising an error. Neighbouring turns of one role are

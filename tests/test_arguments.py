@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragaccel import RagaccelError, UnknownArgumentError, check_arguments, says_nothing
+from ragaccel import RagaccelError, UnknownArgumentError, check_arguments, is_blank
 
 
 def test_known_names_pass():
@@ -31,4 +31,4 @@ def test_it_is_one_of_ours_and_the_error_that_python_raises():
      ("presence_penalty", 0.1, False), ("temperature", 0, False), ("logit_bias", {}, True)],
 )  # fmt: skip
 def test_values_that_ask_for_nothing(name, value, nothing):
-    assert says_nothing(name, value) is nothing
+    assert is_blank(name, value) is nothing

@@ -16,7 +16,7 @@ from ragaccel.prompt import (
     make_references,
     number_passages,
     rank_weights,
-    refer,
+    references_from_text,
     shorten_title,
 )
 
@@ -189,11 +189,11 @@ def test_the_oldest_turns_give_way_but_stay_references():
         {"role": "assistant", "content": "At noon."},
     ]
     whole = build_prompt(tokenizer, QUESTION, PASSAGES, history=history)
-    assert whole.dropped_turns == 0
+    assert whole.dropped_messages == 0
     assert "<assistant> At noon.<user> Answer" in whole.text
     room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
     prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
-    assert prompt.dropped_turns == 2
+    assert prompt.dropped_messages == 2
     assert "<user> And when?" in prompt.text
     assert "The water rises" not in prompt.text
     assert "The water rises by four metres." in texts_of(tokenizer, prompt.references)
@@ -210,7 +210,7 @@ def test_instructions_of_the_system_stay_when_turns_give_way():
     room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
     prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
     assert prompt.text.startswith("<bos><system> Be brief.<user> Answer")
-    assert prompt.dropped_turns == 2
+    assert prompt.dropped_messages == 2
 
 
 def test_weights_follow_scores_or_else_ranks():
@@ -222,10 +222,10 @@ def test_weights_follow_scores_or_else_ranks():
 
 def test_a_text_apart_is_taken_with_and_without_a_space_before_it():
     tokenizer = WordTokenizer()
-    plain, spaced = refer("one " + "more " * 40, tokenizer)
+    plain, spaced = references_from_text("one " + "more " * 40, tokenizer)
     assert tokenizer.decode(plain.token_ids) == "one" + " more" * 40
     assert tokenizer.decode(spaced.token_ids) == " one" + " more" * 16  # then both are the same
-    (only,) = refer("- item", WordTokenizerWithoutSpaces())
+    (only,) = references_from_text("- item", WordTokenizerWithoutSpaces())
     assert only.token_ids == (1, 2)
 
 

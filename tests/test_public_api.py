@@ -38,7 +38,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_the_light_half_loads_nothing_heavy():
     names = "Answer, Passage, Prompt, Reference, RAG, build_prompt, copied_spans, Highlighter"
-    names += ", SharedModel, acceptable_turns, citations"
+    names += ", SharedModel, adapt_messages, citations"
     assert loaded_after(f"from ragaccel import {names}") == []
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ragaccel.cli.terminal import ExitCode, explain
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.paths import make_data_home
+from ragaccel.paths import ensure_data_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def _full_text_search() -> str:
 
 
 def _writable_home() -> str:
-    home = make_data_home()
+    home = ensure_data_dir()
     if not os.access(home, os.W_OK):
         raise PermissionError(13, "cannot be written", str(home))
     return str(home)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import RagaccelError
-from ragaccel.paths import data_home, make_folder_of
+from ragaccel.paths import data_dir, ensure_parent_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ class Turn:
 
 def default_history_path() -> Path:
     """Where the history is kept."""
-    return data_home() / "history.db"
+    return data_dir() / "history.db"
 
 
 class History:
@@ -72,7 +72,7 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_history_path()
         with self._usable():
-            make_folder_of(self.path)
+            ensure_parent_dir(self.path)
             _make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
             self._prepare()

@@ -24,7 +24,7 @@ from safetensors.numpy import load, save
 from ragaccel.drafting.calibration import Calibration, SpaceCalibration
 from ragaccel.drafting.history import Figures, History, MemoryFigures
 from ragaccel.errors import ConfigurationError, MemoryWriteError
-from ragaccel.paths import PerProcess, replacing
+from ragaccel.paths import PerProcess, atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     told = {"crc32": _checksum(header, arrays), "header": header}
     contents = save(arrays, {_KEY: json.dumps(told)})
-    with replacing(path, private=True) as file:
+    with atomic_write(path, private=True) as file:
         file.write(contents)
 
 

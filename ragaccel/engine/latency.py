@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decoding.request import NO_RULES
-from ragaccel.paths import replacing
+from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -302,7 +302,7 @@ class KeptCosts:
         if self.threads is not None:
             document["threads"] = self.threads
         try:
-            with replacing(self.path) as file:
+            with atomic_write(self.path) as file:
                 file.write(json.dumps(document, indent=1).encode())
         except OSError as error:
             logger.debug("pass costs are not kept: %s", error)

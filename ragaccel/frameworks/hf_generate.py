@@ -22,7 +22,7 @@ from ragaccel.models.packing import packing_file
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch, cost_file
-from ragaccel.prompt import read_prompt, references_of_each
+from ragaccel.prompt import read_prompt, references_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -220,7 +220,7 @@ class CustomGenerate:
 
 def _for_rows(references: Sequence[Any], num_rows: int, num_returned: int) -> list[list[Any]]:
     """The references of every row: rows of one prompt stand together."""
-    as_given = references_of_each(
+    as_given = references_per_prompt(
         [_as_reference(one) for one in references], num_rows // num_returned
     )
     return [[_as_reference(one) for one in own] for own in as_given for _ in range(num_returned)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.prompt import Message, Prompt, as_passages, build_prompt, shows_documents
+from ragaccel.prompt import Message, Prompt, as_passages, build_prompt, renders_documents
 
 if TYPE_CHECKING:
     from ragaccel.decoding.request import Reference
@@ -33,9 +33,9 @@ _END_OF_ANOTHER = re.compile(r"^[\W_]+")  # sentence: part of a text may begin w
 _ENDS = ("?", "？", "؟", ".", "!", "。")
 
 
-def reads_apart(tokenizer: Tokenizer) -> bool:
+def is_documents_only(tokenizer: Tokenizer) -> bool:
     """Whether the chat template takes documents and a question, and writes nothing else."""
-    if not tokenizer.has_chat_template or not shows_documents(tokenizer):
+    if not tokenizer.has_chat_template or not renders_documents(tokenizer):
         return False
     turns = [
         {"role": "user", "content": _EARLIER},
@@ -48,7 +48,7 @@ def reads_apart(tokenizer: Tokenizer) -> bool:
         return False
 
 
-def take_apart(
+def parse_prompt(
     prompt: str | Sequence[Message],
     tokenizer: Tokenizer,
     registry: Lookup | None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.decoding.request import Reference
 from ragaccel.passage import Passage
-from ragaccel.prompt import refer, require_references
+from ragaccel.prompt import check_references, references_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 MAX_TOKENS = 8192
-_NEIGHBOUR_WEIGHT = 0.005  # below all that stands in the prompt
+_ADJACENT_WEIGHT = 0.005  # below all that stands in the prompt
 _BYTES_PER_TOKEN = 4  # of UTF-8, in most languages and vocabularies, about
 
 
@@ -28,7 +28,7 @@ def gather_references(
     registry: Lookup | None,
     namespace: str = "",
     tokenizer: Tokenizer,
-    neighbours: bool = True,
+    adjacent_chunks: bool = True,
     max_tokens: int = MAX_TOKENS,
 ) -> list[str | Passage | Reference]:
     """Collect a prompt's references: those given, then the registered passages that stand in it.
@@ -37,7 +37,7 @@ def gather_references(
     ...     prompt, registry=default_registry(), tokenizer=llm.tokenizer))
 
     The passages are in the prompt's order, behind them what is known to be ``retrieved`` for this
-    prompt though it may not show it. With ``neighbours`` they are followed by what was
+    prompt though it may not show it. With ``adjacent_chunks`` they are followed by what was
     registered of the same documents near them, as token ids: an answer may copy from those, and
     never cites them. Of a passage that the prompt holds in part that part is cited, and the whole
     of it is such a neighbour. The same content comes once, whitespace aside. What is given always
@@ -51,25 +51,27 @@ def gather_references(
         registry: where to look: a registry, or ``visible_references()`` for what is known here.
         namespace: whose registered passages count.
         tokenizer: the model's.
-        neighbours: whether to add what stands near those in the same documents.
+        adjacent_chunks: whether to add what stands near those in the same documents.
         max_tokens: most tokens of all that is not given.
 
     Raises:
         ConfigurationError: something given that is neither str, Passage nor Reference.
     """
-    require_references(given)
-    require_references(retrieved)
+    check_references(given)
+    check_references(retrieved)
     contents = _Contents(max_tokens)
     gathered: list[str | Passage | Reference] = [item for item in given if contents.take(item)]
     if registry is None:
         return gathered
     matched = [match.passage for match in registry.match(text, namespace)]
     gathered += [item for item in (*matched, *retrieved) if contents.take_if_it_fits(item)]
-    if neighbours:
-        for near in registry.neighbours(matched, namespace, max_characters=contents.room):
+    if adjacent_chunks:
+        for near in registry.adjacent_chunks(matched, namespace, max_characters=contents.room):
             if contents.take_if_it_fits(near):
                 name = near.passage_id
-                gathered += refer(near.text, tokenizer, weight=_NEIGHBOUR_WEIGHT, passage_id=name)
+                gathered += references_from_text(
+                    near.text, tokenizer, weight=_ADJACENT_WEIGHT, passage_id=name
+                )
     return gathered
 
 

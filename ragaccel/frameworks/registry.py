@@ -78,7 +78,7 @@ class DocumentOrder:
 
 
 DEFAULT_BYTES = 128 << 20
-NEIGHBOUR_CHARACTERS = 8_000
+ADJACENT_CHARACTERS = 8_000
 _MOST_CHARACTERS = 1_000_000  # of a text: no prompt holds more, and others would wait for it
 _LEAST_BYTES = 64 << 10
 _ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, measured
@@ -209,12 +209,12 @@ class ReferenceRegistry:
         self._use([one.number for one in found])
         return [_match(entries[one.number].passage, one, searched) for one in found]
 
-    def neighbours(
+    def adjacent_chunks(
         self,
         passages: Iterable[Passage],
         namespace: str = "",
         *,
-        max_characters: int = NEIGHBOUR_CHARACTERS,
+        max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
         """Find the registered passages of the same documents, those that start nearest first.
 
@@ -432,14 +432,14 @@ class Lookup(Protocol):
         """Find the passages that stand in a text; see ``ReferenceRegistry.match``."""
         ...
 
-    def neighbours(
+    def adjacent_chunks(
         self,
         passages: Iterable[Passage],
         namespace: str = "",
         *,
-        max_characters: int = NEIGHBOUR_CHARACTERS,
+        max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
-        """Find passages of the same documents; see ``ReferenceRegistry.neighbours``."""
+        """Find passages of the same documents; see ``ReferenceRegistry.adjacent_chunks``."""
         ...
 
 
@@ -487,18 +487,18 @@ class VisibleReferences:
                 kept = found
         return kept
 
-    def neighbours(
+    def adjacent_chunks(
         self,
         passages: Iterable[Passage],
         namespace: str = "",
         *,
-        max_characters: int = NEIGHBOUR_CHARACTERS,
+        max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
         """Find the passages of the same documents as some that ``match`` found."""
         wanted, found = set(map(id, passages)), []
         for registry, name in self._places(namespace):
             own = [one for place, one in self._found if place is registry and id(one) in wanted]
-            for one in registry.neighbours(own, name, max_characters=max_characters):
+            for one in registry.adjacent_chunks(own, name, max_characters=max_characters):
                 max_characters -= len(one.text)
                 found.append(one)
         return found

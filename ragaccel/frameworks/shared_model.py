@@ -29,10 +29,10 @@ _AS_TEXT = ("dtype", "device")
 class SharedModel:
     """A model by its name, and the LLM that it becomes when it is first used.
 
-    ``shared_model`` makes them. What it is called, how much it reads and how it is spoken to are
-    known before its weights are loaded, from its config and tokenizer; an event loop stands still
-    for the seconds in which transformers is first imported, unless ``aload`` came before. A copy
-    is the same one, and a pickle holds the name.
+    ``get_shared_model`` makes them. Name, context length and chat template are known before the
+    weights are loaded, from the config and the tokenizer. Reading them imports transformers, which
+    blocks an event loop for seconds; await ``aload`` first to avoid that. A copy is the same
+    object, and a pickle holds the name.
 
     Attributes:
         name: a folder or a name on the hub; None for the bundled reader, or beside a ready LLM.
@@ -125,11 +125,11 @@ class SharedModel:
         return self.tokenizer.takes_tools
 
     @cached_property
-    def reads_apart(self) -> bool:
+    def is_documents_only(self) -> bool:
         """Whether it reads documents and a question, and nothing else that was said."""
-        from ragaccel.frameworks.prompt_parsing import reads_apart
+        from ragaccel.frameworks.prompt_parsing import is_documents_only
 
-        return reads_apart(self.tokenizer)
+        return is_documents_only(self.tokenizer)
 
     @cached_property
     def _outline(self) -> ModelInfo:
@@ -157,7 +157,7 @@ class SharedModel:
                 "a ready LLM cannot be pickled: name the model instead, and each process loads "
                 "its own"
             )
-        return partial(shared_model, self.name, **self.options), ()
+        return partial(get_shared_model, self.name, **self.options), ()
 
 
 _SHARED: WeakValueDictionary[str, SharedModel] = WeakValueDictionary()
@@ -166,7 +166,7 @@ _SHARING = Lock()
 _IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
 
 
-def shared_model(name_or_path: str | Path | None = None, /, **options: Any) -> SharedModel:
+def get_shared_model(name_or_path: str | Path | None = None, /, **options: Any) -> SharedModel:
     """Find the model of a name and its options: the same one for all, as long as anyone holds it.
 
     Nothing is loaded. The one loaded last stays though nobody holds it, so that objects made for

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ragaccel.models.support import quantization_of
-from ragaccel.paths import cost_file, replacing
+from ragaccel.paths import atomic_write, cost_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class PackingChoices:
             return
         document = {"format": _FORMAT, "pays": {**self._pays, **_read(self._path)}}
         try:
-            with replacing(self._path) as file:
+            with atomic_write(self._path) as file:
                 file.write(json.dumps(document, indent=1).encode())
         except OSError as error:
             logger.debug("packing choices are not kept: %s", error)

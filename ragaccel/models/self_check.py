@@ -36,7 +36,7 @@ from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.model_input import run_rows, together, tree_rows
 from ragaccel.errors import ModelRefusedError
 from ragaccel.models.support import NoCopyError, lengths_of, make_small_copy, quantization_of
-from ragaccel.paths import data_home, replacing
+from ragaccel.paths import atomic_write, data_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -373,7 +373,7 @@ def check_lengths(
 def check_folder(*, keep: bool = True) -> Path | None:
     """Where findings are remembered; None if they are not, or for a user without a home."""
     try:
-        return data_home() / "checks" if keep else None
+        return data_dir() / "checks" if keep else None
     except RuntimeError:
         return None
 
@@ -574,7 +574,7 @@ def _is_sound(found: Findings) -> bool:
 def _remember(folder: Path, key: str, found: Findings) -> None:
     document = {"format": _FORMAT, "key": key, "found": asdict(found)}
     try:
-        with replacing(folder / f"{key}.json") as file:
+        with atomic_write(folder / f"{key}.json") as file:
             file.write(json.dumps(document, indent=1).encode())
     except OSError as error:
         logger.debug("findings of a check are not kept: %s", error)

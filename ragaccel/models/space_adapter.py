@@ -31,7 +31,7 @@ from torch import nn
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
 from ragaccel.models.hub import Kind, find_folder
-from ragaccel.paths import replacing
+from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -458,7 +458,7 @@ class SpaceAdapter:
         for name, (down, up) in self.changes.items():
             tensors[f"{name}.down"], tensors[f"{name}.up"] = down, up
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        with replacing(folder / WEIGHTS_FILE) as file:
+        with atomic_write(folder / WEIGHTS_FILE) as file:
             file.write(save(kept, metadata={"format": "pt"}))
         config = {
             "format": FORMAT,
@@ -467,7 +467,7 @@ class SpaceAdapter:
             "base": asdict(self.base),
             "training": self.training,
         }
-        with replacing(folder / CONFIG_FILE) as file:
+        with atomic_write(folder / CONFIG_FILE) as file:
             file.write((json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod

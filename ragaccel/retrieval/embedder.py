@@ -21,7 +21,7 @@ from ragaccel.errors import (
     ModelRefusedError,
     RagaccelError,
 )
-from ragaccel.paths import PerProcess, claim_torch, replacing
+from ragaccel.paths import PerProcess, atomic_write, claim_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -265,7 +265,7 @@ def _remembered() -> dict[str, Any]:
 
 def _remember(known: dict[str, Any], key: str, digest: str) -> None:
     """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
-    with suppress(OSError, RuntimeError), replacing(_memory()) as file:
+    with suppress(OSError, RuntimeError), atomic_write(_memory()) as file:
         file.write(json.dumps({**known, key: digest}, indent=1).encode())
 
 

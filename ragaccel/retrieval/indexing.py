@@ -27,8 +27,8 @@ from ragaccel.retrieval.loaders import (
     BinaryFileError,
     DocumentReader,
     doubt_about,
+    is_documents_only,
     read_bytes,
-    reads_apart,
 )
 from ragaccel.retrieval.loaders.process import MAX_SECONDS, NoReaderError
 from ragaccel.retrieval.store import (
@@ -280,7 +280,7 @@ class FolderRun:
         self._remove_vanished()
         pending = [file for file in self.listing.files if not self._same_state(file)]
         # the process that reads some of them starts while the others are read
-        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, reads_apart(f.name), f.size))
+        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, is_documents_only(f.name), f.size))
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
         with self.reader:

@@ -623,7 +623,7 @@ class Database:
             yield
 
     @contextmanager
-    def replacing(self) -> Iterator[Path]:
+    def atomic_write(self) -> Iterator[Path]:
         """Hold the right to write and give the place of a new file, moved here at the end.
 
         Until then, and where that end is not reached, the old file stays as it was. An unfinished
@@ -909,7 +909,7 @@ class Store:
         self.reading = self._database.reading
         self.writing = self._database.writing
         self.transaction = self._database.transaction
-        self.replacing = self._database.replacing
+        self.atomic_write = self._database.atomic_write
         self.discard = self._database.discard
         self.close = self._database.close
         self.copy_to = self._database.copy_to
@@ -1367,7 +1367,7 @@ class Store:
         Raises:
             IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
         """
-        with self.replacing() as place, Store(place, shared=self.shared) as fresh:
+        with self.atomic_write() as place, Store(place, shared=self.shared) as fresh:
             try:
                 goes_on = place.is_file() and all(
                     fresh.meta(key) == value

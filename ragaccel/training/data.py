@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.paths import replacing
+from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,7 +155,7 @@ def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
 def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows as JSON lines, all or none; return how many."""
     count = 0
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
     return count

@@ -28,7 +28,7 @@ from ragaccel.errors import ConfigurationError, MissingExtraError
 from ragaccel.models.load import bundled_reader_path, load_for_training
 from ragaccel.models.space_adapter import base_of
 from ragaccel.models.support import read_max_positions
-from ragaccel.paths import replacing
+from ragaccel.paths import atomic_write
 from ragaccel.training.data import (
     IGNORED,
     Collator,
@@ -485,7 +485,7 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _write(file: Path, content: Any) -> None:
-    with replacing(file) as opened:
+    with atomic_write(file) as opened:
         opened.write((json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
 from ragaccel.engine.latency import KeptCosts
-from ragaccel.paths import cost_file, make_data_home
+from ragaccel.paths import cost_file, ensure_data_dir
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
         if first == "costs":
             KeptCosts(0.1, cost_file("a model")).save()
         elif first == "doctor":
-            make_data_home()
+            ensure_data_dir()
         history = History()
         history.begin(history.open_conversation("/docs"), "Who?")
         beside = sorted(home.glob("history.db*"))

@@ -59,7 +59,7 @@ def test_the_same_text_is_kept_once_and_its_newest_passage_wins():
     assert len(registry) == 2
     assert registry.num_bytes - size == pytest.approx(FERRY.count(" ") * 2, abs=9)
     assert names(registry.match(FERRY)) == ["new"]
-    assert registry.neighbours([Passage("other", KEEPER, path="a")]) == []
+    assert registry.adjacent_chunks([Passage("other", KEEPER, path="a")]) == []
 
 
 def test_texts_that_are_too_short_are_not_kept():
@@ -77,7 +77,7 @@ def test_namespaces_do_not_see_each_other():
     assert names(registry.match(FERRY + KEEPER, "y")) == ["own"]
     assert names(registry.match(FERRY, "x")) == ["ferry"]
     assert registry.match(FERRY) == []
-    assert registry.neighbours([Passage("own", FERRY, path="a")], "y") == []
+    assert registry.adjacent_chunks([Passage("own", FERRY, path="a")], "y") == []
     registry.clear("x")
     assert len(registry) == 1
     assert registry.match(FERRY, "x") == []
@@ -141,9 +141,9 @@ def test_neighbours_are_of_the_same_document_nearest_first():
     registry = ReferenceRegistry()
     parts = [Passage(str(n), sentence(n), path="log.md", start=100 * n) for n in range(30)]
     registry.register([*parts, Passage("else", FERRY, path="other.md", start=1_000)])
-    near = registry.neighbours([parts[10]], max_characters=5 * len(sentence(11)))
+    near = registry.adjacent_chunks([parts[10]], max_characters=5 * len(sentence(11)))
     assert [passage.passage_id for passage in near] == ["11", "9", "12", "8", "13"]
-    near = registry.neighbours([parts[10], parts[12]])
+    near = registry.adjacent_chunks([parts[10], parts[12]])
     assert [passage.passage_id for passage in near[:3]] == ["13", "11", "9"]
     assert len(near) == 28
 
@@ -151,13 +151,13 @@ def test_neighbours_are_of_the_same_document_nearest_first():
 def test_a_passage_without_a_path_has_no_neighbours():
     registry = ReferenceRegistry()
     registry.register([Passage("a", FERRY), Passage("b", KEEPER)])
-    assert registry.neighbours([Passage("a", FERRY)]) == []
+    assert registry.adjacent_chunks([Passage("a", FERRY)]) == []
 
 
 def test_where_no_starts_are_told_the_newest_of_a_document_are_its_neighbours():
     registry = ReferenceRegistry()
     registry.register(Passage(str(n), sentence(n), path="log.md") for n in range(200))
-    near = registry.neighbours([Passage("0", sentence(0), path="log.md")], max_characters=250)
+    near = registry.adjacent_chunks([Passage("0", sentence(0), path="log.md")], max_characters=250)
     assert [passage.passage_id for passage in near] == ["199", "198", "197"]
 
 
@@ -166,7 +166,7 @@ def test_neighbours_that_do_not_fit_are_passed_over():
     whole = Passage("whole", "".join(map(sentence, range(200))), path="log.md")
     parts = [Passage(str(n), sentence(n), path="log.md", start=100 * n) for n in (4, 5, 9)]
     registry.register([whole, *parts])
-    near = registry.neighbours([parts[0]], max_characters=300)
+    near = registry.adjacent_chunks([parts[0]], max_characters=300)
     assert [passage.passage_id for passage in near] == ["5", "9"]
 
 

@@ -43,9 +43,11 @@ def test_a_passage_that_stands_there_in_part_is_handed_out_as_that_part():
     (match,) = registry.match(asked)
     assert (match.passage.text, match.whole) == (CLAUSE, False)
     assert (match.passage.start, match.passage.end) == (100, 100 + len(CLAUSE))
-    (found,) = gather_references(asked, registry=registry, tokenizer=Untouched(), neighbours=False)
+    (found,) = gather_references(
+        asked, registry=registry, tokenizer=Untouched(), adjacent_chunks=False
+    )
     assert found == match.passage
-    assert [one.passage_id for one in registry.neighbours([found])] == ["ours", "next"]
+    assert [one.passage_id for one in registry.adjacent_chunks([found])] == ["ours", "next"]
 
 
 def test_the_rest_of_a_passage_without_a_path_is_its_only_neighbour():
@@ -53,7 +55,7 @@ def test_the_rest_of_a_passage_without_a_path_is_its_only_neighbour():
     whole = Passage("7", CLAUSE + SECRET)
     registry.register([Passage("7", NEXT.text * 3), whole, Passage("8", SECRET)])
     (match,) = registry.match(CLAUSE)
-    assert registry.neighbours([match.passage]) == [whole]
+    assert registry.adjacent_chunks([match.passage]) == [whole]
 
 
 def test_every_piece_of_a_passage_that_stands_there_is_told():
@@ -129,7 +131,7 @@ def test_neighbours_come_from_where_the_passage_came_from():
     visible = visible_references(shared, scopes=[scope])
     found = [match.passage for match in visible.match(OURS.text)]
     assert found == [OURS]
-    assert visible.neighbours(found) == [NEXT]
+    assert visible.adjacent_chunks(found) == [NEXT]
 
 
 def test_a_callers_own_goes_before_what_a_registry_knows_of_the_same_text():

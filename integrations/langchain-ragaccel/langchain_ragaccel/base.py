@@ -26,8 +26,8 @@ from ragaccel import (
     RagaccelError,
     SharedModel,
     check_arguments,
-    says_nothing,
-    shared_model,
+    get_shared_model,
+    is_blank,
 )
 
 from langchain_ragaccel.callbacks import Caller, caller_of, present_caller
@@ -137,7 +137,7 @@ ANSWERING = frozenset({
 
 QUIET = frozenset({
     "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
-    "neighbours", "max_reference_tokens", "timeout", "stream", "stream_usage",
+    "adjacent_chunks", "max_reference_tokens", "timeout", "stream", "stream_usage",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
 """Settings of a call that never change an answer to the same prompt.
@@ -166,7 +166,7 @@ class Call:
     looks_up: bool
     """Whether references are looked for unasked."""
     namespace: str
-    neighbours: bool
+    adjacent_chunks: bool
     max_reference_tokens: int
     timeout: float | None
     follows_runs: bool
@@ -204,7 +204,7 @@ def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     for name, value in given.items():
-        if says_nothing(name, value):
+        if is_blank(name, value):
             continue
         own = OTHER_NAMES.get(name, name)
         if own in named or (own != name and own in given):
@@ -245,7 +245,7 @@ def make_call(
         registry=registry_of(options, own),
         looks_up=looks_up,
         namespace=setting("namespace"),
-        neighbours=setting("neighbours"),
+        adjacent_chunks=setting("adjacent_chunks"),
         max_reference_tokens=_room(setting("max_reference_tokens")),
         timeout=_time(setting("timeout")),
         follows_runs=looks_up and options.track == "run-tree",
@@ -666,7 +666,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     """Where references are looked up; the process's own ``ragaccel.default_registry()`` if None."""
     auto_references: bool = True
     """Copy from registered texts that occur in the prompt."""
-    neighbours: bool = True
+    adjacent_chunks: bool = True
     """Copy from what stands beside those in the same document as well."""
     max_reference_tokens: int = Field(default=8192, ge=0)
     track: Literal["run-tree"] | None = None
@@ -760,7 +760,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     def shared(self) -> SharedModel:
         """The model that answers, loaded or not: one for all that name it with the same options."""
         if self.llm is None:
-            meant = shared_model(self.model, **self._loading())
+            meant = get_shared_model(self.model, **self._loading())
         else:
             meant = SharedModel(self.model, ready=self.llm)
         if self._held is None or self._held != meant:
@@ -908,7 +908,7 @@ def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, A
     are of this process, since another one's registry holds other texts.
     """
     try:
-        if not options.shared.reads_apart:
+        if not options.shared.is_documents_only:
             return {}
     except RagaccelError:  # the answer will tell
         return {}

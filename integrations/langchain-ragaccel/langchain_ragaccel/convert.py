@@ -20,10 +20,10 @@ from ragaccel import (
     Passage,
     Prompt,
     Reference,
-    acceptable_turns,
+    adapt_messages,
     build_prompt,
     gather_references,
-    take_apart,
+    parse_prompt,
 )
 
 from langchain_ragaccel.base import DEFAULT_MAX_TOKENS, as_list
@@ -219,7 +219,7 @@ def gather(
         registry=visible,
         namespace=call.namespace,
         tokenizer=llm.tokenizer,
-        neighbours=call.neighbours,
+        adjacent_chunks=call.adjacent_chunks,
         max_tokens=call.max_reference_tokens,
     )
 
@@ -248,11 +248,11 @@ def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> A
     """
     llm = model.load()
     if isinstance(asked, str):
-        return _apart(llm, call, asked) if model.reads_apart else asked
+        return _apart(llm, call, asked) if model.is_documents_only else asked
     if not asked.tools and not asked.template_options:
         if asked.documents:
             return _with_documents(llm, call, asked)
-        if model.reads_apart:
+        if model.is_documents_only:
             return _apart(llm, call, asked.turns)
     turns, inputs = _laid_out(model, asked)
     return llm.tokenizer.chat(turns, **inputs) if inputs else turns
@@ -265,7 +265,7 @@ def count_tokens(model: SharedModel, asked: Conversation) -> int:
 
 
 def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
-    return take_apart(
+    return parse_prompt(
         asked,
         llm.tokenizer,
         call.visible,
@@ -299,7 +299,7 @@ def _room(llm: LLM, call: Call) -> int | None:
 def _laid_out(model: SharedModel, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:
     """Turns that the chat template accepts, and what goes in beside them."""
     inputs = _inputs(model, asked)
-    turns = acceptable_turns(asked.turns, lambda some: model.tokenizer.chat_text(some, **inputs))
+    turns = adapt_messages(asked.turns, lambda some: model.tokenizer.chat_text(some, **inputs))
     return turns, inputs
 
 

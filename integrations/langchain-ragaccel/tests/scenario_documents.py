@@ -59,7 +59,7 @@ class Given:
 
     calls: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
-    neighbours: int = 0
+    adjacent_chunks: int = 0
     is_one_caller: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,7 +70,7 @@ class Given:
         strange = {name for name in neighbour_ids if name.split("/")[0] not in asked}
         with self.lock:
             self.calls.append((frozenset(standing), frozenset(passage_ids)))
-            self.neighbours += len(neighbour_ids)
+            self.adjacent_chunks += len(neighbour_ids)
             strange = set() if self.is_one_caller else strange
             self.leaks += sorted(strange | (set(passage_ids) - standing))
 

@@ -16,7 +16,7 @@ from ragaccel import (
     ConfigurationError,
     ForkError,
     ModelNotFoundError,
-    shared_model,
+    get_shared_model,
 )
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
@@ -126,7 +126,7 @@ def test_a_model_is_loaded_once_by_all_who_name_it(loads):
     assert sorted(loads, key=str) == [("one/model", {"dtype": "float32"}), ("one/model", {})]
     assert len({id(llm.load()) for llm in same}) == 1
     assert other.load() is not same[0].load()
-    assert other.load() is shared_model("one/model", dtype=torch.float32).load()
+    assert other.load() is get_shared_model("one/model", dtype=torch.float32).load()
 
 
 def test_it_can_be_loaded_when_a_server_starts(loads):

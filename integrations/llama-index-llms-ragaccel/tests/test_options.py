@@ -206,7 +206,7 @@ MADE = {
     "generate_kwargs": {"top_k": 5, "stop": ["\n"]},
     "namespace": "tenant",
     "auto_references": False,
-    "neighbours": False,
+    "adjacent_chunks": False,
     "system_prompt": "Be brief.",
 }
 

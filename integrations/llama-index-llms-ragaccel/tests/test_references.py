@@ -189,7 +189,7 @@ def test_neighbours_in_the_same_document_may_be_copied_from():
     words = tiny_llm().tokenizer
     assert {words.decode(one.token_ids).strip() for one in beside} >= {TIDE}
     assert not any("rapeseed" in words.decode(one.token_ids) for one in beside)
-    assert copied_from(Ragaccel(llm=RecordingLLM(), neighbours=False), WICK) == [found[0]]
+    assert copied_from(Ragaccel(llm=RecordingLLM(), adjacent_chunks=False), WICK) == [found[0]]
 
 
 @pytest.mark.usefixtures("joined")

@@ -553,7 +553,7 @@ def doubt_about(data: bytes, name: str) -> str:
     return "" if declares else encoding_doubt(data)
 
 
-def reads_apart(name: str) -> bool:
+def is_documents_only(name: str) -> bool:
     """Whether a file is read in a process of its own, which takes a moment to start."""
     return _reader_apart(name) is not None
 

@@ -310,7 +310,7 @@ def test_what_nothing_joins_shares_nothing(build, call, kind):
     call(build(MODELS[kind](given)), QUESTIONS)
     assert len(given.calls) >= 6
     assert all(standing and not found for standing, found in given.calls)
-    assert not given.neighbours
+    assert not given.adjacent_chunks
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -359,10 +359,10 @@ def test_of_a_thousand_at_once_nobody_is_given_anothers(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("neighbours", [True, False])
-def test_neighbours_are_of_a_document_that_is_in_the_prompt(neighbours, kind):
+@pytest.mark.parametrize("adjacent_chunks", [True, False])
+def test_neighbours_are_of_a_document_that_is_in_the_prompt(adjacent_chunks, kind):
     given = Given()
-    in_threads(partly_shown(MODELS[kind](given, neighbours=neighbours)), QUESTIONS)
+    in_threads(partly_shown(MODELS[kind](given, adjacent_chunks=adjacent_chunks)), QUESTIONS)
     assert given.leaks == []
     assert given.completeness >= 0.99
-    assert bool(given.neighbours) == neighbours
+    assert bool(given.adjacent_chunks) == adjacent_chunks

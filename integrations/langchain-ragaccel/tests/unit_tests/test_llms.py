@@ -228,7 +228,7 @@ def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
     assert llm.invoke(PROMPTS[0]) == texts[0]
     assert len(cache._cache) == 1
     same = RagaccelLLM(
-        llm=bare, max_tokens=NEW, cache=cache, namespace="b", remember=False, neighbours=False
+        llm=bare, max_tokens=NEW, cache=cache, namespace="b", remember=False, adjacent_chunks=False
     )
     heard = Heard()
     assert same.invoke(PROMPTS[0], {"callbacks": [heard]}, references=["a b c"]) == texts[0]

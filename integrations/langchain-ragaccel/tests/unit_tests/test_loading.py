@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from langchain_core.caches import InMemoryCache
-from ragaccel import LLM, ForkError, ModelNotFoundError, shared_model
+from ragaccel import LLM, ForkError, ModelNotFoundError, get_shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
 
@@ -51,7 +51,7 @@ def test_nothing_is_loaded_until_an_answer_is_wanted(loads):
 def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
     held = ChatRagaccel(model="some", dtype="float32")
     held.invoke("Who?", max_tokens=1)
-    assert held.ready_llm is shared_model("some", dtype=torch.float32).load()
+    assert held.ready_llm is get_shared_model("some", dtype=torch.float32).load()
     RagaccelLLM(model="some", dtype="float32", temperature=1.0).invoke("Who?", max_tokens=1)
     RagaccelLLM(model="some", torch_dtype="float32", namespace="b").invoke("Who?", max_tokens=1)
     assert loads == [("some", {"dtype": "float32"})]

@@ -214,7 +214,7 @@ def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
     monkeypatch.setattr(llm, "_plan", watched)
     model = RagaccelLLM(llm=llm, registry=registry, max_tokens=1)
     model.invoke(WICK)
-    model.invoke(WICK, neighbours=False)
+    model.invoke(WICK, adjacent_chunks=False)
     RagaccelLLM(llm=llm, registry=registry, max_tokens=1, max_reference_tokens=1).invoke(WICK)
     assert seen[0][0] == "Passage"
     assert set(seen[0][1:]) == {"Reference"}

@@ -56,7 +56,7 @@ def chain(model):
 
 
 def models():
-    common = {"llm": tiny_llm(), "max_tokens": 2, "track": "run-tree", "neighbours": False}
+    common = {"llm": tiny_llm(), "max_tokens": 2, "track": "run-tree", "adjacent_chunks": False}
     return ChatRagaccel(**common), RagaccelLLM(**common)
 
 

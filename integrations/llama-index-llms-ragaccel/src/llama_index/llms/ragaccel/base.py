@@ -52,8 +52,8 @@ from ragaccel import (
     Settings,
     SharedModel,
     check_arguments,
-    says_nothing,
-    shared_model,
+    get_shared_model,
+    is_blank,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def make_ask(
     settings: dict[str, Any],
     *,
     registry: VisibleReferences | None,
-    neighbours: bool,
+    adjacent_chunks: bool,
     context_window: int | None,
     toolbox: Toolbox | None = None,
 ) -> Ask:
@@ -210,7 +210,7 @@ def make_ask(
     Raises:
         CapacityError: prompt and answer are more than ``context_window``.
     """
-    from ragaccel import acceptable_turns, gather_references, take_apart
+    from ragaccel import adapt_messages, gather_references, parse_prompt
 
     llm, namespace = model.load(), settings["namespace"]
     references: Sequence[Any] = gather_references(
@@ -219,7 +219,7 @@ def make_ask(
         registry=registry,
         namespace=namespace,
         tokenizer=llm.tokenizer,
-        neighbours=neighbours,
+        adjacent_chunks=adjacent_chunks,
     )
     calling = None
     if isinstance(prompt, str):
@@ -227,13 +227,13 @@ def make_ask(
     elif toolbox is not None:
         calling = toolbox.calling(llm, settings.get("stop"))
         lay_out = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
-        ids = llm.tokenizer.chat(acceptable_turns(prompt, lay_out), tools=toolbox.tools)
+        ids = llm.tokenizer.chat(adapt_messages(prompt, lay_out), tools=toolbox.tools)
         asked = [*ids, *calling.opening_ids]
-    elif not model.reads_apart:
-        asked = acceptable_turns(prompt, llm.tokenizer.chat_text)
+    elif not model.is_documents_only:
+        asked = adapt_messages(prompt, llm.tokenizer.chat_text)
     else:
         room = room_of(llm, settings, context_window)
-        asked = take_apart(
+        asked = parse_prompt(
             prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
         )
         references = [one for one in references if one not in asked.passages]
@@ -348,7 +348,7 @@ def model_of(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -
             "a named model brings its tokenizer: give tokenizer= with a loaded model only"
         )
     if is_named:
-        return shared_model(model, **options)
+        return get_shared_model(model, **options)
     if tokenizer is None:
         raise ConfigurationError("a loaded model needs its tokenizer: model=..., tokenizer=...")
     from ragaccel import LLM
@@ -394,7 +394,7 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     own = {
         name: value
         for name, value in given.items()
-        if value is not None and not says_nothing(name, value)
+        if value is not None and not is_blank(name, value)
     }
     for other, name in _OTHER_NAMES.items():
         if other in own and name in own:
@@ -471,7 +471,7 @@ class Ragaccel(FunctionCallingLLM):
         registry: one more place where references are looked for, besides what was retrieved in the
             same root span, in a ``ragaccel.reference_scope`` or in the namespace.
         auto_references: look for retrieved nodes in prompts.
-        neighbours: copy also from what stands beside those in the same documents.
+        adjacent_chunks: copy also from what stands beside those in the same documents.
         system_prompt: what the system says, before texts to complete and in prompts of engines;
             as everywhere in the framework, ``chat`` takes messages as they are.
         messages_to_prompt: writes messages as a text; the model's chat template by default.
@@ -496,7 +496,7 @@ class Ragaccel(FunctionCallingLLM):
     remember: bool = True
     registry: Any = Field(default=None, exclude=True)
     auto_references: bool = True
-    neighbours: bool = True
+    adjacent_chunks: bool = True
 
     _model: SharedModel = PrivateAttr()
 
@@ -791,7 +791,7 @@ class Ragaccel(FunctionCallingLLM):
                 references,
                 settings,
                 registry=visible,
-                neighbours=self.neighbours,
+                adjacent_chunks=self.adjacent_chunks,
                 context_window=self.context_window,
                 toolbox=toolbox,
             )

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.generic_utils import messages_to_prompt as plain
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
-from ragaccel import ConfigurationError, acceptable_turns, choose_tool, resolve_tool_calling
+from ragaccel import ConfigurationError, adapt_messages, choose_tool, resolve_tool_calling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ class TemplatePrompt:
         if not tokenizer.has_chat_template:
             return plain_text(as_turns(messages))
         turns = turns_for(self.model, messages)
-        return tokenizer.chat_text(acceptable_turns(turns, tokenizer.chat_text))
+        return tokenizer.chat_text(adapt_messages(turns, tokenizer.chat_text))
 
 
 def turns_for(
@@ -197,7 +197,7 @@ def turns_for(
         return turns
     native = _native_turns(messages)
     try:
-        return acceptable_turns(
+        return adapt_messages(
             native, lambda some: model.tokenizer.chat_text(some, tools=tools or None)
         )
     except ConfigurationError:

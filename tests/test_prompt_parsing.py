@@ -5,7 +5,7 @@ from fakes import ByteTokenizer
 from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.frameworks.prompt_parsing import find_question, reads_apart, take_apart
+from ragaccel.frameworks.prompt_parsing import find_question, is_documents_only, parse_prompt
 from ragaccel.frameworks.registry import ReferenceRegistry
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.passage import Passage
@@ -44,10 +44,10 @@ def tokenizer():
 
 
 def test_only_a_template_of_documents_and_one_question_reads_apart(tokenizer):
-    assert reads_apart(tokenizer)
-    assert not reads_apart(Tokenizer(tiny_tokenizer(TEMPLATE)))
-    assert not reads_apart(Tokenizer(tiny_tokenizer(None)))
-    assert not reads_apart(ByteTokenizer())
+    assert is_documents_only(tokenizer)
+    assert not is_documents_only(Tokenizer(tiny_tokenizer(TEMPLATE)))
+    assert not is_documents_only(Tokenizer(tiny_tokenizer(None)))
+    assert not is_documents_only(ByteTokenizer())
 
 
 def test_a_template_that_writes_documents_and_the_chat_does_not_read_apart():
@@ -55,14 +55,14 @@ def test_a_template_that_writes_documents_and_the_chat_does_not_read_apart():
         "{% for document in documents %}{{ document['text'] }}{% endfor %}"
         "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     )
-    assert not reads_apart(Tokenizer(tiny_tokenizer(both)))
+    assert not is_documents_only(Tokenizer(tiny_tokenizer(both)))
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("question", [QUESTION, "Name the keeper of the lamp", "为什么？"])
 def test_the_question_of_a_prompt_is_found(template, question, registry, tokenizer):
     text = template.format(context=f"{TIDE.text}\n\n{LAMP.text}", question=question)
-    prompt = take_apart(text, tokenizer, registry)
+    prompt = parse_prompt(text, tokenizer, registry)
     assert [passage.passage_id for passage in prompt.passages] == ["tide", "lamp"]
     assert prompt.text.endswith(f"<turn>{question}<turn>assistant:")
 
@@ -70,8 +70,8 @@ def test_the_question_of_a_prompt_is_found(template, question, registry, tokeniz
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_text_and_a_message_of_it_are_the_same_prompt(template, registry, tokenizer):
     text = template.format(context=LAMP.text, question=QUESTION)
-    said = take_apart([{"role": "user", "content": text}], tokenizer, registry)
-    assert said == take_apart(text, tokenizer, registry)
+    said = parse_prompt([{"role": "user", "content": text}], tokenizer, registry)
+    assert said == parse_prompt(text, tokenizer, registry)
 
 
 def test_passages_may_stand_in_other_messages_than_the_question(registry, tokenizer):
@@ -82,7 +82,7 @@ def test_passages_may_stand_in_other_messages_than_the_question(registry, tokeni
         {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
         {"role": "tool", "content": TIDE.text},
     ]
-    prompt = take_apart(chat, tokenizer, registry)
+    prompt = parse_prompt(chat, tokenizer, registry)
     assert [passage.passage_id for passage in prompt.passages] == ["lamp", "tide"]
     assert prompt.text.endswith(f"<turn>{QUESTION}<turn>assistant:")
 
@@ -90,7 +90,7 @@ def test_passages_may_stand_in_other_messages_than_the_question(registry, tokeni
 def test_a_question_that_a_passage_asks_is_not_the_question(registry, tokenizer):
     asking = Passage("faq", "Question: what burns in the lamp by night? Rapeseed oil, it is said.")
     registry.register(asking)
-    prompt = take_apart(LAST.format(context=asking.text, question=QUESTION), tokenizer, registry)
+    prompt = parse_prompt(LAST.format(context=asking.text, question=QUESTION), tokenizer, registry)
     assert prompt.text.endswith(f"<turn>{QUESTION}<turn>assistant:")
     assert prompt.passages == (asking,)
 
@@ -102,11 +102,11 @@ def test_of_a_passage_only_what_stands_in_the_prompt_is_read(tokenizer):
     secret = "Its door opens with the number 4795. "
     registry.register(Passage("book", secret + shown, path="book.md", start=100, end=300))
     text = LABELLED.format(context=shown, question="Which number opens the door?")
-    (passage,) = take_apart(text, tokenizer, registry).passages
+    (passage,) = parse_prompt(text, tokenizer, registry).passages
     assert passage.text == shown
     assert (passage.passage_id, passage.start) == ("book", 100 + len(secret))
     assert passage.end - passage.start == len(shown)
-    assert "4795" not in take_apart(text, tokenizer, registry).text
+    assert "4795" not in parse_prompt(text, tokenizer, registry).text
 
 
 def test_two_passages_may_have_one_id(tokenizer):
@@ -114,14 +114,14 @@ def test_two_passages_may_have_one_id(tokenizer):
     same = [Passage("1", LAMP.text), Passage("1", TIDE.text)]
     registry.register(same)
     text = LABELLED.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
-    assert list(take_apart(text, tokenizer, registry).passages) == same
+    assert list(parse_prompt(text, tokenizer, registry).passages) == same
 
 
 @pytest.mark.parametrize("template", ["{question}", *TEMPLATES])
 def test_a_question_may_be_a_registered_text_itself(template, registry, tokenizer):
     asked = "Who trims the wick of the lamp, and when?"
     registry.register(Passage("faq", asked))
-    prompt = take_apart(template.format(context=LAMP.text, question=asked), tokenizer, registry)
+    prompt = parse_prompt(template.format(context=LAMP.text, question=asked), tokenizer, registry)
     assert prompt.text.endswith(f"<turn>{asked}<turn>assistant:")
     assert list(prompt.passages) == ([] if template == "{question}" else [LAMP])
 
@@ -130,14 +130,14 @@ def test_namespaces_are_kept_apart(tokenizer):
     registry = ReferenceRegistry()
     registry.register(LAMP, namespace="a tenant")
     text = LABELLED.format(context=LAMP.text, question=QUESTION)
-    assert LAMP not in take_apart(text, tokenizer, registry).passages
-    assert take_apart(text, tokenizer, registry, namespace="a tenant").passages == (LAMP,)
+    assert LAMP not in parse_prompt(text, tokenizer, registry).passages
+    assert parse_prompt(text, tokenizer, registry, namespace="a tenant").passages == (LAMP,)
 
 
 def test_what_nobody_registered_is_passages_by_its_paragraphs(tokenizer):
     text = f"Answer briefly.\n\nContext:\n\n{LAMP.text}\n\n{TIDE.text}\n\nQuestion: {QUESTION}"
     for registry in (None, ReferenceRegistry()):
-        prompt = take_apart(text, tokenizer, registry)
+        prompt = parse_prompt(text, tokenizer, registry)
         assert [passage.text for passage in prompt.passages] == [LAMP.text, TIDE.text]
     chat = [
         {"role": "system", "content": LAMP.text},
@@ -145,24 +145,24 @@ def test_what_nobody_registered_is_passages_by_its_paragraphs(tokenizer):
         {"role": "assistant", "content": "Nobody knows what rises at the mole."},
         {"role": "user", "content": QUESTION},
     ]
-    assert [one.text for one in take_apart(chat, tokenizer, None).passages] == [LAMP.text]
+    assert [one.text for one in parse_prompt(chat, tokenizer, None).passages] == [LAMP.text]
 
 
 def test_a_question_alone_has_no_passages(tokenizer):
-    assert take_apart(QUESTION, tokenizer, None).passages == ()
-    assert take_apart(f"Be brief.\n\nQuestion: {QUESTION}", tokenizer, None).passages == ()
+    assert parse_prompt(QUESTION, tokenizer, None).passages == ()
+    assert parse_prompt(f"Be brief.\n\nQuestion: {QUESTION}", tokenizer, None).passages == ()
 
 
 def test_passages_that_do_not_fit_are_reported(registry, tokenizer):
     text = LABELLED.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
-    alone = take_apart(QUESTION, tokenizer, registry)
-    prompt = take_apart(text, tokenizer, registry, max_tokens=len(alone.token_ids) + 45)
+    alone = parse_prompt(QUESTION, tokenizer, registry)
+    prompt = parse_prompt(text, tokenizer, registry, max_tokens=len(alone.token_ids) + 45)
     assert len(prompt.passages) == len(prompt.dropped) == 1
 
 
 def test_a_prompt_that_asks_nothing_is_refused(registry, tokenizer):
     with pytest.raises(ConfigurationError, match="'Question:'"):
-        take_apart(f"{LAMP.text}\n\n---\n", tokenizer, registry)
+        parse_prompt(f"{LAMP.text}\n\n---\n", tokenizer, registry)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_is_found_as_the_question(text, question):
 def test_what_is_given_is_found_where_nothing_is_registered(template, tokenizer):
     text = template.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
     near = Passage("near", "Of what is given, this stands nowhere in the text that asks.")
-    taken = take_apart(text, tokenizer, None, given=[TIDE, near, LAMP.text], namespace="mine")
+    taken = parse_prompt(text, tokenizer, None, given=[TIDE, near, LAMP.text], namespace="mine")
     assert [one.text for one in taken.passages] == [LAMP.text, TIDE.text]
     assert [one.passage_id for one in taken.passages] == ["reference-3", "tide"]
     assert QUESTION in taken.text
@@ -193,11 +193,11 @@ def test_what_is_given_is_found_where_nothing_is_registered(template, tokenizer)
 def test_what_is_given_comes_before_what_is_registered_of_the_same_text(registry, tokenizer):
     text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
     mine = Passage("mine", LAMP.text)
-    taken = take_apart(text, tokenizer, registry, given=[mine])
+    taken = parse_prompt(text, tokenizer, registry, given=[mine])
     assert [one.passage_id for one in taken.passages] == ["mine", "tide"]
 
 
 def test_what_stands_between_rules_is_read_though_nothing_is_known_of_it(tokenizer):
     text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
-    read = [one.text for one in take_apart(text, tokenizer, None).passages]
+    read = [one.text for one in parse_prompt(text, tokenizer, None).passages]
     assert read == ["Context information is below.", LAMP.text, TIDE.text]

@@ -3,7 +3,7 @@
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.prompt import acceptable_turns
+from ragaccel.prompt import adapt_messages
 
 
 def turn(role, content, **more):
@@ -22,19 +22,19 @@ def rejecting(*roles):
 
 def test_turns_that_are_taken_stay_as_they_are():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
-    assert acceptable_turns(turns, rejecting("system", "user", "user")) is turns
+    assert adapt_messages(turns, rejecting("system", "user", "user")) is turns
 
 
 def test_neighbours_of_one_role_are_put_together_first():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", ""), turn("user", "c")]
-    taken = acceptable_turns(turns, rejecting("system", "user"))
+    taken = adapt_messages(turns, rejecting("system", "user"))
     assert taken == [turn("system", "a"), turn("user", "b\n\nc")]
     assert turns[1] == turn("user", "b")
 
 
 def test_then_the_system_speaks_before_the_user():
     turns = [turn("system", "a"), turn("user", "b"), turn("assistant", "c"), turn("user", "d")]
-    taken = acceptable_turns(turns, rejecting("user", "assistant", "user"))
+    taken = adapt_messages(turns, rejecting("user", "assistant", "user"))
     assert taken == [turn("user", "a\n\nb"), turn("assistant", "c"), turn("user", "d")]
 
 
@@ -48,11 +48,11 @@ def test_turns_that_call_or_tell_or_hold_other_than_text_stay_by_themselves():
     ]
     turns = [turn("user", "a"), turn("user", "b"), *apart, turn("user", "g")]
     roles = ("user", "assistant", "assistant", "tool", "tool", "user", "user")
-    taken = acceptable_turns(turns, rejecting(*roles))
+    taken = adapt_messages(turns, rejecting(*roles))
     assert taken == [turn("user", "a\n\nb"), *apart, turn("user", "g")]
 
 
 def test_what_no_way_is_taken_is_said_of_the_turns_as_they_were():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
     with pytest.raises(ConfigurationError, match=r"\['system', 'user', 'user'\]"):
-        acceptable_turns(turns, rejecting("assistant"))
+        adapt_messages(turns, rejecting("assistant"))

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ragaccel.paths import replacing
+from ragaccel.paths import atomic_write
 
 
 def write(path, text, **options):
-    with replacing(path, **options) as file:
+    with atomic_write(path, **options) as file:
         file.write(text.encode())
 
 
 def write_half(path, error):
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"half of the n")
         raise error
 
@@ -80,8 +80,8 @@ def test_several_at_once_leave_one_whole(tmp_path):
 def start_writing(path):
     """A process in the middle of writing a file."""
     script = (
-        "import sys, time; from pathlib import Path; from ragaccel.paths import replacing\n"
-        "with replacing(Path(sys.argv[1])) as file:\n"
+        "import sys, time; from pathlib import Path; from ragaccel.paths import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); print('begun', flush=True); time.sleep(99)"
     )
     process = subprocess.Popen(

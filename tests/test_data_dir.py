@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.paths import cost_file, data_home
+from ragaccel.paths import cost_file, data_dir
 
 
 @pytest.fixture(autouse=True)
@@ -14,16 +14,16 @@ def no_choice(monkeypatch):
 
 def test_it_is_where_linux_keeps_data(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert data_home() == Path("/home/me/.local/share/ragaccel")
+    assert data_dir() == Path("/home/me/.local/share/ragaccel")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert data_home() == Path("/data/ragaccel")
+    assert data_dir() == Path("/data/ragaccel")
 
 
 def test_a_named_folder_comes_first(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     monkeypatch.setenv("RAGACCEL_HOME", "~/elsewhere")
-    assert data_home() == Path("/home/me/elsewhere")
+    assert data_dir() == Path("/home/me/elsewhere")
 
 
 @pytest.mark.parametrize("found", [None, "~/.local/share/ragaccel"])
@@ -36,5 +36,5 @@ def test_nothing_is_kept_in_the_current_folder_for_a_user_without_a_home(monkeyp
     if found:  # as earlier releases of platformdirs answer
         monkeypatch.setattr("platformdirs.user_data_dir", lambda *_, **__: found)
     with pytest.raises(RuntimeError, match="home directory"):
-        data_home()
+        data_dir()
     assert cost_file("key") is None

@@ -14,7 +14,7 @@ from tiny_models import make_tiny_model
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ModelNotFoundError
-from ragaccel.frameworks.shared_model import SharedModel, shared_model
+from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
 from ragaccel.llm import LLM
 
 
@@ -38,8 +38,8 @@ def loads(monkeypatch):
 
 
 def test_it_is_loaded_once_by_all_who_name_it(loads):
-    same = [shared_model("one/model", device="cpu") for _ in range(6)]
-    other = shared_model("one/model")
+    same = [get_shared_model("one/model", device="cpu") for _ in range(6)]
+    other = get_shared_model("one/model")
     assert not loads
     assert same[0].loaded is None
     threads = [threading.Thread(target=one.load) for one in [*same, other]]
@@ -54,20 +54,20 @@ def test_it_is_loaded_once_by_all_who_name_it(loads):
 
 
 def test_paths_and_what_torch_calls_it_mean_the_same(folder):
-    model = shared_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    assert shared_model(str(folder), device="cpu", dtype="float32") is model
+    model = get_shared_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    assert get_shared_model(str(folder), device="cpu", dtype="float32") is model
     assert model.options == {"dtype": "float32", "device": "cpu"}
-    assert shared_model(folder, dtype="float32") is not model
-    assert shared_model(folder, dtype="float32") != model
+    assert get_shared_model(folder, dtype="float32") is not model
+    assert get_shared_model(folder, dtype="float32") != model
 
 
 def test_the_one_loaded_last_stays_and_others_go_with_their_last_user(loads):
     for _ in range(3):
-        shared_model("made/for-one-call").load()
+        get_shared_model("made/for-one-call").load()
     assert len(loads) == 1
-    shared_model("another/model").load()
+    get_shared_model("another/model").load()
     gc.collect()
-    shared_model("made/for-one-call").load()
+    get_shared_model("made/for-one-call").load()
     first, other, again = [name for name, _ in loads]
     assert (first, other, again) == ("made/for-one-call", "another/model", first)
 
@@ -76,7 +76,7 @@ def test_a_load_that_fails_is_tried_again(monkeypatch):
     def fails(name, **options):
         raise ModelNotFoundError("no such model")
 
-    model = shared_model("comes/later")
+    model = get_shared_model("comes/later")
     monkeypatch.setattr(LLM, "load", fails)
     with pytest.raises(ModelNotFoundError):
         model.load()
@@ -97,20 +97,20 @@ def test_those_who_wait_for_one_model_take_no_thread_from_another(monkeypatch):
     monkeypatch.setattr(LLM, "load", load)
 
     async def ask():
-        slow = [asyncio.create_task(shared_model("slow/model").aload()) for _ in range(50)]
+        slow = [asyncio.create_task(get_shared_model("slow/model").aload()) for _ in range(50)]
         while not begun.is_set():
             await asyncio.sleep(0.001)
         running = [one.name for one in threading.enumerate()]
         slow[0].cancel()
-        other = await shared_model("other/model").aload()
+        other = await get_shared_model("other/model").aload()
         go_on.set()
         loaded = await asyncio.gather(*slow, return_exceptions=True)
         assert isinstance(loaded[0], asyncio.CancelledError)
-        assert {id(one) for one in loaded[1:]} == {id(shared_model("slow/model").loaded)}
-        assert await shared_model("slow/model").aload() is loaded[1]
+        assert {id(one) for one in loaded[1:]} == {id(get_shared_model("slow/model").loaded)}
+        assert await get_shared_model("slow/model").aload() is loaded[1]
         return running, other
 
-    held = shared_model("slow/model")
+    held = get_shared_model("slow/model")
     running, other = asyncio.run(ask())
     assert sum(name.startswith("ragaccel-loading") for name in running) == 1
     assert other is not held.loaded
@@ -121,7 +121,7 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again(monkeypatch):
     def fails(name, **options):
         raise ModelNotFoundError("no such model")
 
-    model = shared_model("comes/too-late")
+    model = get_shared_model("comes/too-late")
     monkeypatch.setattr(LLM, "load", fails)
 
     async def ask():
@@ -134,21 +134,21 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again(monkeypatch):
 
 
 def test_it_is_known_before_its_weights(folder, loads):
-    model = shared_model(folder)
+    model = get_shared_model(folder)
     assert (model.label, model.context_length, model.is_chat_model) == (str(folder), 777, True)
     assert model.tokenizer.decode(model.tokenizer.encode("Who?")) == "Who?"
-    assert not model.reads_apart
-    assert shared_model(folder, capacity=300).context_length == 300
-    reader = shared_model()
+    assert not model.is_documents_only
+    assert get_shared_model(folder, capacity=300).context_length == 300
+    reader = get_shared_model()
     assert (reader.context_length, reader.is_chat_model) == (2048, True)
-    assert (reader.label, reader.reads_apart) == ("ragaccel-reader", True)
+    assert (reader.label, reader.is_documents_only) == ("ragaccel-reader", True)
     assert not loads
     with pytest.raises(ModelNotFoundError):
-        _ = shared_model(folder / "nothing").context_length
+        _ = get_shared_model(folder / "nothing").context_length
 
 
 def test_a_loaded_one_speaks_for_itself(folder):
-    model = shared_model(folder, device="cpu", capacity=64, keep_costs=False)
+    model = get_shared_model(folder, device="cpu", capacity=64, keep_costs=False)
     llm = model.load()
     assert model.tokenizer is llm.tokenizer
     assert model.context_length == llm.context_length == 64
@@ -168,7 +168,7 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     )
     named.model.model.config._name_or_path = "org/name"
     assert SharedModel(ready=named).label == "org/name"
-    assert SharedModel(ready=named).reads_apart
+    assert SharedModel(ready=named).is_documents_only
 
 
 def test_ready_llms_are_told_apart():
@@ -182,7 +182,7 @@ def test_ready_llms_are_told_apart():
 
 
 def test_copies_are_the_same_and_pickles_hold_the_name(loads):
-    model = shared_model("one/model", revision="r")
+    model = get_shared_model("one/model", revision="r")
     model.load()
     assert copy.copy(model) is copy.deepcopy(model) is model
     pickled = pickle.dumps(model)

@@ -213,7 +213,7 @@ def test_functions_that_are_never_compiled_leave_copying(tmp_path):
 def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_guessing import REHEARSAL, ask, new_llm\n"
+        "from test_llm_drafting import REHEARSAL, ask, new_llm\n"
         "def work():\n"
         "    assert REHEARSAL.wait(120)\n"
         "    ask(new_llm(memory=sys.argv[1]))\n"
@@ -277,7 +277,7 @@ def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_pa
     def homeless():
         raise RuntimeError("could not determine home directory")
 
-    monkeypatch.setattr("ragaccel.paths.data_home", homeless)
+    monkeypatch.setattr("ragaccel.paths.data_dir", homeless)
     assert new_llm().engine.costs.path is None
 
 

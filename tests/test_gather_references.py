@@ -60,7 +60,7 @@ def test_neighbours_weigh_less_than_all_that_stands_in_the_prompt():
 
 
 def test_neighbours_can_be_left_out_and_then_nothing_is_tokenized():
-    assert gathered(neighbours=False, tokenizer=Untouched()) == [FERRY, KEEPER]
+    assert gathered(adjacent_chunks=False, tokenizer=Untouched()) == [FERRY, KEEPER]
     assert gathered(KEEPER.text, tokenizer=Untouched()) == [KEEPER]
 
 
@@ -77,7 +77,7 @@ def test_what_is_given_comes_first_and_the_same_content_once():
     own = Passage("mine", FERRY.text.replace(" ", "\n"))
     tokens = Reference((1, 2, 3), 1.0, "own")
     given = [tokens, "Some text.", own, "Some  text. ", Reference((1, 2, 3))]
-    found = gathered(given=given, neighbours=False)
+    found = gathered(given=given, adjacent_chunks=False)
     assert found == [tokens, "Some text.", own, KEEPER]
     assert gathered(given=[FARES], registered=[FERRY, FARES]) == [FARES, FERRY]
     assert gathered(given=[FARES.text], registered=[FERRY, FARES]) == [FARES.text, FERRY]

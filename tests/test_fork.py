@@ -54,7 +54,7 @@ def ran(code):
 
 
 EVERY_USE = """
-from ragaccel.frameworks.shared_model import shared_model
+from ragaccel.frameworks.shared_model import get_shared_model
 from tiny_llm import tiny_llm
 
 class Found:
@@ -108,7 +108,7 @@ is_amid, is_held, forked = threading.Event(), threading.Event(), threading.Event
 asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
 llm._guessing.warm_up()  # from here on answers are remembered, which takes a lock
 wanted = llm.generate(**asked).text
-shared, begun, begun_for_asyncio = shared_model(), llm.stream(**asked), llm.astream(**asked)
+shared, begun, begun_for_asyncio = get_shared_model(), llm.stream(**asked), llm.astream(**asked)
 assert next(begun)
 assert in_child(are_refused) == 0
 amid = threading.Thread(
