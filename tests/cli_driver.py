@@ -12,8 +12,8 @@ from pathlib import Path
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import ask as room
-from ragaccel.cli import index as knowledge
+from ragaccel.cli import ask as ask_module
+from ragaccel.cli import index as index_module
 from ragaccel.cli.main import run
 
 
@@ -33,6 +33,6 @@ def wait(number):
 
 if __name__ == "__main__":
     model = ScriptedLLM(first_passage, before_piece=wait)
-    room.load_llm = lambda terminal, settings: model
-    knowledge.load_embedder = lambda settings: SlowEmbedder()
+    ask_module.load_llm = lambda terminal, settings: model
+    index_module.load_embedder = lambda settings: SlowEmbedder()
     run()

@@ -54,7 +54,7 @@ def draw_jobs(
         example = maker.make(next(shapes))
         prompt = tuple(example.token_ids[: example.answer_start + 1])
         references = tuple(passages_of(maker, example))
-        name = f"{example.asked_in}/{len(jobs)}"
+        name = f"{example.origin}/{len(jobs)}"
         job = Job(name, prompt, references, references, (), max_new_tokens, eos_ids)
         jobs.setdefault(prompt, job)
     return list(jobs.values())

@@ -108,12 +108,12 @@ def _marked_excerpt(terminal: Terminal, number: int, nearest: NearestSentence) -
     text = nearest.passage.text
     opened, closed = ("«", "»") if terminal.unicode else ("<<", ">>")
     best = opened + _line(nearest.text)[:_EXCERPT] + closed
-    room = max(0, _EXCERPT - len(best)) // 2
+    spare = max(0, _EXCERPT - len(best)) // 2
     before, after = _line(text[: nearest.start]), _line(text[nearest.end :])
-    if len(before) > room:
-        before = "…" + before[len(before) - room :]
-    if len(after) > room:
-        after = after[:room] + "…"
+    if len(before) > spare:
+        before = "…" + before[len(before) - spare :]
+    if len(after) > spare:
+        after = after[:spare] + "…"
     line = " ".join(part for part in (before, best, after) if part)
     body = _indented(line, terminal.wrap_width)
     marked = Text(body, style="dim")

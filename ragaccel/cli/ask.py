@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ragaccel.answer import Highlighter
 from ragaccel.cli import answer_view as report
 from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
-from ragaccel.cli.index import Source, locate, open_knowledge, piped_text
-from ragaccel.cli.terminal import Flow, MarkedAnswer, UsageError, printable
+from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
+from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
 from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.errors import NothingIndexedError
 from ragaccel.retrieval.focusing import nearest_sentences
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ragaccel.answer import Answer, Stream
-    from ragaccel.cli.index import Knowledge
+    from ragaccel.cli.index import OpenIndex
     from ragaccel.cli.settings import Settings
     from ragaccel.cli.terminal import Terminal
     from ragaccel.decoding.session import Drafter
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from ragaccel.retrieval.retriever import Retriever
 
 
-_WAIT_SECONDS = 60.0  # seconds
+_JIT_WARMUP_SECONDS = 60.0  # seconds
 
 
-def wait_for_rehearsal(terminal: Terminal) -> None:
+def wait_for_jit_warmup(terminal: Terminal) -> None:
     """Wait until token trees can be drafted: about ten seconds, once on a machine."""
     with terminal.working("compiling, once on a machine"):
-        REHEARSAL.wait(_WAIT_SECONDS)
+        REHEARSAL.wait(_JIT_WARMUP_SECONDS)
 
 
-_MOST_PAIRS = 3  # that --compare times, as long as they take no more than
-_PATIENCE = 4.0  # seconds
+_MAX_PAIRS = 3  # that --compare times, as long as they take no more than
+_MAX_COMPARE_SECONDS = 4.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class OutputOptions:
     """How answers are made and shown."""
 
     json: bool = False
@@ -58,26 +58,26 @@ class Manner:
     accelerate: bool = True
 
 
-class Answering:
+class Answerer:
     """Asks a RAG and shows what comes back; ``seconds`` holds what led up to the answer."""
 
     def __init__(
         self,
         terminal: Terminal,
         rag: RAG,
-        search: Search,
+        search: TimedRetriever,
         conversation: Conversation,
         *,
-        manner: Manner,
+        output: OutputOptions,
         generation: dict[str, Any],
     ) -> None:
         self._terminal = terminal
         self._rag = rag
         self._search = search
         self._conversation = conversation
-        self._manner = manner
-        self._generation = generation if manner.accelerate else generation | {"drafter": _plain()}
-        if manner.compare:  # an answer that was given before would be known
+        self._output = output
+        self._generation = generation if output.accelerate else generation | {"drafter": _plain()}
+        if output.compare:  # an answer that was given before would be known
             self._generation |= {"remember": False}
         self._partial = ""
         self.seconds: dict[str, float] = {}
@@ -89,14 +89,14 @@ class Answering:
         self._conversation.begin(question, self.model)
         self._partial, self._search.seconds = "", 0.0
         try:
-            if self._manner.compare:  # the first request of a process pays for all that is lazy
-                wait_for_rehearsal(self._terminal)
+            if self._output.compare:  # the first request of a process pays for all that is lazy
+                wait_for_jit_warmup(self._terminal)
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
             self._terminal.set_apart()
-            answer = self._shown(question, history)
+            answer = self._show_answer(question, history)
             self.seconds["retrieve"] = self._search.seconds
-            comparison = self._compared(question, history, answer)
+            comparison = self._compare(question, history, answer)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
             self._conversation.end(self._partial, INTERRUPTED if interrupted else FAILED)
@@ -106,12 +106,12 @@ class Answering:
         self._report(answer, comparison, details)
         return answer
 
-    def _shown(self, question: str, history: list[dict[str, str]]) -> Answer:
-        if self._manner.json or not self._manner.stream:
+    def _show_answer(self, question: str, history: list[dict[str, str]]) -> Answer:
+        if self._output.json or not self._output.stream:
             with self._terminal.working("reading the passages"):
                 answer = self._rag.ask(question, history=history, **self._generation)
             self._partial = answer.text
-            if not self._manner.json:
+            if not self._output.json:
                 self._show_whole(answer)
             return answer
         with self._rag.stream(question, history=history, **self._generation) as stream:
@@ -119,7 +119,7 @@ class Answering:
             return stream.answer
 
     def _show_whole(self, answer: Answer) -> None:
-        if self._manner.plain:
+        if self._output.plain:
             self._terminal.write(printable(answer.text), end="\n")
             return
         marked = MarkedAnswer(self._terminal)
@@ -128,11 +128,11 @@ class Answering:
 
     def _show_stream(self, stream: Stream) -> None:
         pieces = self._pieces(stream)
-        if self._manner.plain:
-            flow = Flow(self._terminal.write, self._terminal.wrap_width)
+        if self._output.plain:
+            wrap = WordWrap(self._terminal.write, self._terminal.wrap_width)
             for piece in pieces:
-                flow.feed(printable(piece))
-            flow.finish()
+                wrap.feed(printable(piece))
+            wrap.finish()
             self._terminal.write("\n")
             return
         highlighter, marked = Highlighter(stream.passages), MarkedAnswer(self._terminal)
@@ -152,16 +152,16 @@ class Answering:
             yield piece
             piece = next(stream, None)
 
-    def _compared(
+    def _compare(
         self, question: str, history: list[dict[str, str]], answer: Answer
     ) -> report.Comparison | None:
-        if not self._manner.compare:
+        if not self._output.compare:
             return None
         plainly = self._generation | {"drafter": _plain()}
         began = time.perf_counter()
         with self._terminal.working("comparing with plain decoding"):
             pairs = [(answer, self._rag.ask(question, history=history, **plainly))]
-            while len(pairs) < _MOST_PAIRS and time.perf_counter() - began < _PATIENCE:
+            while len(pairs) < _MAX_PAIRS and time.perf_counter() - began < _MAX_COMPARE_SECONDS:
                 ours = self._rag.ask(question, history=history, **self._generation)
                 pairs.append((ours, self._rag.ask(question, history=history, **plainly)))
         return report.Comparison.of(pairs)
@@ -169,18 +169,18 @@ class Answering:
     def _report(
         self, answer: Answer, comparison: report.Comparison | None, document: dict[str, Any]
     ) -> None:
-        terminal, manner = self._terminal, self._manner
-        if manner.json:
+        terminal, output = self._terminal, self._output
+        if output.json:
             document["conversation"] = self._conversation.number
             document["model"] = self.model
             terminal.json(document)
-        elif not manner.plain or manner.show_sources:
+        elif not output.plain or output.show_sources:
             if not answer.answered:
                 report.show_nearest(terminal, answer)
-            report.show_sources(terminal, answer, everything=manner.show_sources)
+            report.show_sources(terminal, answer, everything=output.show_sources)
         if not answer.answered:
             terminal.note(report.refusal_line(answer))
-        if manner.show_stats:
+        if output.show_stats:
             terminal.note("")
             terminal.note(report.stats_table(answer, self.seconds))
         if answer.finish_reason == "length" and answer.answered:
@@ -188,7 +188,7 @@ class Answering:
         if answer.dropped_passages:
             dropped = len(answer.dropped_passages)
             terminal.note(f"{dropped} of the passages found did not fit into the prompt")
-        if not manner.json:
+        if not output.json:
             terminal.note("")
         terminal.note(report.speed_line(answer, comparison))
 
@@ -229,7 +229,7 @@ class Conversation:
             if resume:
                 self._resume(self._history)
         except HistoryError as error:
-            self._give_up(error)
+            self._disable_history(error)
 
     def messages(self) -> list[dict[str, str]]:
         """The conversation so far as chat messages, first to last."""
@@ -253,7 +253,7 @@ class Conversation:
                 self.number = self._history.open_conversation(self._source)
             self._turn = self._history.begin(self.number, question, model)
         except HistoryError as error:
-            self._give_up(error)
+            self._disable_history(error)
 
     def end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
         """Write down how the question ended."""
@@ -264,7 +264,7 @@ class Conversation:
         try:
             self._history.finish(self._turn, answer, state, details)
         except HistoryError as error:
-            self._give_up(error)
+            self._disable_history(error)
 
     def close(self) -> None:
         """Close the history."""
@@ -278,14 +278,14 @@ class Conversation:
         else:
             self._exchanges = history.exchanges(self.number)
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable_history(self, error: Exception) -> None:
         self._terminal.warn(f"this is not written to the history: {error}")
         if self._history is not None:
             self._history.close()
         self._history = None
 
 
-def space_of(settings: Settings) -> str | bool | None:
+def choose_adapter(settings: Settings) -> str | bool | None:
     """Which SPACE adapter the model is to wear: one that is named, its own, or none."""
     drafter, space = settings.drafter, settings.space
     if drafter in ("trees", "copy"):
@@ -293,7 +293,7 @@ def space_of(settings: Settings) -> str | bool | None:
     return space or (drafter is not None or None)
 
 
-def drafter_of(settings: Settings, llm: LLM) -> Drafter | None:
+def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
     """Make the drafter that is named; None for the model's own: trees, and SPACE if it is worn."""
     kind = settings.drafter
     if kind == "copy":
@@ -307,10 +307,10 @@ def drafter_of(settings: Settings, llm: LLM) -> Drafter | None:
     return None
 
 
-_SEARCHED = 6  # passages that the nearest sentences are looked for in
+_NUM_CANDIDATES = 6  # passages that the nearest sentences are looked for in
 
 
-class Search:
+class TimedRetriever:
     """A retriever that takes its time with a stopwatch and never comes back empty-handed.
 
     ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
@@ -348,11 +348,11 @@ class Search:
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
         """Find the k passages with the sentences nearest to a question, piped-in ones too."""
-        found = [*self.first, *self._whole.search(query, max(k, _SEARCHED))]
+        found = [*self.first, *self._whole.search(query, max(k, _NUM_CANDIDATES))]
         return nearest_sentences(self.embedder, query, found)[:k]
 
 
-def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
+def split_stdin(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
     """Cut a piped-in text into passages and keep those nearest to the question, in their order."""
     from ragaccel.passage import Document
     from ragaccel.retrieval.chunking import split_document
@@ -366,31 +366,40 @@ def passages_of(text: str, question: str, embedder: Embedder, limit: int) -> lis
     return [passages[i] for i in sorted(nearest)]
 
 
-class Room:
+class ChatSession:
     """Where questions about one source are asked."""
 
     def __init__(
-        self, knowledge: Knowledge, search: Search, answering: Answering, talk: Conversation
+        self,
+        opened: OpenIndex,
+        search: TimedRetriever,
+        answerer: Answerer,
+        conversation: Conversation,
     ) -> None:
-        self._knowledge = knowledge
+        self._index = opened
         self._search = search
-        self._answering = answering
-        self.conversation = talk
+        self._answerer = answerer
+        self.conversation = conversation
         self.last: Answer | None = None
 
     def ask(self, question: str, context: str = "") -> Answer:
         """Answer a question; ``context`` is a text to take into account beside the documents."""
-        embedder = self._knowledge.embedder
-        limit = max(1, self._knowledge.k // 2)
-        self._search.first = passages_of(context, question, embedder, limit) if context else ()
-        self.last = self._answering.ask(question)
+        embedder = self._index.embedder
+        limit = max(1, self._index.k // 2)
+        self._search.first = split_stdin(context, question, embedder, limit) if context else ()
+        self.last = self._answerer.ask(question)
         return self.last
 
 
 @contextmanager
-def open_room(
-    terminal: Terminal, source: Source, settings: Settings, *, manner: Manner, resume: bool = False
-) -> Iterator[Room]:
+def open_session(
+    terminal: Terminal,
+    source: Source,
+    settings: Settings,
+    *,
+    output: OutputOptions,
+    resume: bool = False,
+) -> Iterator[ChatSession]:
     """Index what is new, load the model and open the history.
 
     Raises:
@@ -400,38 +409,40 @@ def open_room(
     from ragaccel.rag import RAG
 
     began = time.perf_counter()
-    with open_knowledge(terminal, source, settings) as knowledge:
+    with open_index(terminal, source, settings) as opened:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
         if settings.memory not in (None, "off"):  # what is asked now is to be remembered
-            wait_for_rehearsal(terminal)
-        search = Search(_passage_source(knowledge, settings), source.name, knowledge.retriever)
-        rag = RAG(llm, search, k=knowledge.k, max_new_tokens=settings.max_tokens)
-        talk = Conversation(terminal, source.name, resume=resume)
+            wait_for_jit_warmup(terminal)
+        search = TimedRetriever(_passage_source(opened, settings), source.name, opened.retriever)
+        rag = RAG(llm, search, k=opened.k, max_new_tokens=settings.max_tokens)
+        conversation = Conversation(terminal, source.name, resume=resume)
         generation: dict[str, Any] = {
             "temperature": settings.temperature,
             "seed": settings.seed,
         }
-        drafter = drafter_of(settings, llm)
+        drafter = make_drafter(settings, llm)
         if drafter is not None:
             generation["drafter"] = drafter
-        answering = Answering(terminal, rag, search, talk, manner=manner, generation=generation)
-        answering.model = settings.model or "bundled reader"
-        answering.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
+        answerer = Answerer(
+            terminal, rag, search, conversation, output=output, generation=generation
+        )
+        answerer.model = settings.model or "bundled reader"
+        answerer.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
         try:
-            yield Room(knowledge, search, answering, talk)
+            yield ChatSession(opened, search, answerer, conversation)
         finally:
-            talk.close()
+            conversation.close()
 
 
-def _passage_source(knowledge: Knowledge, settings: Settings) -> PassageSource:
+def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
     """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
     if settings.model is not None:
-        return knowledge.retriever
+        return opened.retriever
     from ragaccel.retrieval.focusing import FocusedRetriever
 
     # chosen with the reader on held-out questions: python -m eval.questions --held-out
-    return FocusedRetriever(knowledge.retriever, sentences=1, margin=0.05)
+    return FocusedRetriever(opened.retriever, sentences=1, margin=0.05)
 
 
 def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
@@ -453,7 +464,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
         name = name or str(bundled_reader_path())
         return LLM.load(
             name,
-            space=space_of(settings),
+            space=choose_adapter(settings),
             dtype=settings.dtype,
             device=settings.device,
             memory=None if memory == "off" else memory,
@@ -489,13 +500,13 @@ def read_question(
     """
     if index is not None and text is None and target is not None and not _is_folder(target):
         target, text = None, target
-    source = locate(target, index)
-    piped = piped_text(terminal)
+    source = resolve_source(target, index)
+    stdin_text = read_stdin(terminal)
     if text is not None and text.strip() not in ("", "-"):
-        return Question(source, text.strip(), piped)
-    if not piped:
+        return Question(source, text.strip(), stdin_text)
+    if not stdin_text:
         raise UsageError(f'what is the question? e.g. ragaccel {verb} {source.argument} "Who …?"')
-    return Question(source, piped)
+    return Question(source, stdin_text)
 
 
 def _is_folder(text: str) -> bool:

@@ -15,7 +15,7 @@ from ragaccel.cli.settings import KEYS, describe, verb
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ragaccel.cli.ask import Room
+    from ragaccel.cli.ask import ChatSession
     from ragaccel.cli.doctor import Check
     from ragaccel.cli.history import Turn
     from ragaccel.cli.index import Source
@@ -50,15 +50,15 @@ def ask(
 
     Where they do not answer it, the nearest passages are shown and the exit code is 5.
     """
-    from ragaccel.cli.ask import Manner, open_room, read_question
+    from ragaccel.cli.ask import OutputOptions, open_session, read_question
     from ragaccel.cli.terminal import ExitCode, UsageError
 
     if compare and no_accel:
         raise UsageError("--compare measures against --no-accel: give one of them")
     asked = read_question(terminal, target, question, index)
-    manner = Manner(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
-    with open_room(terminal, asked.source, settings, manner=manner, resume=resume) as room:
-        answer = room.ask(asked.text, asked.context)
+    output = OutputOptions(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
+    with open_session(terminal, asked.source, settings, output=output, resume=resume) as session:
+        answer = session.ask(asked.text, asked.context)
     return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
 
 
@@ -86,21 +86,21 @@ def chat(
     Questions are read from the terminal, or a line each from a pipe. The exit code is 5 then
     where the documents do not answer one of them.
     """
-    from ragaccel.cli.ask import Manner, open_room
-    from ragaccel.cli.index import locate
+    from ragaccel.cli.ask import OutputOptions, open_session
+    from ragaccel.cli.index import resolve_source
     from ragaccel.cli.terminal import ExitCode
 
-    source = locate(target, index)
-    manner = Manner(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
+    source = resolve_source(target, index)
+    output = OutputOptions(show_sources=show_sources, show_stats=stats, accelerate=not no_accel)
     codes = [ExitCode.OK]
-    with open_room(terminal, source, settings, manner=manner, resume=resume) as room:
+    with open_session(terminal, source, settings, output=output, resume=resume) as session:
         if sys.stdin.isatty():
             terminal.note("a question, /help, or Ctrl-D to leave")
         while (line := _read_line(terminal)) not in (None, "/quit", "/exit"):
             if line and line.startswith("/"):
-                _command(terminal, room, line)
+                _command(terminal, session, line)
             elif line:
-                codes.append(_answer(terminal, room, line))
+                codes.append(_answer(terminal, session, line))
     if sys.stdin.isatty():
         return ExitCode.OK
     # what failed counts before what was not answered
@@ -120,13 +120,13 @@ def _read_line(terminal: "Terminal") -> str | None:
         return None
 
 
-def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
+def _answer(terminal: "Terminal", session: "ChatSession", question: str) -> "ExitCode":
     """Answer one question; what goes wrong with it, or Ctrl-C, ends the answer and not the chat."""
     from ragaccel.cli.terminal import ExitCode, exit_code_of, explain
     from ragaccel.errors import RagaccelError
 
     try:
-        answer = room.ask(question)
+        answer = session.ask(question)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
@@ -138,14 +138,14 @@ def _answer(terminal: "Terminal", room: "Room", question: str) -> "ExitCode":
     return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
 
 
-def _command(terminal: "Terminal", room: "Room", line: str) -> None:
+def _command(terminal: "Terminal", session: "ChatSession", line: str) -> None:
     from ragaccel.cli.answer_view import show_sources
 
     if line == "/new":
-        room.conversation.start_over()
+        session.conversation.start_over()
         terminal.note("a new conversation")
-    elif line == "/sources" and room.last is not None:
-        show_sources(terminal, room.last, everything=True)
+    elif line == "/sources" and session.last is not None:
+        show_sources(terminal, session.last, everything=True)
     elif line == "/sources":
         terminal.note("nothing was asked yet")
     else:
@@ -174,13 +174,13 @@ def search(
     """
     from ragaccel.cli.answer_view import passage_document
     from ragaccel.cli.ask import read_question
-    from ragaccel.cli.index import open_knowledge
+    from ragaccel.cli.index import open_index
     from ragaccel.cli.terminal import ExitCode
     from ragaccel.errors import NothingIndexedError
 
     asked = read_question(terminal, target, query, index, verb="search")
-    with open_knowledge(terminal, asked.source, settings) as knowledge:
-        passages = knowledge.retriever.search(asked.text, settings.k, mode=mode)
+    with open_index(terminal, asked.source, settings) as opened:
+        passages = opened.retriever.search(asked.text, settings.k, mode=mode)
     if json:
         terminal.json(
             {
@@ -238,16 +238,16 @@ def index(
     """
     from ragaccel.cli.index import (
         index_source,
-        locate,
-        locate_passages,
         report_document,
+        resolve_collection,
+        resolve_source,
         tell_report,
     )
     from ragaccel.cli.terminal import ExitCode, UsageError
 
     if passages is not None and target is not None:
         raise UsageError("give DIR or --passages FILE, not both")
-    source = locate_passages(passages, index) if passages else locate(target, index)
+    source = resolve_collection(passages, index) if passages else resolve_source(target, index)
     report = index_source(
         terminal,
         source,
@@ -289,14 +289,14 @@ def ls(
         count_unread,
         file_documents,
         list_unread,
-        locate,
         one_line,
         open_store,
+        resolve_source,
         unread_documents,
     )
     from ragaccel.cli.terminal import ExitCode
 
-    source = locate(target, index)
+    source = resolve_source(target, index)
     with open_store(source) as store:
         if json:
             terminal.json(unread_documents(store) if failed else file_documents(store))
@@ -345,12 +345,12 @@ def rm(
     """
     from pathlib import Path
 
-    from ragaccel.cli.index import locate
+    from ragaccel.cli.index import resolve_source
     from ragaccel.cli.terminal import ExitCode, UsageError
 
     if index is not None and target is not None and not Path(target).expanduser().is_dir():
         files, target = [target, *(files or [])], None
-    source = locate(target, index)
+    source = resolve_source(target, index)
     if everything == bool(files):
         raise UsageError("name the files to take out, or give --all to delete the whole index")
     if undo and not files:
@@ -426,10 +426,10 @@ def stats(
     """Show how many files and passages an index holds, and what made it."""
     from rich.table import Table
 
-    from ragaccel.cli.index import locate, open_store, store_figures
+    from ragaccel.cli.index import open_store, resolve_source, store_figures
     from ragaccel.cli.terminal import ExitCode
 
-    source = locate(target, index)
+    source = resolve_source(target, index)
     with open_store(source) as store:
         figures = store_figures(store)
     if json:
@@ -444,19 +444,25 @@ def stats(
     return ExitCode.OK
 
 
-_MOST = 2**63 - 1  # the largest number that SQLite holds
+_MAX_SQLITE_INTEGER = 2**63 - 1  # the largest number that SQLite holds
 
 
 def logs(
     terminal: "Terminal",
-    limit: Annotated[int, typer.Option("-n", min=1, max=_MOST, help="How many, the latest.")] = 5,
+    limit: Annotated[
+        int, typer.Option("-n", min=1, max=_MAX_SQLITE_INTEGER, help="How many, the latest.")
+    ] = 5,
     containing: Annotated[
         str, typer.Option("--containing", metavar="TEXT", help="Only where this text occurs.")
     ] = "",
     conversation: Annotated[
         int | None,
         typer.Option(
-            "--conversation", metavar="N", min=1, max=_MOST, help="Only this conversation."
+            "--conversation",
+            metavar="N",
+            min=1,
+            max=_MAX_SQLITE_INTEGER,
+            help="Only this conversation.",
         ),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the history is kept.")] = False,
@@ -550,10 +556,10 @@ def doctor(
         return show_costs(terminal, settings, json=json)
     from dataclasses import asdict
 
-    from ragaccel.cli.index import locate
+    from ragaccel.cli.index import resolve_source
     from ragaccel.cli.terminal import ExitCode
 
-    source = locate(target, index) if target or index else None
+    source = resolve_source(target, index) if target or index else None
     checks = []
     for check in _all_checks(terminal, settings, source, load=load):
         checks.append(check)
@@ -587,8 +593,8 @@ def _all_checks(
 
 def _loaded(llm: "LLM") -> str:
     limit = llm.context_length
-    room = "any number of" if limit is None else f"{limit:,}"
-    return f"decodes exactly (self-check passed), {room} tokens of context"
+    context = "any number of" if limit is None else f"{limit:,}"
+    return f"decodes exactly (self-check passed), {context} tokens of context"
 
 
 def _show_checks(terminal: "Terminal", check: "Check") -> None:

@@ -215,8 +215,10 @@ def _choose_threads(llm: LLM) -> dict[int, float]:
     """Let passes use as many threads of a processor as are fastest."""
     from ragaccel.engine.engine import measure_threads
 
-    room = llm.context_length
-    seconds = measure_threads(llm.engine, context=_SHORT if room is None else min(_SHORT, room - 2))
+    max_context = llm.context_length
+    seconds = measure_threads(
+        llm.engine, context=_SHORT if max_context is None else min(_SHORT, max_context - 2)
+    )
     if seconds:
         llm.engine.costs.threads = min(seconds, key=seconds.__getitem__)
     return seconds
@@ -226,7 +228,7 @@ def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
     from ragaccel.engine.engine import ROWS, WAYS, measure_passes
     from ragaccel.engine.latency import read_bandwidth
 
-    room = llm.context_length
+    max_context = llm.context_length
     bandwidth = read_bandwidth(llm.model.device)
     rows = [number for number in ROWS if number <= llm.engine.max_rows]
     found: list[Measured] = []
@@ -255,9 +257,10 @@ def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
 
     with bar:
         for way in WAYS:
-            measure(way, _SHORT if room is None else min(_SHORT, room - 2))
+            measure(way, _SHORT if max_context is None else min(_SHORT, max_context - 2))
         for context in _LONGER:
-            if (room is None or context < room - 2) and found[0].seconds[1] < _MOMENTS:
+            fits = max_context is None or context < max_context - 2
+            if fits and found[0].seconds[1] < _MOMENTS:
                 bar.update(task, description=f"measuring over {context:,} tokens")
                 measure("greedy", context)
     return found

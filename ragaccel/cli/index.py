@@ -108,7 +108,7 @@ def _by_kind(passed: Mapping[str, str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class OpenIndex:
     """An open index: what searches it, what embeds for it, and how many passages to ask for."""
 
     retriever: Retriever
@@ -181,7 +181,7 @@ def index_source(
 
 
 @contextmanager
-def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> Iterator[Knowledge]:
+def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterator[OpenIndex]:
     """Index what is new in a folder or collection and open its index for questions.
 
     An index without either is used as it is. So is one that cannot be written to now, because
@@ -200,7 +200,7 @@ def open_knowledge(terminal: Terminal, source: Source, settings: Settings) -> It
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
             raise hindrance or NothingIndexedError(_nothing(source))
-        yield Knowledge(Retriever(store, embedder), embedder, settings.k)
+        yield OpenIndex(Retriever(store, embedder), embedder, settings.k)
 
 
 def _bring_up_to_date(
@@ -367,7 +367,7 @@ class Source:
         return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
 
 
-def locate(target: str | Path | None, index: Path | None) -> Source:
+def resolve_source(target: str | Path | None, index: Path | None) -> Source:
     """Find out what DIR and --index stand for.
 
     DIR may also be an index file, or a collection of passages that was indexed by
@@ -397,7 +397,7 @@ def locate(target: str | Path | None, index: Path | None) -> Source:
     raise UsageError(f"there is no folder {str(path)!r}{hint}")
 
 
-def locate_passages(collection: Path, index: Path | None) -> Source:
+def resolve_collection(collection: Path, index: Path | None) -> Source:
     """The source of a ready-made collection of passages.
 
     Raises:
@@ -428,7 +428,7 @@ _STDIN_SECONDS = 2.0  # seconds before saying what is being waited for
 _LARGEST = 4 << 20  # bytes; more than this is a document and belongs into the folder
 
 
-def piped_text(terminal: Terminal) -> str:
+def read_stdin(terminal: Terminal) -> str:
     """What is piped in, whole; "" where stdin is a terminal, closed or nothing at all.
 
     Raises:

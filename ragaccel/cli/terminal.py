@@ -169,7 +169,7 @@ def silence_libraries() -> None:
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
-class Flow:
+class WordWrap:
     """Breaks lines between words at ``width`` cells; with None it writes what comes, as it comes.
 
     A word is held back until the space behind it shows where it ends; ``finish`` writes the last.
@@ -242,7 +242,7 @@ class MarkedAnswer:
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._flow = Flow(terminal.write, terminal.wrap_width)
+        self._wrap = WordWrap(terminal.write, terminal.wrap_width)
         self._ended = 0  # the passage of a span that has just ended: its number may be due
         self._between = ""  # what came since, as long as it may lead to a citation
 
@@ -262,7 +262,7 @@ class MarkedAnswer:
     def finish(self) -> None:
         """End the last span and the line."""
         self._settle(cited=False)
-        self._flow.finish()
+        self._wrap.finish()
         self._terminal.write("\n")
 
     def _own_words(self, text: str) -> None:
@@ -289,7 +289,7 @@ class MarkedAnswer:
     def _put(self, text: str, number: int) -> None:
         style = passage_style(number) if number and self._terminal.colored else ""
         if text:
-            self._flow.feed(printable(text), style)
+            self._wrap.feed(printable(text), style)
 
 
 _LONGEST_NAME = 40

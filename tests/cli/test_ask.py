@@ -9,8 +9,8 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage, quotes
 
-from ragaccel.cli import ask as room
-from ragaccel.cli import index as knowledge
+from ragaccel.cli import ask as ask_module
+from ragaccel.cli import index as index_module
 from ragaccel.cli.history import History
 
 HUT = "The hut sleeps fourteen people in two rooms."
@@ -30,8 +30,8 @@ def docs():
 def llm(monkeypatch):
     """A model that quotes the first passage; tests may replace what it says."""
     model = ScriptedLLM(first_passage)
-    monkeypatch.setattr(room, "load_llm", lambda terminal, settings: model)
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr(ask_module, "load_llm", lambda terminal, settings: model)
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
     return model
 
 
@@ -44,7 +44,7 @@ def test_the_answer_is_on_stdout_and_all_else_on_stderr(cli, docs, llm):
     assert "\x1b" not in ended.out + ended.err
 
 
-def test_nothing_new_is_not_worth_a_word(cli, docs, llm):
+def test_an_unchanged_folder_prints_no_index_report(cli, docs, llm):
     cli("ask", docs, "Where does the key hang?")
     assert "added" not in cli("ask", docs, "Where does the key hang?").err
     (docs / "new.txt").write_text("A third file about dogs.")

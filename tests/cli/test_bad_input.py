@@ -11,8 +11,8 @@ from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
 from eval.fuzz.tiny_model import save_tiny_model
-from ragaccel.cli import ask as room
-from ragaccel.cli import index as knowledge
+from ragaccel.cli import ask as ask_module
+from ragaccel.cli import index as index_module
 
 KEY = "The key hangs behind the water tank on the north side."
 QUESTION = "Where does the key hang?"
@@ -29,13 +29,13 @@ def docs():
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
 
 
 @pytest.fixture
 def llm(monkeypatch):
     model = ScriptedLLM(first_passage)
-    monkeypatch.setattr(room, "load_llm", lambda terminal, settings: model)
+    monkeypatch.setattr(ask_module, "load_llm", lambda terminal, settings: model)
     return model
 
 
@@ -215,7 +215,7 @@ def test_an_index_of_another_embedding_model(cli, docs, llm, monkeypatch):
     cli("index", docs)
     other = HashEmbedder()
     other.fingerprint = "another"
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: other)
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: other)
     ended = cli("ask", docs, QUESTION)
     assert ended.code == 1
     assert "ragaccel index docs --rebuild" in one_line(ended)
@@ -245,7 +245,7 @@ def test_an_embedding_model_that_does_not_exist(cli, docs, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(
-        knowledge, "load_embedder", lambda settings: load_embedder(settings.embedder)
+        index_module, "load_embedder", lambda settings: load_embedder(settings.embedder)
     )
     ended = cli("index", docs, "--embedder", "./none")
     assert ended.code == 1

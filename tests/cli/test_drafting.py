@@ -8,13 +8,13 @@ from space_models import random_adapter
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel import LLM
-from ragaccel.cli import index as knowledge
-from ragaccel.cli.ask import drafter_of, space_of
+from ragaccel.cli import index as index_module
+from ragaccel.cli.ask import choose_adapter, make_drafter
 from ragaccel.cli.settings import Settings
 
 
 @pytest.mark.parametrize(
-    ("drafter", "space", "worn"),
+    ("drafter", "space", "attached"),
     [
         (None, None, None),
         (None, "dir", "dir"),
@@ -25,13 +25,13 @@ from ragaccel.cli.settings import Settings
         ("mixed", None, True),
     ],
 )
-def test_an_adapter_is_worn_where_it_is_used(home, drafter, space, worn):
-    assert space_of(Settings(drafter=drafter, space=space)) == worn
+def test_an_adapter_is_attached_where_it_is_used(home, drafter, space, attached):
+    assert choose_adapter(Settings(drafter=drafter, space=space)) == attached
 
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
     folder = save_tiny_model(tmp_path / "model")
     random_adapter(LLM.load(folder).model.model).save(folder / "space")
     return folder
@@ -71,4 +71,4 @@ def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
 
 def test_the_models_own_drafter_is_left_to_it(home):
     for drafter in (None, "trees", "mixed"):
-        assert drafter_of(Settings(drafter=drafter), None) is None
+        assert make_drafter(Settings(drafter=drafter), None) is None

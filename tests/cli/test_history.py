@@ -23,8 +23,8 @@ def history():
 
 
 def test_a_question_is_there_before_its_answer(history):
-    talk = history.open_conversation("/docs")
-    history.begin(talk, "Who?", "reader")
+    conversation = history.open_conversation("/docs")
+    history.begin(conversation, "Who?", "reader")
     other = History()
     turn = other.recent()[0]
     other.close()
@@ -47,17 +47,17 @@ def test_the_last_conversation_is_that_of_the_same_source(history):
 
 def test_names_that_are_no_unicode_are_kept(history):
     name = b"/caf\xe9".decode("utf-8", "surrogateescape")
-    talk = history.open_conversation(name)
-    history.finish(history.begin(talk, f"what of {name}?"), name, ANSWERED)
-    assert history.last_conversation(name) == talk
+    conversation = history.open_conversation(name)
+    history.finish(history.begin(conversation, f"what of {name}?"), name, ANSWERED)
+    assert history.last_conversation(name) == conversation
 
 
 def test_logs_show_the_latest_last_and_as_json(cli, history):
     assert "nothing was asked" in cli("logs").err
-    talk = history.open_conversation("/docs")
+    conversation = history.open_conversation("/docs")
     details = {"sources": [{"number": 2, "citation": "a.md:3", "used": True}]}
-    history.finish(history.begin(talk, "first?"), "One.", ANSWERED, details)
-    history.finish(history.begin(talk, "second?"), "Tw", INTERRUPTED)
+    history.finish(history.begin(conversation, "first?"), "One.", ANSWERED, details)
+    history.finish(history.begin(conversation, "second?"), "Tw", INTERRUPTED)
     shown = cli("logs").out
     assert shown.index("first?") < shown.index("second?")
     assert "a.md:3" in shown
@@ -79,9 +79,11 @@ def test_a_damaged_history_is_one_clear_line(cli, home):
 
 def test_damage_found_later_is_one_clear_line_too(cli, home):
     history = History(home / "history.db")
-    talk = history.open_conversation("/docs")
+    conversation = history.open_conversation("/docs")
     for number in range(200):
-        history.finish(history.begin(talk, f"question {number} " * 20), "answer " * 50, ANSWERED)
+        history.finish(
+            history.begin(conversation, f"question {number} " * 20), "answer " * 50, ANSWERED
+        )
     history.close()
     content = bytearray((home / "history.db").read_bytes())
     content[8192:] = bytes(len(content) - 8192)

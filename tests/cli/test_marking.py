@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ragaccel.answer import Highlighter, Segment
-from ragaccel.cli.terminal import Flow, MarkedAnswer, Terminal, printable
+from ragaccel.cli.terminal import MarkedAnswer, Terminal, WordWrap, printable
 from ragaccel.passage import Passage
 
 HUT = "The hut sleeps fourteen people in two rooms."
@@ -75,10 +75,10 @@ def test_marks_are_the_same_whole_or_in_any_pieces(capsys):
 
 def test_lines_break_between_words():
     lines = []
-    flow = Flow(lambda text: lines.append(text.plain), 20)
+    wrap = WordWrap(lambda text: lines.append(text.plain), 20)
     for letter in "the quick brown fox jumps  over\nthe 東京東京 dog and-a-very-long-word-it-is x":
-        flow.feed(letter)
-    flow.finish()
+        wrap.feed(letter)
+    wrap.finish()
     assert "".join(lines).split("\n") == [
         "the quick brown fox",
         "jumps  over",
@@ -88,12 +88,12 @@ def test_lines_break_between_words():
     ]
 
 
-def test_a_flow_without_a_width_changes_nothing():
+def test_word_wrap_without_a_width_changes_nothing():
     written = []
-    flow = Flow(lambda text: written.append(text.plain), None)
+    wrap = WordWrap(lambda text: written.append(text.plain), None)
     for piece in ("  a\n\n", "b c ", "d" * 500):
-        flow.feed(piece)
-    flow.finish()
+        wrap.feed(piece)
+    wrap.finish()
     assert "".join(written) == "  a\n\nb c " + "d" * 500
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragaccel.cli.ask import read_question
-from ragaccel.cli.index import locate
+from ragaccel.cli.index import resolve_source
 from ragaccel.cli.terminal import Terminal, UsageError
 
 
@@ -67,14 +67,14 @@ def test_a_pipe_that_cannot_be_read_is_refused(docs, pipe, content, said):
 
 
 def test_a_source_is_a_folder_an_index_or_a_collection(docs):
-    assert locate("docs", None).folder == docs
-    assert locate("docs", Path("x.db")).index == Path("x.db")
+    assert resolve_source("docs", None).folder == docs
+    assert resolve_source("docs", Path("x.db")).index == Path("x.db")
     Path("i.db").touch()
-    assert locate("i.db", None) == locate(None, Path("i.db"))
+    assert resolve_source("i.db", None) == resolve_source(None, Path("i.db"))
     Path("set.tsv").write_text("1\ttext\n")
     with pytest.raises(UsageError, match="index --passages"):
-        locate("set.tsv", None)
+        resolve_source("set.tsv", None)
     with pytest.raises(UsageError, match="which documents"):
-        locate(None, None)
+        resolve_source(None, None)
     with pytest.raises(UsageError, match=r"ask DIR 'Who is it\?'"):
-        locate("Who is it?", None)
+        resolve_source("Who is it?", None)

@@ -10,7 +10,7 @@ from fakes import HashEmbedder
 from rich.console import Console
 
 from ragaccel.answer import copied_spans
-from ragaccel.cli import index as knowledge
+from ragaccel.cli import index as index_module
 from ragaccel.cli.answer_view import show_sources
 from ragaccel.cli.terminal import Terminal, indexing_progress
 from ragaccel.passage import Passage
@@ -22,7 +22,7 @@ HUT = "The hut sleeps fourteen people in two rooms."
 
 @pytest.fixture(autouse=True)
 def embedder(monkeypatch):
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
 
 
 @pytest.fixture

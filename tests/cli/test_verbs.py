@@ -10,8 +10,8 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import ask as room
-from ragaccel.cli import index as knowledge
+from ragaccel.cli import ask as ask_module
+from ragaccel.cli import index as index_module
 from ragaccel.cli.history import History
 from ragaccel.passage import Passage
 from ragaccel.retrieval.collection import Collection
@@ -22,7 +22,7 @@ KEY = "The key hangs behind the water tank on the north side."
 
 @pytest.fixture(autouse=True)
 def embedder(monkeypatch):
-    monkeypatch.setattr(knowledge, "load_embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def docs():
 @pytest.fixture
 def llm(monkeypatch):
     model = ScriptedLLM(first_passage)
-    monkeypatch.setattr(room, "load_llm", lambda terminal, settings: model)
+    monkeypatch.setattr(ask_module, "load_llm", lambda terminal, settings: model)
     return model
 
 
@@ -84,9 +84,9 @@ def test_a_strangers_folder_chooses_no_embedding_model(cli, docs, llm, monkeypat
     Path("emb").mkdir()
     Path("ragaccel.toml").write_text('embedder = "./emb"\nmodel = "./emb"\nk = 1\n')
     asked_for = []
-    load = knowledge.load_embedder
+    load = index_module.load_embedder
     monkeypatch.setattr(
-        knowledge, "load_embedder", lambda settings: asked_for.append(settings) or load(settings)
+        index_module, "load_embedder", lambda settings: asked_for.append(settings) or load(settings)
     )
     ended = cli("search", ".", "anything")
     assert ended.code == 0
