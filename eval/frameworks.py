@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     done = {(row["example"], row["round"]) for row in ledger.rows}
     for number in range(options.rounds + 1):
         for llm in llms.values():
-            llm.engine.pool.clear()  # it keeps whole prompts: of few questions, all
+            llm.engine.prefix_cache.clear()  # it keeps whole prompts: of few questions, all
         for at, example in enumerate(examples):
             if (example.example_id, number) not in done:
                 rows = ask_all(contenders, example, number, at)

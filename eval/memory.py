@@ -152,7 +152,7 @@ def reading(llm: LLM) -> dict[str, int]:
     return {
         "resident_bytes": resident_bytes(),
         "remembered_bytes": llm.memory.num_bytes,
-        "kept_bytes": llm.engine.pool.num_bytes,
+        "kept_bytes": llm.engine.prefix_cache.num_bytes,
     }
 
 

@@ -103,13 +103,13 @@ class Ours:
     def forget(self) -> None:
         """Forget what was said and the states of prompts; what a chain retrieved went with it."""
         self.llm.memory.clear()
-        self.llm.engine.pool.clear()
+        self.llm.engine.prefix_cache.clear()
 
     def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
         """Answer a question, with exactly the ``recorded`` token ids if there are some."""
         if self._again:
             self._ask(question, recorded)
-            self.llm.engine.pool.clear()
+            self.llm.engine.prefix_cache.clear()
         return self._ask(question, recorded)
 
     def _ask(self, question: str, recorded: Sequence[int]) -> Asked:

@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{options.model} reads {limit} tokens: choose shorter --contexts")
     bandwidth = read_bandwidth(target.ours.device)
     weights = target.ours.weight_bytes
-    target.ours.launch_each()  # its arena is not to lie beside what is measured
+    target.ours.launch_each()  # its KV pool is not to lie beside what is measured
     return result(
         "roofline",
         {**describe_target(options), "repeats": options.repeats},
@@ -131,7 +131,7 @@ def measure_way(
         found: dict[str, Any] = {}
     else:
         ours = make_ours(target.model, way)
-        before = allocated_bytes(target.ours.device)  # an arena that was dropped does not count
+        before = allocated_bytes(target.ours.device)  # a KV pool that was dropped does not count
         engine = Engine(ours, max_rows=max(ROWS), kept_prefixes=0)
         seconds = dict(measure_passes(engine, context=context, repeats=options.repeats))
         if way == "compiled" and not ours.is_compiled:

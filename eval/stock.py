@@ -58,7 +58,7 @@ class Generate:
         """Do nothing: it learns nothing."""
 
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
-        """The weights; our arena and graphs, which lie beside them, are not its own."""
+        """The weights; our KV pool and graphs, which lie beside them, are not its own."""
         return stored_bytes(self._model.parameters())
 
     def run(self, job: Job) -> Run:

@@ -10,5 +10,5 @@ def static_target(family="llama", model=None):
     """Make a target model of a shared tiny one, or of a given one."""
     target = HuggingFaceModel(tiny_model(family) if model is None else model)
     target.use_graphs(PlainKernel, capture=False)
-    assert target.arena is not None
+    assert target.kv_pool is not None
     return target

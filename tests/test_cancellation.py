@@ -45,7 +45,10 @@ class Passes:
     async def until_idle(self):
         """Wait until nobody computes, and say how many passes there were."""
         for _ in range(3000):
-            if not self.llm.engine.pool._open and not self.llm._writer._runner.scheduler._turns:
+            if (
+                not self.llm.engine.prefix_cache._open
+                and not self.llm._writer._runner.scheduler._turns
+            ):
                 return self.count
             await asyncio.sleep(0.01)
         raise TimeoutError
@@ -105,7 +108,7 @@ def test_others_in_the_same_passes_get_their_own_tokens(llm):
         return [answer.token_ids for answer in await asyncio.gather(*kept)]
 
     assert asyncio.run(ask()) == alone
-    assert not llm.engine.pool._open
+    assert not llm.engine.prefix_cache._open
 
 
 class Found:
@@ -134,7 +137,7 @@ def test_a_stream_closed_by_another_thread_stops_reading_its_prompt(llm, answers
     reader.join(30)
     assert not reader.is_alive()
     assert (passes.count, seen) == (3, [])
-    assert not llm.engine.pool._open
+    assert not llm.engine.prefix_cache._open
     with suppress(StopIteration):
         next(stream)
     with pytest.raises(RuntimeError, match="closed before its end"):

@@ -340,7 +340,7 @@ def test_an_error_of_a_processor_reaches_its_caller_and_nothing_stays_open(model
                 pad_token_id=PAD,
             )
     engine = model.__dict__[_NAME].engine.scheduler.engine
-    assert not engine.pool._open
+    assert not engine.prefix_cache._open
     assert_same(model, some_prompts(9))
 
 

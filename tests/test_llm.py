@@ -345,11 +345,11 @@ def test_nothing_is_computed_before_the_first_piece_nor_after_leaving(monkeypatc
     assert 0 < after_first < 10
     stream.close()
     assert counting.passes == after_first
-    assert llm.engine.pool.num_idle == 1  # its cache is free again
+    assert llm.engine.prefix_cache.num_idle == 1  # its cache is free again
     for _ in llm.stream(PROMPT, max_new_tokens=64):
         break
     gc.collect()
-    assert llm.engine.pool.num_idle == 1
+    assert llm.engine.prefix_cache.num_idle == 1
     assert counting.passes <= 2 * after_first
 
 
@@ -359,8 +359,8 @@ def test_a_model_that_is_dropped_takes_its_caches_along_at_once():
     with llm.stream(PROMPT, max_new_tokens=64) as stream:
         next(stream)
     del stream
-    caches = [weakref.ref(holding.cache) for holding in llm.engine.pool._idle]
-    kept = [weakref.ref(each) for each in (llm.model, llm.engine, llm.engine.pool)] + caches
+    caches = [weakref.ref(entry.cache) for entry in llm.engine.prefix_cache._idle]
+    kept = [weakref.ref(each) for each in (llm.model, llm.engine, llm.engine.prefix_cache)] + caches
     assert caches
     gc.collect()
     gc.disable()
@@ -376,7 +376,7 @@ def test_errors_reach_the_consumer_and_free_the_cache():
     stream = llm.stream(PROMPT, drafter=Nonsense(fail_at=3), max_new_tokens=64)
     with pytest.raises(ZeroDivisionError, match="a drafter that fails"):
         list(stream)
-    assert llm.engine.pool.num_idle == 1
+    assert llm.engine.prefix_cache.num_idle == 1
     with pytest.raises(ZeroDivisionError):
         llm.generate(PROMPT, drafter=Nonsense(fail_at=1))
 

@@ -62,7 +62,7 @@ def test_a_long_list_runs_as_many_at_a_time_as_may_be():
     texts = PROMPTS * 4
     answers = llm.generate(texts, **SETTINGS)
     assert max(seen) == 3
-    assert len(llm.engine.pool._open) == 0
+    assert len(llm.engine.prefix_cache._open) == 0
     expected = tiny_llm(drafter=NoDrafter())
     assert tokens(answers) == [expected.generate(text, **SETTINGS).token_ids for text in texts]
 
@@ -85,7 +85,7 @@ def test_an_error_in_a_list_closes_all_of_it(llm):
 
     with pytest.raises(KeyError, match="a processor's own"):
         llm.generate(PROMPTS, max_new_tokens=40, logits_processors=[fails])
-    assert not llm.engine.pool._open
+    assert not llm.engine.prefix_cache._open
     assert llm.generate(PROMPTS[0], **SETTINGS).token_ids
     assert not llm._writer._runner.scheduler._turns
 
@@ -147,7 +147,7 @@ def test_a_cancelled_task_ends_its_answer_and_no_other(llm, alone):
 
     assert tokens(asyncio.run(ask())) == alone[1:]
     assert tokens([llm.generate(PROMPTS[0], **SETTINGS)]) == alone[:1]
-    assert not llm.engine.pool._open
+    assert not llm.engine.prefix_cache._open
 
 
 def test_leaving_an_asyncio_stream_ends_it(llm):
@@ -158,7 +158,7 @@ def test_leaving_an_asyncio_stream_ends_it(llm):
         await stream.aclose()
 
     asyncio.run(first_pieces())
-    assert not llm.engine.pool._open
+    assert not llm.engine.prefix_cache._open
 
 
 def test_an_asyncio_stream_has_its_answer_at_the_end(llm, alone):

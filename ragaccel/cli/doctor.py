@@ -251,7 +251,7 @@ def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
             sampling=WAYS[way],
             advance=lambda: bar.advance(task),
         )
-        states = context * llm.engine.pool.bytes_per_token
+        states = context * llm.engine.prefix_cache.bytes_per_token
         limit = (llm.model.weight_bytes + states) / bandwidth
         found.append(Measured(way, context, dict(seconds), limit))
 

@@ -1,12 +1,12 @@
 """CUDA graphs: static buffers, captured passes and their replay.
 
 A CUDA graph reads and writes fixed addresses, so caches that come and go cannot have buffers of
-their own: each has a run of slots of the arena, and a pass is told where they begin. The rows a
+their own: each has a run of slots of the KV pool, and a pass is told where they begin. The rows a
 pass leaves in the wrong place are moved for all layers at once.
 
 Shapes: L layers, K KV heads, S slots, D head size.
 
-Sizes are rounded up to buckets; what is too much is padding, its states go to the arena's trash.
+Sizes are rounded up to buckets; what is too much is padding, its states go to the null slot.
 Each run first moves the rows that the last pass left in the wrong place.
 
 Shapes: N rows with padding, H query heads, K KV heads, D head size.
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Relief: TypeAlias = "Callable[[Arena, int], None]"
+    OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
 FIRST_SLOTS = 16_384  # less where that is more than this share of the device's memory
 _FIRST_SHARE = 0.1
-_FEWEST_SLOTS = 1024
-TRASH = 0
+_MIN_SLOTS = 1024
+NULL_SLOT = 0
 """A slot of no sequence: where rows that only fill up a pass are written."""
 
 
@@ -88,7 +88,7 @@ class StateLayout:
         return 2 * self.num_layers * self.num_heads * self.head_size * self.dtype.itemsize
 
 
-class Arena:
+class KVPool:
     """States of all sequences, [2L, K, S, D]: keys and values of the layers in turn.
 
     ``num_slots`` is how many tokens it holds at first. Grows by doubling; ``version`` changes when
@@ -98,27 +98,27 @@ class Arena:
     def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
         if num_slots is None:
             room = memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes
-            num_slots = max(_FEWEST_SLOTS, min(FIRST_SLOTS, room))
+            num_slots = max(_MIN_SLOTS, min(FIRST_SLOTS, room))
         self.layout, self.version = layout, 0
-        self.states = self._new(num_slots)
+        self.states = self._allocate_states(num_slots)
         self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end
-        self._caches: weakref.WeakSet[ArenaCache] = weakref.WeakSet()
+        self._caches: weakref.WeakSet[PooledKVCache] = weakref.WeakSet()
         self._returned: deque[tuple[int, int]] = deque()  # runs that are to join the free ones
         self._lock = RLock()
 
     @property
     def num_slots(self) -> int:
-        """How many tokens it holds, the trash included."""
+        """How many tokens it holds, the null slot included."""
         return self.states.shape[2]
 
     @property
     def num_free(self) -> int:
         """Slots that no sequence has."""
-        return sum(end - first for first, end in self._all_free())
+        return sum(end - first for first, end in self._free_ranges())
 
-    def new_cache(self, capacity: int | None = None, limit: int | None = None) -> ArenaCache:
-        """Make an empty cache in this arena."""
-        cache = ArenaCache(self, capacity, limit)
+    def new_cache(self, capacity: int | None = None, limit: int | None = None) -> PooledKVCache:
+        """Make an empty cache in this KV pool."""
+        cache = PooledKVCache(self, capacity, limit)
         self._caches.add(cache)
         return cache
 
@@ -126,10 +126,10 @@ class Arena:
         """Reserve a run of slots; return the first.
 
         Raises:
-            torch.OutOfMemoryError: the arena would have to grow, and the device is full.
+            torch.OutOfMemoryError: the KV pool would have to grow, and the device is full.
         """
         with self._lock:
-            while (base := self._fit(num_slots)) is None:
+            while (base := self._find_free(num_slots)) is None:
                 self._grow(num_slots)
             return base
 
@@ -137,17 +137,19 @@ class Arena:
         """Give a run of slots back. A cache may be collected anywhere, so no lock is taken."""
         self._returned.append((first, end))
 
-    def fits(self, num_slots: int, without: Sequence[ArenaCache] = ()) -> bool:
+    def fits(self, num_slots: int, without: Sequence[PooledKVCache] = ()) -> bool:
         """Whether so many slots lie free in a row, or would do so without some caches."""
         with self._lock:
-            free = _merged([*self._all_free(), *(run for cache in without for run in cache.runs)])
+            free = _merge_ranges(
+                [*self._free_ranges(), *(run for cache in without for run in cache.slot_ranges)]
+            )
         return any(end - first >= num_slots for first, end in free)
 
-    def may_grow(self, num_slots: int, idle: Sequence[ArenaCache], kept_bytes: int) -> bool:
+    def can_grow(self, num_slots: int, idle: Sequence[PooledKVCache], kept_bytes: int) -> bool:
         """Whether, grown for so many slots, it is no larger than what is used and may be kept."""
-        held = sum(end - first for cache in idle for first, end in cache.runs)
+        held = sum(end - first for cache in idle for first, end in cache.slot_ranges)
         used = self.num_slots - self.num_free - held + num_slots
-        return (self._grown(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
+        return (self._size_after_growth(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the states of some slots to others, in all layers."""
@@ -155,46 +157,46 @@ class Arena:
         with self._lock:  # a closed request's rows may be moved while another's cache grows
             self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
 
-    def _fit(self, num_slots: int) -> int | None:
-        free = self._all_free()
+    def _find_free(self, num_slots: int) -> int | None:
+        free = self._free_ranges()
         for i, (first, end) in enumerate(free):
             if end - first >= num_slots:
                 free[i : i + 1] = [(first + num_slots, end)] * (end - first > num_slots)
                 return first
         return None
 
-    def _all_free(self) -> list[tuple[int, int]]:
+    def _free_ranges(self) -> list[tuple[int, int]]:
         """The free runs, those that were given back among them."""
         with self._lock:
             while self._returned:
-                self._free = _merged([*self._free, self._returned.popleft()])
+                self._free = _merge_ranges([*self._free, self._returned.popleft()])
             return self._free
 
-    def _grown(self, num_slots: int) -> int:
+    def _size_after_growth(self, num_slots: int) -> int:
         """How many slots it has once it has grown."""
         return max(2 * self.num_slots, self.num_slots + num_slots)
 
     def _grow(self, num_slots: int) -> None:
-        old, count = self.states, self._grown(num_slots)
-        self.states = self._new(count)
+        old, count = self.states, self._size_after_growth(num_slots)
+        self.states = self._allocate_states(count)
         self.states[:, :, : old.shape[2]] = old
         self.version += 1
         for cache in list(self._caches):
             cache.bind()
         self.free(old.shape[2], count)
 
-    def _new(self, num_slots: int) -> Tensor:
+    def _allocate_states(self, num_slots: int) -> Tensor:
         layout = self.layout
         shape = (2 * layout.num_layers, layout.num_heads, num_slots, layout.head_size)
         states = torch.empty(shape, dtype=layout.dtype, device=layout.device)
-        states[:, :, TRASH] = 0.0
+        states[:, :, NULL_SLOT] = 0.0
         return states
 
 
-def _merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Join runs of slots that touch, in order."""
     merged: list[tuple[int, int]] = []
-    for first, end in sorted(runs):
+    for first, end in sorted(slot_ranges):
         if merged and merged[-1][1] == first:
             merged[-1] = (merged[-1][0], end)
         else:
@@ -202,21 +204,21 @@ def _merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-class ArenaCache(KVCache):
-    """A sequence's run of slots in an arena. What is to be moved waits for ``settle``."""
+class PooledKVCache(KVCache):
+    """A sequence's run of slots in a KV pool. What is to be moved waits for ``flush_moves``."""
 
-    __slots__ = ("_finalizer", "arena", "base", "relief")
+    __slots__ = ("_finalizer", "base", "kv_pool", "on_full")
 
-    def __init__(self, arena: Arena, capacity: int | None, limit: int | None) -> None:
+    def __init__(self, kv_pool: KVPool, capacity: int | None, limit: int | None) -> None:
         super().__init__(capacity, limit)
-        self.arena = arena
-        self.relief: weakref.WeakMethod[Relief] | None = None
+        self.kv_pool = kv_pool
+        self.on_full: weakref.WeakMethod[OnFull] | None = None
         """Is told of slots that are about to be allocated, and may free others before."""
-        self.base = TRASH  # slot of the first token, once there is one
-        self._finalizer: weakref.finalize[..., ArenaCache] | None = None
+        self.base = NULL_SLOT  # slot of the first token, once there is one
+        self._finalizer: weakref.finalize[..., PooledKVCache] | None = None
 
     def begin(self, num_rows: int) -> int:
-        """Make room for a pass; recorded moves are done by the pass itself, or by ``settle``."""
+        """Make room for a pass, which does recorded moves itself unless ``flush_moves`` does."""
         self.reserve(0)
         return self._make_room(num_rows)
 
@@ -227,12 +229,12 @@ class ArenaCache(KVCache):
             wanted = max(num_slots, self.capacity)
             self._resize(wanted if self.limit is None else min(wanted, self.limit))
 
-    def settle(self) -> None:
+    def flush_moves(self) -> None:
         """Do the recorded moves now, before a pass that does not."""
         self._apply_moves()
 
     @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
+    def slot_ranges(self) -> tuple[tuple[int, int], ...]:
         """The slots it has, by their first, up to and without their end: none or one run."""
         return () if self._finalizer is None else ((self.base, self.base + self.capacity),)
 
@@ -243,41 +245,41 @@ class ArenaCache(KVCache):
 
     @property
     def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """What is to be moved, for ``put_back``."""
+        """What is to be moved, for ``restore_moves``."""
         with self._lock:
             return tuple(self._moves)
 
-    def put_back(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def restore_moves(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Have moves to do yet that were taken for a pass which did not begin."""
         with self._lock:
             self._moves[:] = moves
 
     def take_moves(self) -> tuple[list[int], list[int]]:
-        """Hand out the recorded moves, as sources and targets among the arena's slots."""
+        """Hand out the recorded moves, as sources and targets among the KV pool's slots."""
         with self._lock:
-            moves = self._listed()
+            moves = self._move_lists()
             self._moves.clear()
         return moves
 
-    def _listed(self) -> tuple[list[int], list[int]]:
+    def _move_lists(self) -> tuple[list[int], list[int]]:
         sources = [self.base + slot for _, slots in self._moves for slot in slots]
         targets = [self.base + first + i for first, slots in self._moves for i in range(len(slots))]
         return sources, targets
 
     def bind(self) -> None:
-        """Look at the arena's states where they are now."""
+        """Look at the KV pool's states where they are now."""
         if self._finalizer is None:
             return
-        own = self.arena.states[:, :, self.base : self.base + self.capacity]
+        own = self.kv_pool.states[:, :, self.base : self.base + self.capacity]
         self._keys = [states[None] for states in own[0::2]]
         self._values = [states[None] for states in own[1::2]]
 
     @torch.inference_mode()
     def _apply_moves(self) -> None:
         with self._lock:
-            sources, targets = self._listed()
+            sources, targets = self._move_lists()
             if sources:
-                self.arena.move(sources, targets)
+                self.kv_pool.move(sources, targets)
             self._moves.clear()  # not before they are done: memory may run out on the way
 
     @torch.inference_mode()
@@ -287,15 +289,15 @@ class ArenaCache(KVCache):
         used = max(used, self.length)
         if used == 0:
             self._release()
-        relieve = None if self.relief is None else self.relief()
-        if relieve is not None:
-            relieve(self.arena, capacity)
-        base = self.arena.allocate(capacity)
-        states, old = self.arena.states, self._finalizer
+        on_full = None if self.on_full is None else self.on_full()
+        if on_full is not None:
+            on_full(self.kv_pool, capacity)
+        base = self.kv_pool.allocate(capacity)
+        states, old = self.kv_pool.states, self._finalizer
         if old is not None:
             states[:, :, base : base + used] = states[:, :, self.base : self.base + used]
         self.base, self.capacity = base, capacity
-        self._finalizer = weakref.finalize(self, self.arena.free, base, base + capacity)
+        self._finalizer = weakref.finalize(self, self.kv_pool.free, base, base + capacity)
         self._finalizer.atexit = False
         self.bind()
         if old is not None:
@@ -303,7 +305,7 @@ class ArenaCache(KVCache):
 
     def _release(self) -> None:
         """Give its slots back; it gets others when they are wanted."""
-        finalizer, self._finalizer, self.base = self._finalizer, None, TRASH
+        finalizer, self._finalizer, self.base = self._finalizer, None, NULL_SLOT
         self._keys, self._values = [], []
         if finalizer is not None:
             finalizer()
@@ -313,8 +315,8 @@ MAX_MOVES = 64
 """Most rows that one pass moves to where they belong."""
 
 
-class Kernel(Protocol):
-    """Attention over an arena in passes of one size; see ``triton_attention.attend``."""
+class AttentionKernel(Protocol):
+    """Attention over a KV pool in passes of one size; see ``triton_attention.attend``."""
 
     @property
     def num_bytes(self) -> int:
@@ -338,7 +340,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PassSize:
     """The bucket of a pass: rows, row blocks and splits of the attended tokens.
 
     ``has_masks`` tells that some rows may be mask tokens: what acts on them is left out of others.
@@ -357,9 +359,11 @@ class StaticPass:
     ``logits_bytes`` what those take.
     """
 
-    def __init__(self, size: Size, arena: Arena, kernel: Kernel, group: int) -> None:
-        device, rows = arena.layout.device, size.rows
-        self.size, self._arena, self._kernel = size, arena, kernel
+    def __init__(
+        self, size: PassSize, kv_pool: KVPool, kernel: AttentionKernel, group: int
+    ) -> None:
+        device, rows = kv_pool.layout.device, size.rows
+        self.size, self._kv_pool, self._kernel = size, kv_pool, kernel
         self._block_rows = rows_per_block(group)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
         self.logits_bytes = 0
@@ -389,14 +393,14 @@ class StaticPass:
         ids, positions, slots, sources, targets = np.split(
             self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES])
         )
-        for part, padding in ((ids, 0), (positions, 0), (slots, TRASH)):
+        for part, padding in ((ids, 0), (positions, 0), (slots, NULL_SLOT)):
             part[:] = padding
-        sources[:], targets[:] = TRASH, TRASH
+        sources[:], targets[:] = NULL_SLOT, NULL_SLOT
         n = rows.num_rows
         ids[:n], positions[:n] = rows.token_ids[0].numpy(), rows.positions[0].numpy()
         moved, segments = 0, []
         for span in rows.spans:
-            cache = in_arena(span.cache)
+            cache = require_pooled(span.cache)
             slots[span.rows] = np.arange(span.num_rows) + cache.base + span.start
             found = cache.take_moves()
             stop = moved + len(found[0])
@@ -419,7 +423,7 @@ class StaticPass:
 
     def move(self) -> None:
         """Move what the last passes left in the wrong place."""
-        states = self._arena.states
+        states = self._kv_pool.states
         states.index_copy_(2, self._targets, states.index_select(2, self._sources))
 
     def attend(
@@ -436,7 +440,7 @@ class StaticPass:
         ``states`` are queries [1, H, N, D], keys and values [1, K, N, D].
         """
         queries, keys, values = states
-        all_keys, all_values = self._arena.states[2 * layer : 2 * layer + 2].unbind(0)
+        all_keys, all_values = self._kv_pool.states[2 * layer : 2 * layer + 2].unbind(0)
         all_keys.index_copy_(1, self._slots, keys[0])
         all_values.index_copy_(1, self._slots, values[0])
         found = self._kernel(
@@ -452,14 +456,14 @@ class StaticPass:
         return found[None]
 
 
-def in_arena(cache: object) -> ArenaCache:
-    """Tell the type checker, and whoever errs, that a cache lies in an arena.
+def require_pooled(cache: object) -> PooledKVCache:
+    """Tell the type checker, and whoever errs, that a cache lies in a KV pool.
 
     Raises:
         TypeError: it does not.
     """
-    if not isinstance(cache, ArenaCache):
-        raise TypeError("static passes run over caches of an arena")
+    if not isinstance(cache, PooledKVCache):
+        raise TypeError("static passes run over caches of a KV pool")
     return cache
 
 
@@ -482,7 +486,7 @@ class StepGraphs:
     Args:
         compute: the model over a static pass: token ids and positions in, logits [N, V] out, with
             the pass's ``attend`` in every layer.
-        arena: where the caches of all passes lie.
+        KV pool: where the caches of all passes lie.
         make_kernel: makes attention over it, for each size of pass.
         group: query heads that share a KV head.
         capture: replay graphs; else ``compute`` runs anew for every pass, the same operations.
@@ -495,23 +499,23 @@ class StepGraphs:
     def __init__(
         self,
         compute: Callable[[StaticPass], Tensor],
-        arena: Arena,
-        make_kernel: Callable[[], Kernel],
+        kv_pool: KVPool,
+        make_kernel: Callable[[], AttentionKernel],
         *,
         group: int,
         capture: bool,
         max_passes: int = 128,
         max_bytes: int | None = None,
     ) -> None:
-        self._compute, self._arena, self._group = compute, arena, group
+        self._compute, self._kv_pool, self._group = compute, kv_pool, group
         self._make_kernel, self._capture = make_kernel, capture
-        self._version = arena.version
+        self._version = kv_pool.version
         if max_bytes is None:
-            max_bytes = memory_share(arena.layout.device, _KEPT_SHARE)
+            max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
-        self._passes: dict[Size, StaticPass] = {}  # the last used last
+        self._passes: dict[PassSize, StaticPass] = {}  # the last used last
         self._pool: Any = None
-        self._aside: Any = None  # a stream for runs that are not captured
+        self._side_stream: Any = None  # a stream for runs that are not captured
         self.num_captures = 0
         """How many passes were captured so far, or ran for the first time."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -522,8 +526,8 @@ class StepGraphs:
         """Memory of the device that is kept for passes to come, in bytes."""
         return sum(static.num_bytes for static in self._passes.values())
 
-    def takes(self, rows: Rows) -> bool:
-        """Whether a pass fits: few enough rows and sequences, all of them in the arena.
+    def supports(self, rows: Rows) -> bool:
+        """Whether a pass fits: few enough rows and sequences, all of them in the KV pool.
 
         Exact ones do not: how many splits are reduced follows the attended tokens.
         """
@@ -531,7 +535,7 @@ class StepGraphs:
             not rows.exact
             and rows.num_rows <= ROW_BUCKETS[-1]
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
-            and all(isinstance(span.cache, ArenaCache) for span in rows.spans)
+            and all(isinstance(span.cache, PooledKVCache) for span in rows.spans)
         )
 
     def clear(self) -> None:
@@ -548,25 +552,25 @@ class StepGraphs:
         """
         if not self._capture:
             return self._run(rows)
-        with torch.cuda.device(self._arena.layout.device):  # else another device's stream
+        with torch.cuda.device(self._kv_pool.layout.device):  # else another device's stream
             return self._run(rows)
 
     def _run(self, rows: Rows) -> Tensor:
-        if self._version != self._arena.version:  # the graphs read where the states were
+        if self._version != self._kv_pool.version:  # the graphs read where the states were
             self.clear()
-            self._version = self._arena.version
-        _settle_most(rows)
+            self._version = self._kv_pool.version
+        _flush_excess_moves(rows)
         size = self._size(rows)
         static = self._passes.pop(size, None)
         is_new = static is None
         if static is None:
             self.num_captures += 1
-            static = StaticPass(size, self._arena, self._make_kernel(), self._group)
+            static = StaticPass(size, self._kv_pool, self._make_kernel(), self._group)
             if self._capture:
                 for span in rows.spans:
-                    span.cache.settle()  # a capture runs the pass several times, moves only once
+                    span.cache.flush_moves()  # a capture runs the pass several times, moves once
                 static.fill(rows)
-                static.recorded = self._captured_or_refused(static)
+                static.recorded = self._capture_or_raise(static)
         logits = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
@@ -576,7 +580,7 @@ class StepGraphs:
 
     def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
         """Put a pass into its buffers and run it; if that fails, its moves are to be done yet."""
-        caches = [in_arena(span.cache) for span in rows.spans]
+        caches = [require_pooled(span.cache) for span in rows.spans]
         waiting = [(cache, cache.moves) for cache in caches]
         try:
             static.fill(rows)
@@ -590,7 +594,7 @@ class StepGraphs:
                 return self._compute(static)
         except Exception:
             for cache, moves in waiting:
-                cache.put_back(moves)
+                cache.restore_moves(moves)
             raise
 
     def _drop_oldest(self) -> None:
@@ -600,52 +604,54 @@ class StepGraphs:
         ):
             del self._passes[next(iter(self._passes))]
 
-    def _captured_or_refused(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_or_raise(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         try:
-            return self._captured(static)
+            return self._capture_graph(static)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise CaptureError(str(error)) from error
 
-    def _captured(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a pass over its static buffers, after runs that make what is made lazily."""
         # One for all captures: what was allocated on a stream, and freed, serves that one alone.
-        stream = self._aside = self._aside or cast("Any", torch.cuda).Stream()
+        stream = self._side_stream = self._side_stream or cast("Any", torch.cuda).Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self._step(static)
+                self._move_and_compute(static)
         torch.cuda.current_stream().wait_stream(stream)
         if not self._passes:
             self._pool = None  # a pool ends with the last graph in it
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: an embedder, a request that is closed.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._step(static)
+            logits = self._move_and_compute(static)
         self._pool = self._pool or graph.pool()
         return graph, logits
 
-    def _step(self, static: StaticPass) -> Tensor:
+    def _move_and_compute(self, static: StaticPass) -> Tensor:
         static.move()
         return self._compute(static)
 
-    def _size(self, rows: Rows) -> Size:
-        count = _at_least(rows.num_rows, ROW_BUCKETS)
-        sequences = _at_least(len(rows.spans), _SEQUENCE_BUCKETS)
+    def _size(self, rows: Rows) -> PassSize:
+        count = _bucket(rows.num_rows, ROW_BUCKETS)
+        sequences = _bucket(len(rows.spans), _SEQUENCE_BUCKETS)
         # Every sequence may leave its last block partly empty.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
         splits = num_splits(rows.attended)
         has_masks = rows.is_probe is not None
-        return Size(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
+        return PassSize(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
 
 
-def _settle_most(rows: Rows) -> None:
+def _flush_excess_moves(rows: Rows) -> None:
     """Do moves beforehand that a pass has no room for, of the caches that have most of them."""
-    caches = sorted((in_arena(span.cache) for span in rows.spans), key=lambda one: one.num_moves)
+    caches = sorted(
+        (require_pooled(span.cache) for span in rows.spans), key=lambda one: one.num_moves
+    )
     while sum(cache.num_moves for cache in caches) > MAX_MOVES:
-        caches.pop().settle()
+        caches.pop().flush_moves()
 
 
-def _at_least(number: int, buckets: tuple[int, ...]) -> int:
+def _bucket(number: int, buckets: tuple[int, ...]) -> int:
     return next(bucket for bucket in buckets if bucket >= number)

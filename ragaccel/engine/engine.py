@@ -31,7 +31,7 @@ from ragaccel.engine.model_input import (
     together,
     tree_rows,
 )
-from ragaccel.engine.prefix_cache import PrefixPool
+from ragaccel.engine.prefix_cache import PrefixCache
 from ragaccel.engine.sampling import Chooser, read_choices, read_ranks, to_host, wait_for
 from ragaccel.errors import ConfigurationError
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ragaccel.decoding.session import Choices
     from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.latency import PassCost
-    from ragaccel.engine.prefix_cache import Holding
+    from ragaccel.engine.prefix_cache import PrefixEntry
 
 
 _STEP = 5
@@ -188,7 +188,7 @@ class EngineVerifier:
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self.request = engine, request
         self.tree: DraftTree | None = None
-        self._holding: Holding | None = None
+        self._entry: PrefixEntry | None = None
         self.wanted_ids = request.prompt_ids[:-1]
         """What is to be cached before the next pass."""
         self.chooser = Chooser(request)
@@ -221,18 +221,18 @@ class EngineVerifier:
         Raises:
             RuntimeError: before the prompt was begun, or after ``close``.
         """
-        return self._held().cache
+        return self._open_entry().cache
 
     @property
     def num_cached(self) -> int:
         """How many tokens its cache holds."""
-        return 0 if self._holding is None else len(self._holding.token_ids)
+        return 0 if self._entry is None else len(self._entry.token_ids)
 
     @property
     def is_prefilled(self) -> bool:
         """Whether the prompt, but for its last token, is in the cache."""
         wanted = len(self.wanted_ids)
-        return self._holding is not None and len(self._holding.token_ids) >= wanted
+        return self._entry is not None and len(self._entry.token_ids) >= wanted
 
     def prefill(self, request: Request) -> None:
         """Cache what is missing of the prompt but for its last token, in chunks.
@@ -247,7 +247,7 @@ class EngineVerifier:
             self.chooser = Chooser(request)
             self.way = way_of_choosing(request)
             self._cost, self._cost_until = self._engine.cost_alone(self)
-            self._give_back()
+            self._release_entry()
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)
 
@@ -270,7 +270,7 @@ class EngineVerifier:
         ranks = self.chooser.rank(logits, len(self.wanted_ids))
         self.foreseen = read_ranks(ranks.tolist())
 
-    def begin(self) -> Holding:
+    def begin(self) -> PrefixEntry:
         """Take a cache, with what of the prompt is known already; the engine calls it.
 
         Raises:
@@ -278,10 +278,10 @@ class EngineVerifier:
         """
         if self._is_closed:
             raise RuntimeError("this request is closed")
-        if self._holding is None:
-            self._holding = self._engine.take_cache(self.request, self.wanted_ids)
+        if self._entry is None:
+            self._entry = self._engine.acquire_cache(self.request, self.wanted_ids)
             self.chooser.commit(self.wanted_ids)
-        return self._holding
+        return self._entry
 
     def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
         """Choose the next token after every node, in one forward pass.
@@ -296,9 +296,9 @@ class EngineVerifier:
             raise RuntimeError("commit follows verify: there is no tree to keep nodes of")
         tree, self.tree = self.tree, None
         tokens = [tree.token_ids[node] for node in path]
-        holding = self._held()
-        holding.cache.keep(path)
-        holding.token_ids += tokens
+        entry = self._open_entry()
+        entry.cache.keep(path)
+        entry.token_ids += tokens
         self.chooser.commit(tokens)
 
     def cost_seconds(self, rows: int) -> float:
@@ -315,20 +315,20 @@ class EngineVerifier:
             the pass, nor in exact mode once tokens are cached that passes of a few rows computed.
         """
         is_used, had_read = self._is_used, self.is_prefilled
-        holding, self._holding, self.tree = self._holding, None, None
-        if holding is None:
+        entry, self._entry, self.tree = self._entry, None, None
+        if entry is None:
             return True
-        self._engine.pool.drop(holding)
-        if len(holding.token_ids) > len(self.wanted_ids):
-            self.wanted_ids = tuple(holding.token_ids)
+        self._engine.prefix_cache.drop(entry)
+        if len(entry.token_ids) > len(self.wanted_ids):
+            self.wanted_ids = tuple(entry.token_ids)
         self.chooser = Chooser(self.request)
         return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
 
     def close(self) -> None:
         """Give the cache back. Closing twice is harmless."""
         self._is_closed, self.tree = True, None
-        if self._holding is not None:
-            self._give_back()
+        if self._entry is not None:
+            self._release_entry()
             self._engine.costs.save_in_time()
 
     @property
@@ -337,15 +337,15 @@ class EngineVerifier:
         kept = max(self.num_cached, len(self.wanted_ids))  # the latter after an interruption
         return self.tree is not None or kept >= len(self.request.prompt_ids)
 
-    def _held(self) -> Holding:
-        if self._is_closed or self._holding is None:
+    def _open_entry(self) -> PrefixEntry:
+        if self._is_closed or self._entry is None:
             raise RuntimeError("this request is closed" if self._is_closed else "not begun yet")
-        return self._holding
+        return self._entry
 
-    def _give_back(self) -> None:
-        holding, self._holding = self._holding, None
-        if holding is not None:
-            self._engine.pool.give_back(holding)
+    def _release_entry(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._engine.prefix_cache.release(entry)
 
 
 # Prior share of a one-row pass that one more row costs, until passes have been measured.
@@ -416,7 +416,7 @@ class Engine:
         # The rows of the last pass stand past the answer.
         most = self.max_tokens
         most = None if most is None else most + self.padded(self.max_rows)
-        self.pool = PrefixPool(
+        self.prefix_cache = PrefixCache(
             partial(model.new_cache, None, most),  # not of this object: they die at once together
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
@@ -441,17 +441,17 @@ class Engine:
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
-    def take_cache(self, request: Request, wanted: Sequence[int]) -> Holding:
+    def acquire_cache(self, request: Request, wanted: Sequence[int]) -> PrefixEntry:
         """Hand out a cache for a request, with what is known of ``wanted``; given back to the pool.
 
         The caller computes nothing meanwhile.
         """
-        self.pool.follow(self.model.refresh())
+        self.prefix_cache.set_weights_version(self.model.refresh())
         chunk = self.prefill_chunk if self.exact else None
         answer = min(request.max_new_tokens, _FORESEEN)
         room = len(request.prompt_ids) + answer + self.padded(self.max_rows)
         return self._in_memory(
-            lambda: self.pool.take(wanted, request.namespace, room=room, chunk=chunk),
+            lambda: self.prefix_cache.acquire(wanted, request.namespace, room=room, chunk=chunk),
             f"a cache of {room:,} tokens",
         )
 
@@ -461,21 +461,21 @@ class Engine:
         The lock is let go between chunks: a long prompt delays others by one only.
         """
         with self._pass_lock, torch.inference_mode():
-            holding = verifier.begin()
-            start = len(holding.token_ids)
+            entry = verifier.begin()
+            start = len(entry.token_ids)
             chunk = verifier.wanted_ids[start : start + self.prefill_chunk]
             if not chunk:
                 return
-            cache, probes = holding.cache, verifier.probes_after(start + len(chunk))
+            cache, probes = entry.cache, verifier.probes_after(start + len(chunk))
             lay_out = partial(prompt_rows, chunk, cache, probes, self.model.max_positions)
             rows = self._in_memory(lay_out, "a larger cache")
             logits = self._run(replace(rows, exact=self.exact), 1 + len(probes))
             # Else what comes next, which may be another request's, would seem to take as long.
             verifier.read_foreseen(logits[1:]) if probes else wait_for(logits)
             cache.keep(range(len(chunk)))
-            if holding.num_settled == start and len(chunk) == self.prefill_chunk:
-                holding.num_settled += len(chunk)
-            holding.token_ids += chunk
+            if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
+                entry.num_block_aligned += len(chunk)
+            entry.token_ids += chunk
             self.prefilled_rows += len(chunk)
 
     def verify_many(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> list[Choices]:
@@ -586,7 +586,7 @@ class Engine:
     def free_memory(self) -> None:
         """Drop what is kept of earlier requests, and what the model keeps to be faster."""
         self._num_freed += 1
-        self.pool.clear()
+        self.prefix_cache.clear()
         self.model.free_memory()
 
     def padded(self, rows: int) -> int:

@@ -79,7 +79,7 @@ class KVCache:
         self._apply_moves()
         return self._make_room(num_rows)
 
-    def settle(self) -> None:
+    def flush_moves(self) -> None:
         """Do the recorded moves now; here ``begin`` has done them."""
 
     def _make_room(self, num_rows: int) -> int:

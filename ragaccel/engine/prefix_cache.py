@@ -16,40 +16,40 @@ from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
-from ragaccel.engine.cuda_graphs import ArenaCache
+from ragaccel.engine.cuda_graphs import PooledKVCache
 from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.engine.cuda_graphs import Arena
+    from ragaccel.engine.cuda_graphs import KVPool
 
 
 logger = logging.getLogger("ragaccel")
 
-_SHORTEST = 8  # tokens below which copying states is more trouble than computing them
+_MIN_SHARED_TOKENS = 8  # tokens below which copying states is more trouble than computing them
 _ticks = count()
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class PrefixEntry:
     """A cache, the tokens it holds, and for whom.
 
-    ``num_settled`` of them were computed in whole prefill chunks from the first token on: the
+    ``num_block_aligned`` of them were computed in whole prefill chunks from the first token on: the
     same ones, to the last bit, in whatever prompt they stand first.
     """
 
     cache: KVCache
     namespace: str = ""
     token_ids: list[int] = field(default_factory=list)
-    num_settled: int = 0
+    num_block_aligned: int = 0
     used: int = 0
 
 
-class PrefixPool:
+class PrefixCache:
     """The caches of one engine: those of open requests, and idle ones that are kept.
 
-    An arena grows for idle caches as far as what may be kept fits beside the open requests; beyond
+    A KV pool grows for idle caches as far as what may be kept fits beside the open requests; beyond
     that idle caches make room, those that were not used for longest first: growing copies all
     states, captures all passes anew and is never undone.
 
@@ -61,15 +61,15 @@ class PrefixPool:
 
     def __init__(self, new_cache: Callable[[], KVCache], *, max_kept: int, max_bytes: int) -> None:
         self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
-        self._idle: list[Holding] = []
-        self._open: list[Holding] = []
+        self._idle: list[PrefixEntry] = []
+        self._open: list[PrefixEntry] = []
         self._version = 0  # of the weights
-        self._source: Holding | None = None  # what is copied from at the moment
+        self._source: PrefixEntry | None = None  # what is copied from at the moment
         self.bytes_per_token = 0
         """Bytes of states that a token takes; 0 until a cache was given back, kept or not."""
         self._lock = RLock()
-        self._amid = 0  # changes of the thread that holds the lock
-        self._returned: deque[Holding] = deque()
+        self._change_depth = 0  # changes of the thread that holds the lock
+        self._returned: deque[PrefixEntry] = deque()
 
     @property
     def num_idle(self) -> int:
@@ -79,14 +79,14 @@ class PrefixPool:
     @property
     def num_bytes(self) -> int:
         """Bytes of states in idle caches."""
-        return sum(holding.cache.used_bytes for holding in tuple(self._idle))
+        return sum(entry.cache.used_bytes for entry in tuple(self._idle))
 
-    def take(
+    def acquire(
         self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
-    ) -> Holding:
+    ) -> PrefixEntry:
         """Hand out a cache that holds as much of the beginning of a prompt as is known.
 
-        It belongs to the caller until ``give_back``. Nothing may compute meanwhile: states are
+        It belongs to the caller until ``release``. Nothing may compute meanwhile: states are
         copied from caches of open requests as well.
 
         Args:
@@ -96,85 +96,85 @@ class PrefixPool:
             chunk: take only whole prefill chunks, of so many tokens, that prefill computed.
         """
         with self._change():
-            shared, best = self._longest(prompt, namespace, chunk)
-            if best is None or shared < _SHORTEST:
+            shared, best = self._longest_match(prompt, namespace, chunk)
+            if best is None or shared < _MIN_SHARED_TOKENS:
                 shared, best = 0, None  # else its slots could not be freed for the new one
-                holding = Holding(self._spare(), namespace)
+                entry = PrefixEntry(self._new_or_reused(), namespace)
             elif best in self._idle and 2 * shared >= len(best.token_ids):
                 self._idle.remove(best)
-                holding = best
-                holding.cache.truncate(shared)
+                entry = best
+                entry.cache.truncate(shared)
             else:
-                holding = Holding(self._spare(keeping=best), namespace)
-                self._copy(best, shared, holding.cache, room)
-            holding.token_ids = list(prompt[:shared]) if holding.cache.length else []
-            holding.num_settled = min(shared, best.num_settled) if best is not None else 0
-            holding.num_settled = min(holding.num_settled, len(holding.token_ids))
-            holding.cache.reserve(room)
-            self._open.append(holding)
-            return holding
+                entry = PrefixEntry(self._new_or_reused(keeping=best), namespace)
+                self._copy(best, shared, entry.cache, room)
+            entry.token_ids = list(prompt[:shared]) if entry.cache.length else []
+            entry.num_block_aligned = min(shared, best.num_block_aligned) if best is not None else 0
+            entry.num_block_aligned = min(entry.num_block_aligned, len(entry.token_ids))
+            entry.cache.reserve(room)
+            self._open.append(entry)
+            return entry
 
-    def give_back(self, holding: Holding) -> None:
+    def release(self, entry: PrefixEntry) -> None:
         """Keep a closed request's states for later prompts, within bounds.
 
         Waits for nobody: a request that is dropped may be closed anywhere, amid a change here too.
         It is then done when that has ended.
         """
-        self._returned.append(holding)
-        self._take_in()
+        self._returned.append(entry)
+        self._process_returned()
 
     @contextmanager
     def _change(self) -> Iterator[None]:
         with self._lock:
-            self._amid += 1
+            self._change_depth += 1
             try:
                 yield
             finally:
-                self._amid -= 1
-        self._take_in()
+                self._change_depth -= 1
+        self._process_returned()
 
-    def _take_in(self) -> None:
+    def _process_returned(self) -> None:
         """Keep what was given back, unless somebody is amid a change: he will do it."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
-                if self._amid:
+                if self._change_depth:
                     return
-                self._amid += 1
+                self._change_depth += 1
                 try:
-                    self._keep(self._returned.popleft())
+                    self._retain(self._returned.popleft())
                 finally:
-                    self._amid -= 1
+                    self._change_depth -= 1
             finally:
                 self._lock.release()
 
-    def _keep(self, holding: Holding) -> None:
-        if holding not in self._open:
+    def _retain(self, entry: PrefixEntry) -> None:
+        if entry not in self._open:
             return
-        self._open.remove(holding)
-        self.bytes_per_token = max(self.bytes_per_token, holding.cache.slot_bytes)
+        self._open.remove(entry)
+        self.bytes_per_token = max(self.bytes_per_token, entry.cache.slot_bytes)
         try:
-            holding.cache.truncate(len(holding.token_ids))
+            entry.cache.truncate(len(entry.token_ids))
         except RuntimeError as error:  # no memory to move rows; the answer is there
             logger.debug("states are not kept: %s", error)
             return
-        holding.used = next(_ticks)
-        self._idle = [kept for kept in self._idle if not _extends(holding, kept)]
-        longer = next((kept for kept in self._idle if _extends(kept, holding)), None)
+        entry.used = next(_ticks)
+        self._idle = [kept for kept in self._idle if not _extends(entry, kept)]
+        longer = next((kept for kept in self._idle if _extends(kept, entry)), None)
         if longer is not None:
-            longer.used = holding.used
+            longer.used = entry.used
         else:
-            self._idle.append(holding)
+            self._idle.append(entry)
         self._idle.sort(key=lambda kept: kept.used)
-        while self._idle and self._is_too_much():
+        while self._idle and self._exceeds_limits():
             self._idle.pop(0)
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, entry: PrefixEntry) -> None:
         """Keep nothing of an open request's states, and copy them no more."""
         with self._change():
-            if holding in self._open:
-                self._open.remove(holding)
+            if entry in self._open:
+                self._open.remove(entry)
 
-    def _is_too_much(self) -> bool:
+    def _exceeds_limits(self) -> bool:
         return len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
 
     def clear(self) -> None:
@@ -182,35 +182,35 @@ class PrefixPool:
         with self._change():
             self._idle.clear()
 
-    def follow(self, version: int) -> None:
+    def set_weights_version(self, version: int) -> None:
         """Forget what weights of another version computed; engines over one model ask alike."""
         with self._change():
             if version != self._version:
                 self._version = version
-                self.forget()
+                self.invalidate()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Share nothing of what was computed until now, nor what open requests go on from."""
         with self._change():
             self._idle.clear()
             self._open.clear()
 
-    def _longest(
+    def _longest_match(
         self, prompt: Sequence[int], namespace: str, chunk: int | None
-    ) -> tuple[int, Holding | None]:
-        best: tuple[int, Holding | None] = (0, None)
-        for holding in (*self._open, *self._idle):
-            if holding.namespace != namespace:
+    ) -> tuple[int, PrefixEntry | None]:
+        best: tuple[int, PrefixEntry | None] = (0, None)
+        for entry in (*self._open, *self._idle):
+            if entry.namespace != namespace:
                 continue
-            limit = holding.num_settled if chunk else len(holding.token_ids)
-            limit = min(limit, holding.cache.num_in_place)
-            length = _common_prefix(prompt, holding.token_ids, limit)
+            limit = entry.num_block_aligned if chunk else len(entry.token_ids)
+            limit = min(limit, entry.cache.num_in_place)
+            length = _common_prefix(prompt, entry.token_ids, limit)
             length -= length % chunk if chunk else 0
             if length > best[0] or (length == best[0] and best[1] in self._open):
-                best = (length, holding)
+                best = (length, entry)
         return best
 
-    def _copy(self, source: Holding, length: int, cache: KVCache, room: int) -> None:
+    def _copy(self, source: PrefixEntry, length: int, cache: KVCache, room: int) -> None:
         """Copy the beginning of what is held to a cache that has room for more at once."""
         source.used = next(_ticks)
         self._source = source
@@ -220,48 +220,48 @@ class PrefixPool:
         finally:
             self._source = None
 
-    def relieve(self, arena: Arena, num_slots: int) -> None:
-        """Drop as few idle caches as make room in an arena that would else grow too far.
+    def make_room(self, kv_pool: KVPool, num_slots: int) -> None:
+        """Drop as few idle caches as make room in a KV pool that would else grow too far.
 
-        Nothing is dropped in vain: where all of them would not do, the arena grows.
+        Nothing is dropped in vain: where all of them would not do, the KV pool grows.
         """
         with self._change():
             idle = [
                 (kept, kept.cache)
                 for kept in sorted(self._idle, key=lambda kept: kept.used)
-                if isinstance(kept.cache, ArenaCache)
-                and kept.cache.arena is arena
+                if isinstance(kept.cache, PooledKVCache)
+                and kept.cache.kv_pool is kv_pool
                 and kept is not self._source
             ]
             caches = [cache for _, cache in idle]
-            if arena.fits(num_slots) or arena.may_grow(num_slots, caches, self.max_bytes):
+            if kv_pool.fits(num_slots) or kv_pool.can_grow(num_slots, caches, self.max_bytes):
                 return
             for count in range(1, len(idle) + 1):
-                if arena.fits(num_slots, caches[:count]):
+                if kv_pool.fits(num_slots, caches[:count]):
                     dropped = [kept for kept, _ in idle[:count]]
                     self._idle = [kept for kept in self._idle if kept not in dropped]
                     return
 
-    def _spare(self, keeping: Holding | None = None) -> KVCache:
+    def _new_or_reused(self, keeping: PrefixEntry | None = None) -> KVCache:
         """An empty cache: the least recently used idle one's, when as many are kept as may be."""
-        candidates = [holding for holding in self._idle if holding is not keeping]
+        candidates = [entry for entry in self._idle if entry is not keeping]
         if candidates and len(self._idle) >= self.max_kept:
-            oldest = min(candidates, key=lambda holding: holding.used)
+            oldest = min(candidates, key=lambda entry: entry.used)
             self._idle.remove(oldest)
             oldest.cache.truncate(0)
             return oldest.cache
         cache = self._new_cache()
-        if isinstance(cache, ArenaCache):
-            cache.relief = WeakMethod(self.relieve)
+        if isinstance(cache, PooledKVCache):
+            cache.on_full = WeakMethod(self.make_room)
         return cache
 
 
-def _extends(longer: Holding, shorter: Holding) -> bool:
+def _extends(longer: PrefixEntry, shorter: PrefixEntry) -> bool:
     """Whether all that one cache holds begins what another holds."""
     length = len(shorter.token_ids)
     return (
         longer.namespace == shorter.namespace
-        and longer.num_settled >= shorter.num_settled
+        and longer.num_block_aligned >= shorter.num_block_aligned
         and longer.token_ids[:length] == shorter.token_ids
     )
 

@@ -1,7 +1,7 @@
 """Triton attention: kernels for trees of rows over a cache; imported where triton is installed.
 
 Shapes: N rows of a pass with its padding, H query heads, K KV heads, G = H / K heads that share
-one, D head size, S slots of the arena, T row blocks.
+one, D head size, S slots of the KV pool, T row blocks.
 
 As in Flash-Decoding, a sequence is attended to in splits that run side by side and are combined
 afterwards. Splits and key blocks are counted from a sequence's first token and have fixed sizes,
@@ -76,7 +76,7 @@ def attend(
 
     Args:
         q: queries [N, H, D].
-        keys: one layer of the arena, [K, S, D], those of the rows written already.
+        keys: one layer of the KV pool, [K, S, D], those of the rows written already.
         values: likewise.
         blocks: which rows see which tokens, on the same device.
         scaling: factor of the scores.

@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ragaccel.engine.cuda_graphs import Arena, StateLayout, StaticPass, StepGraphs
+from ragaccel.engine.cuda_graphs import KVPool, StateLayout, StaticPass, StepGraphs
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import is_plain, reaches_past, run_rows
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ragaccel.engine.attention import PassAttention
-    from ragaccel.engine.cuda_graphs import Kernel
+    from ragaccel.engine.cuda_graphs import AttentionKernel
     from ragaccel.engine.model_input import Masks, Rows
     from ragaccel.models.space_adapter import AttachedAdapter
     from ragaccel.models.support import Architecture, HuggingFaceTarget
@@ -301,7 +301,7 @@ _STATIC_RUNNING = _StaticRunning()
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, softcap: float
 ) -> Tensor:
-    """Attend over the arena of the running pass. [1, N, H, D]."""
+    """Attend over the KV pool of the running pass. [1, N, H, D]."""
     if _STATIC_RUNNING.static is None:
         raise RuntimeError("no static pass is running")
     return _STATIC_RUNNING.static.attend(
@@ -422,12 +422,12 @@ class StaticNetwork:
 
 
 def make_graphs(
-    target: HuggingFaceTarget, make_kernel: Callable[[], Kernel], *, capture: bool
-) -> tuple[Arena, StepGraphs, StaticNetwork] | None:
+    target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
+) -> tuple[KVPool, StepGraphs, StaticNetwork] | None:
     """Build what a model needs to run static passes; None where it cannot.
 
     A short pass tells what the states of its layers look like; models whose layers differ, or
-    lie on several devices, have no arena.
+    lie on several devices, have no KV pool.
     """
     shared_copy = make_shared_copy(target.model, STATIC_NAME)
     cache = KVCache(limit=16)
@@ -439,12 +439,12 @@ def make_graphs(
     config = target.model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    arena, network = Arena(layout), StaticNetwork(target, shared_copy)
-    graphs = StepGraphs(network.compute, arena, make_kernel, group=group, capture=capture)
-    return arena, graphs, network
+    kv_pool, network = KVPool(layout), StaticNetwork(target, shared_copy)
+    graphs = StepGraphs(network.compute, kv_pool, make_kernel, group=group, capture=capture)
+    return kv_pool, graphs, network
 
 
-def triton_kernel() -> Callable[[], Kernel] | None:
+def triton_kernel() -> Callable[[], AttentionKernel] | None:
     """Return the maker of our GPU attention; None where triton is not installed."""
     try:
         from ragaccel.engine.triton_attention import TritonKernel

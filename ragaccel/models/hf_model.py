@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
 
-    from ragaccel.engine.cuda_graphs import Arena, Kernel, StepGraphs
+    from ragaccel.engine.cuda_graphs import AttentionKernel, KVPool, StepGraphs
     from ragaccel.models.self_check import Expected
     from ragaccel.models.space_adapter import SpaceAdapter
 
@@ -378,7 +378,7 @@ class HuggingFaceModel:
         self._attends = False
         self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
-        self.arena: Arena | None = None
+        self.kv_pool: KVPool | None = None
         """Where caches must lie for passes to be replayed as CUDA graphs."""
         self.graphs: StepGraphs | None = None
         """What runs passes of few rows over static buffers, where there are such."""
@@ -505,8 +505,8 @@ class HuggingFaceModel:
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""
-        if self.arena is not None:
-            return self.arena.new_cache(capacity, limit)
+        if self.kv_pool is not None:
+            return self.kv_pool.new_cache(capacity, limit)
         return KVCache(capacity, limit)
 
     def free_memory(self) -> None:
@@ -520,7 +520,7 @@ class HuggingFaceModel:
         Raises:
             ValueError: rows of several sequences, where ``joins_sequences`` is false.
         """
-        if self.graphs is not None and keep == rows.num_rows and self.graphs.takes(rows):
+        if self.graphs is not None and keep == rows.num_rows and self.graphs.supports(rows):
             try:
                 return self.graphs.run(rows)
             except CaptureError as error:
@@ -533,7 +533,7 @@ class HuggingFaceModel:
 
     def _forward(self, rows: Rows, keep: int) -> Tensor:
         for span in rows.spans:
-            span.cache.settle()
+            span.cache.flush_moves()
         if self._attends:
             attention = PassAttention(rows, self._masks)
             with attending(attention, self.architecture.windows):
@@ -575,16 +575,16 @@ class HuggingFaceModel:
             if expected is not None and not passes_check(self, expected):
                 self.launch_each()
 
-    def use_graphs(self, make_kernel: Callable[[], Kernel], *, capture: bool) -> None:
+    def use_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
         """Run passes of few rows over static buffers with this attention, if the model can."""
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
-            self.arena, self.graphs, self._static = made
+            self.kv_pool, self.graphs, self._static = made
             self._track_structure()
 
     def launch_each(self) -> None:
         """Launch passes operation by operation from now on: no static buffers, no graphs."""
-        self.arena, self.graphs, self._static = None, None, None
+        self.kv_pool, self.graphs, self._static = None, None, None
 
     def compile(self) -> bool:
         """Have torch compile the passes that are replayed; say whether there are such."""

@@ -109,7 +109,7 @@ def run_both(place, fail, *, main_fails, led_by_main):
     decode(*mine)
     thread.join(60)
     assert not thread.is_alive()
-    assert not engine.pool._open
+    assert not engine.prefix_cache._open
     return ended["failing"], ended["sound"]
 
 

@@ -65,8 +65,8 @@ class Recorder:
     def forward(self, rows, keep):
         logits = self._forward(rows, keep)
         (span,) = rows.spans
-        holdings = self._engine.pool._open
-        before = next(held.token_ids for held in holdings if held.cache is span.cache)
+        entries = self._engine.prefix_cache._open
+        before = next(held.token_ids for held in entries if held.cache is span.cache)
         ids, first = rows.token_ids[0], span.num_rows - keep
         for row, seen in enumerate(rows.sees()[first:]):
             text = (*before, *ids[seen].tolist())
@@ -223,7 +223,7 @@ def test_exact_passes_are_never_replayed():
 
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
     target.use_graphs(make_kernel, capture=False)
-    assert target.arena is not None
+    assert target.kv_pool is not None
     for length in (1, 2, 40):
         differing, answers = compare(target, random_prompt(length, length))
         assert differing == 0

@@ -47,7 +47,7 @@ class Replay:
         Replay.count += 1
         if Replay.count in Replay.fails:
             raise RuntimeError("CUDA error: out of memory")
-        found = self.graphs._step(self.static)
+        found = self.graphs._move_and_compute(self.static)
         self.logits.resize_(found.shape).copy_(found)
 
 
@@ -57,12 +57,12 @@ def captured(target, monkeypatch):
 
     def record(graphs, static):
         graph = Replay(graphs, static)
-        graph.logits = graphs._step(static)
+        graph.logits = graphs._move_and_compute(static)
         return graph, graph.logits
 
     monkeypatch.setattr(target.graphs, "_capture", True)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(StepGraphs, "_captured", record)
+    monkeypatch.setattr(StepGraphs, "_capture_graph", record)
     monkeypatch.setattr(Replay, "count", 0)
     return target
 
@@ -192,7 +192,7 @@ def test_passes_that_find_no_memory_do_no_move_twice(monkeypatch, target, expect
 
 @pytest.mark.parametrize("error", [FULL, RuntimeError("CUDA error: out of memory")])
 def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, expected, error):
-    record, calls = StepGraphs._captured, []
+    record, calls = StepGraphs._capture_graph, []
 
     def failing(graphs, static):
         calls.append(static)
@@ -203,7 +203,7 @@ def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, ex
         except RuntimeError:
             raise RuntimeError("the capture ended early")  # noqa: B904
 
-    monkeypatch.setattr(StepGraphs, "_captured", failing)
+    monkeypatch.setattr(StepGraphs, "_capture_graph", failing)
     requests = [Request(PROMPT, max_new_tokens=NEW), Request(PROMPT[3:], max_new_tokens=9)]
     other = generate(tiny_model("llama"), PROMPT[3:], 9)
     found = run_together(Engine(captured), requests, [Cheat(PROMPT, expected), NoDrafter()])
@@ -216,8 +216,8 @@ def test_memory_is_freed_for_those_who_need_it(captured, expected):
     engine, request = Engine(captured), Request(PROMPT, max_new_tokens=NEW)
     decode(engine, request, Cheat(PROMPT, expected))
     assert captured.graphs._passes
-    assert engine.pool.num_idle
+    assert engine.prefix_cache.num_idle
     engine.free_memory()
     assert not captured.graphs._passes
-    assert not engine.pool.num_idle
+    assert not engine.prefix_cache.num_idle
     assert decode(engine, request, Cheat(PROMPT, expected)) == expected

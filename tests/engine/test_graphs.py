@@ -16,7 +16,7 @@ from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import cuda_graphs as graphs
 from ragaccel.engine import cuda_graphs as static_pass
-from ragaccel.engine.cuda_graphs import Arena, CaptureError, StateLayout
+from ragaccel.engine.cuda_graphs import CaptureError, KVPool, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.errors import ModelRefusedError
@@ -87,8 +87,10 @@ def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, most
         return run(rows)
 
     monkeypatch.setattr(target.graphs, "run", watched)
-    takes = target.graphs.takes
-    monkeypatch.setattr(target.graphs, "takes", lambda rows: takes(rows) or pytest.fail("launched"))
+    supports = target.graphs.supports
+    monkeypatch.setattr(
+        target.graphs, "supports", lambda rows: supports(rows) or pytest.fail("launched")
+    )
     requests = [Request(prompt, max_new_tokens=40) for prompt in prompts]
     drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
     assert run_together(Engine(target), requests, drafters) == expected
@@ -120,7 +122,7 @@ def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
     def refused(static):
         raise CaptureError("it waits for the device")
 
-    monkeypatch.setattr(target.graphs, "_captured", refused)
+    monkeypatch.setattr(target.graphs, "_capture_graph", refused)
     engine = Engine(target)
     found = decode(engine, Request(prompt, max_new_tokens=9), NoDrafter())
     assert found == generate(tiny_model("llama"), prompt, 9)
@@ -136,17 +138,17 @@ def test_sampling_reads_the_logits_of_a_static_pass():
     assert decode(Engine(static_target()), request, RandomDrafter(2, VOCAB)) == plain
 
 
-def test_the_arena_grows_under_running_requests():
+def test_the_kv_pool_grows_under_running_requests():
     target = static_target()
-    layout = target.arena.layout
-    small = Arena(layout, 40)
-    target.arena.__dict__.update(small.__dict__)
+    layout = target.kv_pool.layout
+    small = KVPool(layout, 40)
+    target.kv_pool.__dict__.update(small.__dict__)
     engine = Engine(target, prefill_chunk=16)
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     requests = [Request(prompt, max_new_tokens=14) for prompt in prompts]
     found = run_together(engine, requests, [RandomDrafter(i, VOCAB) for i in range(len(prompts))])
     assert found == [generate(tiny_model("llama"), prompt, 14) for prompt in prompts]
-    assert target.arena.version > 0
+    assert target.kv_pool.version > 0
 
 
 def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten():
@@ -175,19 +177,19 @@ def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten():
 
 def test_slots_are_given_back():
     layout = StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))
-    arena = Arena(layout, 101)
-    caches = [arena.new_cache(limit=25) for _ in range(4)]
+    kv_pool = KVPool(layout, 101)
+    caches = [kv_pool.new_cache(limit=25) for _ in range(4)]
     for cache in caches:
         cache.begin(1)
-    assert arena.num_free == 0
+    assert kv_pool.num_free == 0
     assert sorted(cache.base for cache in caches) == [1, 26, 51, 76]
     del caches[1], caches[1], cache
-    assert arena.num_free == 50
-    again = arena.new_cache(limit=50)
+    assert kv_pool.num_free == 50
+    again = kv_pool.new_cache(limit=50)
     again.reserve(50)
     again.begin(1)
     assert again.base == 26
-    assert arena.version == 0
+    assert kv_pool.version == 0
 
 
 def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch):
@@ -219,11 +221,11 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(mo
     ]
 
 
-def test_an_arena_takes_a_share_of_the_memory_at_first():
+def test_a_kv_pool_takes_a_share_of_the_memory_at_first():
     layout = StateLayout(32, 32, 128, torch.bfloat16, torch.device("cpu"))
     assert layout.slot_bytes == 512 * 1024
     tiny = StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))
-    assert Arena(tiny).num_slots == 16_384
+    assert KVPool(tiny).num_slots == 16_384
 
 
 def test_static_passes_are_checked_as_others_are(monkeypatch):

@@ -12,7 +12,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.engine import engine as engine_module
 from ragaccel.engine import kv_cache
-from ragaccel.engine.cuda_graphs import Arena, StateLayout
+from ragaccel.engine.cuda_graphs import KVPool, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.memory import within_memory
 from ragaccel.errors import CapacityError
@@ -43,7 +43,7 @@ def engine():
     engine = Engine(HuggingFaceModel(tiny_model("llama"), self_check=False), prefill_chunk=CHUNK)
     for start in (PASSAGES, random_prompt(30, 9)):
         decode(engine, Request([*start, 3], max_new_tokens=1))
-    assert engine.pool.num_idle == 2
+    assert engine.prefix_cache.num_idle == 2
     return engine
 
 
@@ -66,7 +66,7 @@ def test_once_what_is_kept_is_dropped_and_the_pass_repeated(engine, expected, at
     with closing(engine.open(request)) as verifier:
         session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
         for _ in session:
-            assert (engine.pool.num_idle == 0) == (forward.calls > at)
+            assert (engine.prefix_cache.num_idle == 0) == (forward.calls > at)
         assert list(session.result().token_ids) == expected
     assert forward.calls > 7
 
@@ -87,7 +87,7 @@ def test_twice_the_request_ends_and_the_next_one_works(engine, expected, at):
         with pytest.raises(CapacityError, match=r"no memory left on cpu for a pass of \d+ rows"):
             list(session)
         assert expected[: len(session.token_ids)] == session.token_ids
-        assert engine.pool.num_idle == 0
+        assert engine.prefix_cache.num_idle == 0
     assert decode(engine, request, Cheat(PROMPT, expected)) == expected
 
 
@@ -147,7 +147,7 @@ def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times)
                 refused += 1
                 list(session)
         assert list(session.result().token_ids) == expected
-        assert [holding.cache for holding in engine.pool._open] == [first.cache]
+        assert [entry.cache for entry in engine.prefix_cache._open] == [first.cache]
         at, calls = at + 1, failing.calls
         monkeypatch.setattr(kv_cache, "_buffer", make)
     assert at > 8
@@ -168,18 +168,18 @@ class Full:
         return self.select(*args)
 
 
-@pytest.mark.parametrize("in_arena", [False, True])
+@pytest.mark.parametrize("is_pooled", [False, True])
 @torch.inference_mode()
-def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_arena):
+def test_moves_that_found_no_memory_are_done_later(monkeypatch, is_pooled):
     layout = StateLayout(2, 1, 1, torch.float64, torch.device("cpu"))
-    cache = Arena(layout, 64).new_cache() if in_arena else kv_cache.KVCache()
+    cache = KVPool(layout, 64).new_cache() if is_pooled else kv_cache.KVCache()
     rows = torch.arange(9.0, dtype=torch.float64)[None, None, :, None]
     cache.begin(9)
     for layer in range(2):
         cache.write(layer, rows, -rows)
     cache.keep([0, 2, 4, 5])
     full = Full(monkeypatch)
-    if in_arena:
+    if is_pooled:
         full.calls = 1
     with pytest.raises(torch.OutOfMemoryError):
         cache._apply_moves()

@@ -136,7 +136,7 @@ def test_the_least_recently_used_is_dropped():
     ask(engine, second)
     assert ask(engine, [*first, 1, 2])[1] == 1
     ask(engine, third)
-    assert engine.pool.num_idle == 2
+    assert engine.prefix_cache.num_idle == 2
     assert ask(engine, [*first, 3, 1])[1] == 1
     assert ask(engine, second)[1] == 39
 
@@ -146,7 +146,7 @@ def test_nothing_is_kept_where_nothing_may_be():
         engine = make_engine(**settings)
         for _ in range(2):
             assert ask(engine, PASSAGES)[1] == len(PASSAGES) - 1
-        assert engine.pool.num_idle == 0
+        assert engine.prefix_cache.num_idle == 0
 
 
 PER_TOKEN = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
@@ -155,17 +155,17 @@ PER_TOKEN = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
 @pytest.mark.parametrize("settings", [{}, {"kept_prefixes": 0}, {"kept_bytes": 0}])
 def test_what_a_token_takes_is_known_whether_or_not_its_cache_is_kept(settings):
     engine = make_engine(**settings)
-    assert engine.pool.bytes_per_token == 0
+    assert engine.prefix_cache.bytes_per_token == 0
     ask(engine, PASSAGES)
-    assert engine.pool.bytes_per_token == PER_TOKEN
+    assert engine.prefix_cache.bytes_per_token == PER_TOKEN
 
 
 def test_bytes_are_bounded():
     engine = make_engine(kept_bytes=200 * PER_TOKEN)
     for i in range(6):
         ask(engine, random_prompt(60, 300 + i))
-        assert 0 < engine.pool.num_bytes <= 200 * PER_TOKEN
-    assert 1 <= engine.pool.num_idle <= 3
+        assert 0 < engine.prefix_cache.num_bytes <= 200 * PER_TOKEN
+    assert 1 <= engine.prefix_cache.num_idle <= 3
 
 
 def test_namespaces_never_share():

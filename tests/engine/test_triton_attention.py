@@ -57,7 +57,7 @@ def dot(builder, a, b, acc, *_):
 
 @dataclass(frozen=True)
 class Pass:
-    """One layer of an arena that holds NaN wherever no sequence lies, and queries."""
+    """One layer of a KV pool that holds NaN wherever no sequence lies, and queries."""
 
     q: torch.Tensor
     keys: torch.Tensor
@@ -68,13 +68,13 @@ class Pass:
 def make_pass(segments, heads=2, kv_heads=1, head_size=16, dtype=torch.float32, slots=None):
     generator = torch.Generator().manual_seed(7)
     ends = [segment.base + segment.start + segment.num_rows for segment in segments]
-    arena = torch.full((slots or max(ends), kv_heads, 2, head_size), float("nan"))
+    kv_pool = torch.full((slots or max(ends), kv_heads, 2, head_size), float("nan"))
     for segment, end in zip(segments, ends, strict=True):
-        shape = arena[segment.base : end].shape
-        arena[segment.base : end] = torch.randn(shape, generator=generator)
+        shape = kv_pool[segment.base : end].shape
+        kv_pool[segment.base : end] = torch.randn(shape, generator=generator)
     num_rows = 1 + max(segment.first + segment.num_rows for segment in segments)
     q = 2 * torch.randn(heads, num_rows, head_size, generator=generator)
-    keys, values = arena.to(DEVICE, dtype).transpose(0, 1).unbind(2)
+    keys, values = kv_pool.to(DEVICE, dtype).transpose(0, 1).unbind(2)
     return Pass(q.to(DEVICE, dtype).transpose(0, 1), keys, values, tuple(segments))
 
 

@@ -231,7 +231,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         assert mine.token_ids[: len(before)] == before
         assert mine.token_ids == expected(requests[0].prompt_ids, 30)
     assert not scheduler._turns
-    assert not engine.pool._open
+    assert not engine.prefix_cache._open
     again = Scheduler(engine)
     for request in requests:  # what is kept of them is right
         with ExitStack() as stack:

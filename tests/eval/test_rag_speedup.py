@@ -270,7 +270,7 @@ def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
 
     def noted(contenders, example, number, at):
         if at == 0:
-            kept.append([llm.engine.pool.num_idle for llm in llms])
+            kept.append([llm.engine.prefix_cache.num_idle for llm in llms])
         return ask_all(contenders, example, number, at)
 
     class Noted(frameworks.LLM):
@@ -284,7 +284,7 @@ def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
     asked = [argument for argument in arguments if not argument.startswith("--k=")]
     frameworks.main([*asked, "--rounds=2", "--max-new-tokens=8"])
     assert kept == [[0, 0, 0]] * 3
-    assert all(llm.engine.pool.num_idle == len(FACTS) for llm in llms)
+    assert all(llm.engine.prefix_cache.num_idle == len(FACTS) for llm in llms)
 
 
 @pytest.mark.usefixtures("arguments")

@@ -123,7 +123,7 @@ def test_changed_weights_are_followed(pack, change):
     found = decode(engine, request)
     assert found == answer(HuggingFaceModel(model, pack=pack))
     assert found != before
-    assert engine.pool.num_idle == 1
+    assert engine.prefix_cache.num_idle == 1
 
 
 def test_weights_are_looked_at_once_a_request(monkeypatch):
@@ -148,7 +148,7 @@ def test_states_of_open_requests_are_not_shared_once_weights_changed():
         double(model.model.layers[0].mlp.down_proj.weight)
     assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
     verifier.close()
-    assert engine.pool.num_idle == 1
+    assert engine.prefix_cache.num_idle == 1
     assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
 
 

@@ -127,7 +127,7 @@ class Watched:
 
     async def until_free(self):
         for _ in range(10_000):
-            if not self.llm.engine.pool._open:
+            if not self.llm.engine.prefix_cache._open:
                 return
             await asyncio.sleep(0.001)
         pytest.fail("a request is still open")
@@ -163,7 +163,7 @@ def test_leaving_an_asynchronous_stream_frees_its_request(method, how):
         pieces = await call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
         async for _ in pieces:
             break
-        assert watched.llm.engine.pool._open
+        assert watched.llm.engine.prefix_cache._open
         if how == "closed":
             await pieces.aclose()
         del pieces
@@ -178,10 +178,10 @@ def test_leaving_a_stream_frees_its_request(method):
     watched.go_on.set()
     pieces = call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
     next(pieces)
-    assert watched.llm.engine.pool._open
+    assert watched.llm.engine.prefix_cache._open
     pieces.close()
     del pieces
-    assert not watched.llm.engine.pool._open
+    assert not watched.llm.engine.prefix_cache._open
 
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat", *METHODS[2:]])

@@ -209,17 +209,17 @@ async def test_leaving_a_stream_or_cancelling_a_task_frees_the_request(bare, cha
     async with aclosing(chat.astream(QUESTIONS[0], max_tokens=3000)) as chunks:
         async for _ in chunks:
             break
-    assert not bare.engine.pool._open
+    assert not bare.engine.prefix_cache._open
     task = asyncio.create_task(chat.ainvoke(QUESTIONS[0], max_tokens=3500))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     for _ in range(100):
-        if not bare.engine.pool._open:
+        if not bare.engine.prefix_cache._open:
             break
         await asyncio.sleep(0.05)
-    assert not bare.engine.pool._open
+    assert not bare.engine.prefix_cache._open
 
 
 async def test_time_is_up(chat):

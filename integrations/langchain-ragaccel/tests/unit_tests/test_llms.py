@@ -246,10 +246,10 @@ async def test_leaving_a_stream_frees_its_request(bare, llm):
     async with aclosing(llm.astream(PROMPTS[0], max_tokens=1500)) as pieces:
         async for _ in pieces:
             break
-    assert not bare.engine.pool._open
+    assert not bare.engine.prefix_cache._open
     for _ in llm.stream(PROMPTS[0], max_tokens=1500):
         break
-    assert not bare.engine.pool._open
+    assert not bare.engine.prefix_cache._open
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
@@ -261,10 +261,10 @@ async def test_a_cancelled_task_frees_its_request(bare, llm, texts, prompts):
         await task
     assert await llm.ainvoke(PROMPTS[0]) == texts[0]
     for _ in range(100):
-        if not bare.engine.pool._open:
+        if not bare.engine.prefix_cache._open:
             break
         await asyncio.sleep(0.05)
-    assert not bare.engine.pool._open
+    assert not bare.engine.prefix_cache._open
 
 
 async def test_the_event_loop_goes_on_meanwhile(llm):
