@@ -24,7 +24,7 @@ QUESTION = "What did Nora Pell invent?"
 class PairDrafter:
     """Guesses that the last two tokens go on as they did when they last occurred."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Look back for the same pair and copy what followed it."""
@@ -39,7 +39,7 @@ class PairDrafter:
 class NonsenseDrafter:
     """Guesses four tokens of the prompt at random."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Make a chain of what is most likely wrong."""

@@ -77,8 +77,8 @@ def main() -> None:
 
     rag.llm.generate(prompt, remember=False)  # the first request pays for all that is lazy
     lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
-    if rag.llm.probe_ids:
-        lanes.insert(1, Lane("SPACE alone", SpaceDrafter(rag.llm.probe_ids)))
+    if rag.llm.mask_ids:
+        lanes.insert(1, Lane("SPACE alone", SpaceDrafter(rag.llm.mask_ids)))
     with Live(track(lanes), console=console) as live:
         answers = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class LookupDrafter:
     """Prompt lookup as in transformers: the leftmost match of the last two tokens, or of one."""
 
-    probe_ids: ClassVar[tuple[int, ...]] = ()
+    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, num_tokens: int = 10, max_ngram: int = 2) -> None:
         self._num_tokens, self._max_ngram = num_tokens, max_ngram
@@ -107,7 +107,7 @@ class SuffixDrafter:
     """
 
     MAX_DEPTH, MIN_PROB = 24, 0.1
-    probe_ids: ClassVar[tuple[int, ...]] = ()
+    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     class Outputs(_Suffixes):
         """Outputs of past requests."""

@@ -178,13 +178,13 @@ class Remembering(Ours):
 
     def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
         self._warming, self._vocab_size = warming, target.ours.vocab_size
-        self._probe_ids = useful_masks(target)
+        self._mask_ids = useful_masks(target)
         super().__init__(name, target, TrieDrafter)
 
     def forget(self) -> None:
         """Know what the memory began with, and no more."""
         memory = Memory(vocab_size=self._vocab_size)
-        self._guessing = Guessing(None, memory, None, self._vocab_size, probe_ids=self._probe_ids)
+        self._guessing = Guessing(None, memory, None, self._vocab_size, mask_ids=self._mask_ids)
         self._guessing.warm_up()
         for job in self._warming:
             memory.of("").remember(job.prompt_ids, job.answer_ids)

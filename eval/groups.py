@@ -54,10 +54,10 @@ class FollowingChooser(Chooser):
         self._recording = list(recording)
 
     def choose(
-        self, logits: Tensor, tree: DraftTree, start: int, num_runner_ups: int = 0
+        self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
         """Choose as usual, which is paid for, then put the recording in its place."""
-        chosen = super().choose(logits, tree, start, num_runner_ups)
+        chosen = super().choose(logits, tree, start, num_alternatives)
         known, depths = self._recording, tree.depths()
         on_path = [False] * len(tree)
         rows, tokens = [], []

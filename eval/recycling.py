@@ -93,8 +93,8 @@ class RecyclingDrafter:
     branch_length: int = 12
     evidence: Evidence = field(default_factory=default_evidence)
 
-    probe_ids: ClassVar[tuple[int, ...]] = ()
-    num_runner_ups: ClassVar[int] = 7
+    mask_ids: ClassVar[tuple[int, ...]] = ()
+    num_alternatives: ClassVar[int] = 7
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from the last verify pass, then guess at most ``budget`` tokens."""
@@ -123,13 +123,13 @@ class RecyclingDrafter:
         came = context.token_ids[grown.num_tokens :]
         if len(grown.nodes) and came:
             self.calibration.learn(grown.pool, grown.nodes, np.array(came, np.int32))
-        if not last.choices.runner_ups:
+        if not last.sampled.alternatives:
             return
         num = last.tree.num_drafts + 1
-        ranked = np.full((num, 1 + self.num_runner_ups), -1, np.int32)
-        ranked[:, 0] = last.choices.next_ids[:num]
-        for node, others in enumerate(last.choices.runner_ups[:num]):
-            ranked[node, 1 : 1 + len(others)] = others[: self.num_runner_ups]
+        ranked = np.full((num, 1 + self.num_alternatives), -1, np.int32)
+        ranked[:, 0] = last.sampled.next_ids[:num]
+        for node, others in enumerate(last.sampled.alternatives[:num]):
+            ranked[node, 1 : 1 + len(others)] = others[: self.num_alternatives]
         self.adjacency.learn(np.array(last.tree.token_ids[:num], np.int32), ranked)
 
 

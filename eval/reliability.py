@@ -41,7 +41,7 @@ Guess = tuple[float, bool]  # estimated chance, whether it was accepted
 class Watched:
     """A drafter whose guesses are noted with what became of them."""
 
-    probe_ids: Sequence[int] = ()
+    mask_ids: Sequence[int] = ()
 
     def __init__(self, drafter: TrieDrafter) -> None:
         self._drafter = drafter

@@ -25,7 +25,7 @@ from eval.examples import MissingDataError
 from eval.recordings import add_set_options, read_recorded, set_files, set_tokenizer
 from eval.script import new_parser, note
 from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import Choices, Session
+from ragaccel.decoding.session import SampledTokens, Session
 from ragaccel.drafting.history import History
 from ragaccel.drafting.memory import Memory
 from ragaccel.drafting.ngram import CopyDrafter
@@ -51,7 +51,7 @@ class ReplayVerifier:
     def prefill(self, request: Request) -> None:
         """Nothing to cache."""
 
-    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:  # noqa: ARG002
+    def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:  # noqa: ARG002
         """Choose the recorded token after every node that is on the recorded path; -1 elsewhere."""
         next_ids = [-1] * len(tree)
         depth_of = {0: 0}
@@ -61,7 +61,7 @@ class ReplayVerifier:
                 depth_of[node] = depth_of[parent] + 1
             if node in depth_of and self._said + depth_of[node] < len(self._answer):
                 next_ids[node] = self._answer[self._said + depth_of[node]]
-        return Choices(next_ids)
+        return SampledTokens(next_ids)
 
     def commit(self, path: Sequence[int]) -> None:
         """Go on behind what was emitted."""
@@ -125,7 +125,7 @@ class Timed:
 
     def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
         self._drafter, self._seconds = drafter, seconds
-        self.probe_ids = drafter.probe_ids
+        self.mask_ids = drafter.mask_ids
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Draft, and note how long it took."""

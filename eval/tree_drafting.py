@@ -26,7 +26,7 @@ from eval.replay import ReplayVerifier
 from eval.script import result
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import Session
-from ragaccel.decoding.speculation import worth_verifying
+from ragaccel.decoding.speculation import select_drafts
 from ragaccel.drafting.history import History
 from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
 
@@ -133,9 +133,9 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
     while session.finish_reason is None:
         budget = session.budget()
         started = perf_counter()
-        tree = worth_verifying(session.propose(budget), verifier.cost_seconds)
+        tree = select_drafts(session.propose(budget), verifier.cost_seconds)
         seconds = perf_counter() - started
-        session.absorb(verifier.verify(tree))
+        session.accept(verifier.verify(tree))
         yield seconds, tree.num_drafts
 
 

@@ -194,12 +194,12 @@ def callables(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def drafter(name: str, value: Any) -> Any:
-    """Check a drafter: ``draft`` and ``probe_ids``."""
-    wanted = f"{name} must have draft(context, budget) and probe_ids, as a Drafter has"
+    """Check a drafter: ``draft`` and ``mask_ids``."""
+    wanted = f"{name} must have draft(context, budget) and mask_ids, as a Drafter has"
     if isinstance(value, type) or not callable(getattr(value, "draft", None)):
         raise ConfigurationError(f"{wanted}, not {shown(value)}")
     try:
-        token_ids(f"{name}.probe_ids", value.probe_ids)
+        token_ids(f"{name}.mask_ids", value.mask_ids)
     except AttributeError:
         raise ConfigurationError(f"{wanted}, not {shown(value)}") from None
     return value

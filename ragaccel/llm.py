@@ -194,10 +194,10 @@ def make_plan(
 def check_probes(drafter: Drafter | None, model: Any) -> None:
     """Raise ConfigurationError for a drafter that wants mask tokens the model does not read."""
     limit = model.vocab_size + model.num_masks
-    if drafter is not None and max(drafter.probe_ids, default=0) >= limit:
+    if drafter is not None and max(drafter.mask_ids, default=0) >= limit:
         raise ConfigurationError(
-            f"this drafter wants the mask token {max(drafter.probe_ids)}, and the model reads ids "
-            f"below {limit}: load it with a SPACE adapter (space=...) and give llm.probe_ids"
+            f"this drafter wants the mask token {max(drafter.mask_ids)}, and the model reads ids "
+            f"below {limit}: load it with a SPACE adapter (space=...) and give llm.mask_ids"
         )
 
 
@@ -446,7 +446,7 @@ class LLM:
         capacity, token_budget = given.get("capacity"), given.get("token_budget")
         self.model = as_target(model, packing_file(keep=keep_costs), check_folder(keep=keep_costs))
         self._defaults = GenerationDefaults(self.model.model, generation_config)
-        self.probe_ids = attach_space(self.model, space, exact=exact)
+        self.mask_ids = attach_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
         check_probes(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
@@ -460,7 +460,7 @@ class LLM:
             memory,
             tokenizer,
             self.model.vocab_size,
-            probe_ids=self.probe_ids,
+            mask_ids=self.mask_ids,
             remember=remember,
         )
         scheduler = Scheduler(self.engine, max_batch=given["max_batch"])

@@ -45,7 +45,7 @@ def run_together(engine, requests, drafters, token_budget=None, **settings):
 class Cheat:
     """Guesses the known answer, hung among nonsense, so that long branches are kept and moved."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, prompt, answer, seed=0):
         self.text, self.random = [*prompt, *answer], RandomDrafter(seed, VOCAB)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ragaccel.decoding.session import Choices
+from ragaccel.decoding.session import SampledTokens
 from ragaccel.decoding.tree import DraftTree, Origin
 from ragaccel.models.tokenizer import SpecialTokenEscaper
 
@@ -24,20 +24,20 @@ class ScriptedVerifier:
     def prefill(self, request):
         self.cached = list(request.prompt_ids[:-1])
 
-    def verify(self, tree, num_runner_ups=0):
+    def verify(self, tree, num_alternatives=0):
         assert self.tree is None, "commit before the next verify"
         self.tree, self.largest_tree = tree, max(self.largest_tree, len(tree))
         paths = [[tree.token_ids[i] for i in tree.path(node)] for node in range(len(tree))]
         next_ids = [self.next_token(self.cached + path) for path in paths]
-        near = range(1, num_runner_ups + 1)
+        near = range(1, num_alternatives + 1)
         others = [[token + i for i in near] for token in next_ids] if near else ()
-        return Choices(next_ids, others, probed=self.probed(tree))
+        return SampledTokens(next_ids, others, mask_predictions=self.predictions_at(tree))
 
-    def probed(self, tree):
+    def predictions_at(self, tree):
         """What the mask tokens under a node show: the text that comes, and something else."""
-        first, found = len(tree) - tree.num_probes, []
-        for probe in range(first, len(tree)):
-            path = tree.path(probe)
+        first, found = len(tree) - tree.num_masks, []
+        for mask in range(first, len(tree)):
+            path = tree.path(mask)
             text = self.cached + [tree.token_ids[node] for node in path if node < first]
             for _ in range(sum(node >= first for node in path) + 1):
                 text.append(self.next_token(text))
@@ -56,7 +56,7 @@ class ScriptedVerifier:
 class RandomDrafter:
     """Guesses nonsense trees of random shape: decoding must stay lossless whatever it is given."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, seed, vocab_size):
         self.random, self.vocab_size = random.Random(seed), vocab_size

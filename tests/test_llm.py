@@ -38,7 +38,7 @@ def plainly(llm, ids, **settings):
 class Nonsense:
     """Guesses wrong on purpose, or fails after some passes."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, fail_at=None):
         self.calls, self.fail_at = 0, fail_at
@@ -462,7 +462,7 @@ def test_a_name_that_does_not_exist_is_said_so(tmp_path):
 class Unreadable:
     """Guesses tokens that no model knows."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], 400, 2**40, 7][: budget + 1])

@@ -17,7 +17,7 @@ SETTINGS = {"max_new_tokens": 24}
 
 
 class Nonsense:
-    probe_ids = ()
+    mask_ids = ()
 
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], *range(5, 5 + min(budget, 4))])

@@ -227,7 +227,7 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
 class EmptyAtFirst:
     """A drafter whose index is empty, and which is false for that."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self):
         self.calls = 0

@@ -37,7 +37,7 @@ class Lowering:
 class Impossible:
     """Guesses right for a while, then what no model can choose, and goes on behind it."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, known):
         self.known = known

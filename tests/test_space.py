@@ -49,8 +49,8 @@ def plainly(llm, prompt, **settings):
 def test_answers_are_the_same_whole_streamed_batched_and_awaited(llm, kind, settings):
     drafter = {
         "own": None,
-        "space": SpaceDrafter(llm.probe_ids),
-        "paper": PaperSpaceDrafter(llm.probe_ids),
+        "space": SpaceDrafter(llm.mask_ids),
+        "paper": PaperSpaceDrafter(llm.mask_ids),
     }[kind]
     settings = {**settings, "drafter": drafter, "max_new_tokens": 24}
     given = {name: settings[name] for name in ("temperature", "seed") if name in settings}
@@ -71,7 +71,7 @@ def test_its_own_drafts_have_mask_tokens(llm):
         == llm.generate(PROMPTS[0], max_new_tokens=60, drafter=NoDrafter()).token_ids
     )
     calibration = llm.memory.of("").space_calibration
-    assert len(llm.probe_ids) == 3
+    assert len(llm.mask_ids) == 3
     assert calibration.values != type(calibration)().values  # it has seen mask tokens
 
 
@@ -84,9 +84,9 @@ def test_namespaces_learn_apart(llm):
 
 def test_no_adapter_no_mask_tokens():
     bare = LLM(make_tiny_model("llama", vocab_size=380), tiny_tokenizer())
-    assert len(bare.probe_ids) == 0
+    assert len(bare.mask_ids) == 0
     with pytest.raises(ConfigurationError, match=r"space=\.\.\."):
-        SpaceDrafter(bare.probe_ids)
+        SpaceDrafter(bare.mask_ids)
     with pytest.raises(ConfigurationError, match="wants the mask token 381"):
         bare.generate("Who?", drafter=SpaceDrafter((380, 381)))
     with pytest.raises(ConfigurationError, match="wants the mask token 381"):
@@ -109,13 +109,13 @@ def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):
     wanted = bare.generate("Who?", max_new_tokens=16).token_ids
     with pytest.raises(ModelNotFoundError, match="brings no SPACE adapter"):
         LLM.load(folder, space=True)
-    assert len(LLM.load(folder, space=False).probe_ids) == 0
+    assert len(LLM.load(folder, space=False).mask_ids) == 0
     adapter = random_adapter(bare.model.model, num_masks=2)
     adapter.save(tmp_path / "other")
     adapter.save(folder / "space")
     for space in (True, tmp_path / "other", str(tmp_path / "other"), adapter):
         llm = LLM.load(folder, space=space)
-        assert len(llm.probe_ids) == 2
+        assert len(llm.mask_ids) == 2
         assert llm.generate("Who?", max_new_tokens=16).token_ids == wanted
     with pytest.raises(ConfigurationError, match="holds no space_config"):
         LLM.load(folder, space=tmp_path)

@@ -21,7 +21,7 @@ NEW = 14
 class Chance:
     """Hangs a known answer beside wrong guesses, and fails now and then where it is told to."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, alone, seed=0, fails=0.0):
         self.random, self.fails = random.Random(seed), fails

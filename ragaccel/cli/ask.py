@@ -303,7 +303,7 @@ def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
     if kind == "space":
         from ragaccel.drafting.space import SpaceDrafter
 
-        return SpaceDrafter(llm.probe_ids)
+        return SpaceDrafter(llm.mask_ids)
     return None
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ragaccel.decoding.speculation import (
     Group,
-    Returns,
-    worth_probing,
-    worth_verifying,
-    worth_verifying_together,
+    SpeculationController,
+    select_drafts,
+    select_drafts_jointly,
+    select_masks,
 )
 from ragaccel.decoding.stats import FinishReason, GenerationResult, Stats, Step
 from ragaccel.decoding.tree import (
     DraftTree,
     MalformedTreeError,
-    attach_probes,
+    attach_masks,
     check_tree,
     likeliest_chain,
     no_deeper,
@@ -36,15 +36,15 @@ class Drafter(Protocol):
     """Guesses the next tokens. Holds settings only; what a request teaches is in its context.
 
     A drafter that learns from the tokens the model nearly chose has an attribute
-    ``num_runner_ups``: so many of them come with every choice, in ``context.last``.
+    ``num_alternatives``: so many of them come with every choice, in ``context.last``.
 
-    One that wants mask tokens under some nodes only has a method ``probe_gains(context, tree)``:
+    One that wants mask tokens under some nodes only has a method ``mask_gains(context, tree)``:
     how many tokens those under each node are expected to add to the pass after this one. Without it
     they hang under every node.
     """
 
     @property
-    def probe_ids(self) -> Sequence[int]:
+    def mask_ids(self) -> Sequence[int]:
         """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's.
 
         They hang as a chain under a node. Ids from the model's vocabulary size on are the masks of
@@ -60,39 +60,39 @@ class Drafter(Protocol):
 class NoDrafter:
     """Never guesses: plain autoregressive decoding, the baseline."""
 
-    probe_ids: tuple[int, ...] = ()
+    mask_ids: tuple[int, ...] = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:  # noqa: ARG002
         """Return the root alone."""
         return DraftTree.chain(context.token_ids[-1:])
 
 
-PROBE_RANKS = 4
+MASK_TOP_K = 4
 """How many of the likeliest tokens are told of every probe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SampledTokens:
     """What the target model chose after every node of a tree, probes included.
 
-    ``next_ids`` is [len(tree)]. ``runner_ups`` is [len(tree)] lists of the next likeliest tokens,
-    likeliest first, when they were asked for. ``probed`` is [num_probes] lists of at most
-    ``PROBE_RANKS`` pairs: the tokens most likely to follow each mask token, and how likely, the
+    ``next_ids`` is [len(tree)]. ``alternatives`` is [len(tree)] lists of the next likeliest tokens,
+    likeliest first, when they were asked for. ``mask_predictions`` is [num_masks] lists of at
+    most ``MASK_TOP_K`` pairs: the tokens most likely to follow each mask token, and how likely, the
     likeliest first; empty tells nothing of them.
     """
 
     next_ids: Sequence[int]
-    runner_ups: Sequence[Sequence[int]] = ()
-    probed: Sequence[Sequence[tuple[int, float]]] = ()
+    alternatives: Sequence[Sequence[int]] = ()
+    mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 class Verifier(Protocol):
     """A target model and its KV cache over one sequence.
 
     One that can have mask tokens read together with the prompt, at no pass of their own, has a
-    method ``foresee(probe_ids)``, to be called first, and then ``foreseen``: as
-    ``Choices.probed``, for the first tokens of the answer. One with an attribute ``vocab_size``
-    is shown guesses of token ids below it only.
+    method ``predict_masks(mask_ids)``, to be called first, and then ``mask_predictions``: as
+    ``SampledTokens.mask_predictions``, for the first tokens of the answer. One with an attribute
+    ``vocab_size`` is shown draft tokens below it only.
     """
 
     @property
@@ -113,7 +113,7 @@ class Verifier(Protocol):
         """
         ...
 
-    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+    def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
         """Choose the next token after every node, in one forward pass."""
         ...
 
@@ -142,7 +142,7 @@ class Context:
 
     Grows by what each verify pass emits; its last token is the root of the next draft tree.
     Drafters read it and change nothing. The first ``num_prompt`` of ``token_ids`` are the prompt;
-    ``foreseen`` is what mask tokens behind it showed, if any were read with it.
+    ``mask_predictions`` is what mask tokens behind it showed, if any were read with it.
     """
 
     def __init__(self, token_ids: Sequence[int], references: Sequence[Reference] = ()) -> None:
@@ -150,7 +150,7 @@ class Context:
         self.references = tuple(references)
         self.num_prompt = len(self.token_ids)
         self.last: Acceptance | None = None
-        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
+        self.mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
         self._shared: dict[Any, Any] = {}
 
     def advance(self, acceptance: Acceptance) -> None:
@@ -180,14 +180,14 @@ class Acceptance:
     """
 
     tree: DraftTree
-    choices: Choices
+    sampled: SampledTokens
     path: tuple[int, ...]
     num_emitted: int
 
     @property
     def emitted(self) -> list[int]:
         """The emitted tokens: accepted guesses, then the bonus token unless it was cut."""
-        return [self.choices.next_ids[node] for node in self.committed]
+        return [self.sampled.next_ids[node] for node in self.committed]
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ class Acceptance:
         return replace(self, num_emitted=num_emitted)
 
 
-def accept(tree: DraftTree, choices: Choices) -> Acceptance:
+def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
     """Walk down from the root along the target model's choices for as long as the tree holds them.
 
     Every emitted token is one the target model chose for exactly its context, so the output is
@@ -219,9 +219,9 @@ def accept(tree: DraftTree, choices: Choices) -> Acceptance:
         (tree.parents[node], tree.token_ids[node]): node for node in range(1, 1 + tree.num_drafts)
     }
     path = [0]
-    while (node := child.get((path[-1], choices.next_ids[path[-1]]))) is not None:
+    while (node := child.get((path[-1], sampled.next_ids[path[-1]]))) is not None:
         path.append(node)
-    return Acceptance(tree, choices, tuple(path), len(path))
+    return Acceptance(tree, sampled, tuple(path), len(path))
 
 
 def ending(
@@ -254,10 +254,10 @@ class Session:
 
     ``token_budget`` is the most guesses a verify pass takes: None asks the verifier's cost table
     at every step, 0 decodes plainly. A scheduler drives it by halves instead: ``prefill``, then
-    ``propose`` and ``absorb`` until ``finish_reason`` is set. Whoever opened the verifier closes
+    ``propose`` and ``accept`` until ``finish_reason`` is set. Whoever opened the verifier closes
     it. An error of the drafter or verifier reaches the caller between two steps: what was
-    emitted before stays right. ``propose`` is ``draft`` and ``settle`` in one: between the two, a
-    scheduler may narrow the trees of several sessions together.
+    emitted before stays right. ``propose`` is ``draft`` and ``prune`` in one: between the two, a
+    scheduler may prune the trees of several sessions together.
 
     Raises:
         ConfigurationError: a negative budget, or more probes than a verify pass has rows.
@@ -277,27 +277,27 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
-        self.num_probes = len(drafter.probe_ids) if self.token_budget != 0 else 0
-        self._gains = getattr(drafter, "probe_gains", None)
-        self.rows_per_node = 1 if self._gains is not None else 1 + self.num_probes
-        self.num_runner_ups: int = getattr(drafter, "num_runner_ups", 0)
+        self.num_masks = len(drafter.mask_ids) if self.token_budget != 0 else 0
+        self._mask_gains = getattr(drafter, "mask_gains", None)
+        self.rows_per_node = 1 if self._mask_gains is not None else 1 + self.num_masks
+        self.num_alternatives: int = getattr(drafter, "num_alternatives", 0)
         self._tree: DraftTree | None = None
         self._prefilled = False
-        self._returns = Returns()
+        self._returns = SpeculationController()
         self._asked = 0  # guesses asked for in the present step
         self._price = 0.0  # what they cost, in plain passes
         self._draft_seconds = 0.0  # and what they took
         self._mark = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
-        if verifier.chains_only and self.num_probes:
+        if verifier.chains_only and self.num_masks:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
-        foresees = self._gains is not None and self.num_probes and self._room() > 0
-        if foresees and hasattr(verifier, "foresee"):
-            verifier.foresee(drafter.probe_ids)
-        if 1 + self.num_probes > verifier.max_rows:
+        predicts_masks = self._mask_gains is not None and self.num_masks and self._room() > 0
+        if predicts_masks and hasattr(verifier, "predict_masks"):
+            verifier.predict_masks(drafter.mask_ids)
+        if 1 + self.num_masks > verifier.max_rows:
             raise ConfigurationError(
-                f"{self.num_probes} probes and a root exceed the {verifier.max_rows} rows "
+                f"{self.num_masks} probes and a root exceed the {verifier.max_rows} rows "
                 "of a verify pass: use fewer probes or a larger max_rows"
             )
 
@@ -306,7 +306,7 @@ class Session:
         self.prefill()
         while self.finish_reason is None:
             tree = self.propose(self.budget())
-            yield self.absorb(self.verifier.verify(tree, self.num_runner_ups))
+            yield self.accept(self.verifier.verify(tree, self.num_alternatives))
 
     def prefill(self) -> None:
         """Cache the prompt, once."""
@@ -314,7 +314,7 @@ class Session:
             return
         self._mark = perf_counter()
         self.verifier.prefill(self.request)
-        self.context.foreseen = getattr(self.verifier, "foreseen", ())
+        self.context.mask_predictions = getattr(self.verifier, "mask_predictions", ())
         self._prefilled = True
         self.stats.prefill_seconds += self._lap()
 
@@ -326,27 +326,29 @@ class Session:
     def budget(self) -> int:
         """Count the guesses the next verify pass may take at most."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
-        if self._gains is not None:  # probes have room too, but without a guess they are no use
-            rows -= min(self.num_probes, rows - 1)
+        if (
+            self._mask_gains is not None
+        ):  # probes have room too, but without a guess they are no use
+            rows -= min(self.num_masks, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._room() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
-        """Draft the tree that the next verify pass is to run over; its choices go to ``absorb``.
+        """Draft the tree of the next verify pass; what the pass samples goes to ``accept``.
 
         Raises:
             MalformedTreeError: the drafter returned no proper tree; nothing was verified.
             RuntimeError: the session has ended.
         """
-        return self.narrow(self.draft(budget))
+        return self.prune(self.draft(budget))
 
-    def narrow(self, tree: DraftTree) -> DraftTree:
+    def prune(self, tree: DraftTree) -> DraftTree:
         """Settle on what of a drafted tree is worth verifying in a pass of its own."""
-        if self.chooses_width:
-            tree = worth_verifying(tree, self.verifier.cost_seconds, self.rows_per_node)
-        cost, groups = self.verifier.cost_seconds, self.probe_groups(tree)
-        if self._gains is not None:
-            groups = worth_probing(
+        if self.is_adaptive:
+            tree = select_drafts(tree, self.verifier.cost_seconds, self.rows_per_node)
+        cost, groups = self.verifier.cost_seconds, self.mask_groups(tree)
+        if self._mask_gains is not None:
+            groups = select_masks(
                 groups,
                 cost,
                 rows=len(tree),
@@ -355,26 +357,30 @@ class Session:
             )
         plain = cost(1)
         more = cost(len(tree) + sum(group.rows for group in groups)) - plain
-        return self.settle(tree, more / max(1e-9, plain), plain, groups)
+        return self.finalize(tree, more / max(1e-9, plain), plain, groups)
 
-    def probe_groups(self, tree: DraftTree) -> list[Group]:
+    def mask_groups(self, tree: DraftTree) -> list[Group]:
         """List what probes may hang under the nodes of a tree that is to be verified, best first.
 
         None where nothing will be drafted next, nor under nodes that the answer can hardly reach:
         behind them there must be room for a guess and the token after it. All of them together fit
         a pass of this sequence: one that is shared takes more rows, but not of each.
         """
-        if not self.num_probes or (self.chooses_width and self._returns.rests):
+        if not self.num_masks or (self.is_adaptive and self._returns.rests):
             return []
         room = self._room() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
-        gains = self._gains(self.context, tree) if self._gains is not None else [1.0] * len(tree)
+        gains = (
+            self._mask_gains(self.context, tree)
+            if self._mask_gains is not None
+            else [1.0] * len(tree)
+        )
         best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
-        most = max(0, self.verifier.max_rows - len(tree)) // self.num_probes
-        return [Group(node, self.num_probes, gains[node]) for node in best[:most]]
+        most = max(0, self.verifier.max_rows - len(tree)) // self.num_masks
+        return [Group(node, self.num_masks, gains[node]) for node in best[:most]]
 
     def draft(self, budget: int) -> DraftTree:
-        """Draft as many guesses as are asked for; what of them is verified, ``settle`` is told.
+        """Draft as many guesses as are asked for; what of them is verified, ``finalize`` is told.
 
         Raises:
             MalformedTreeError: the drafter returned no proper tree; nothing was verified.
@@ -385,7 +391,7 @@ class Session:
         self.prefill()
         self._mark = perf_counter()
         budget = min(budget, self.budget())
-        if self.chooses_width and budget:
+        if self.is_adaptive and budget:
             budget = self._returns.allows(budget)
         self._asked = budget
         root = DraftTree.chain(self.context.token_ids[-1:])
@@ -394,7 +400,7 @@ class Session:
         self.stats.draft_seconds += self._draft_seconds
         return tree
 
-    def settle(
+    def finalize(
         self, tree: DraftTree, price: float, plain_seconds: float, groups: Sequence[Group] = ()
     ) -> DraftTree:
         """Take what is left of the drafted tree as the one to be verified, probes added.
@@ -405,40 +411,40 @@ class Session:
             plain_seconds: what a plain pass of this sequence takes.
             groups: the probes that are to hang under its nodes.
         """
-        if self._asked and self.chooses_width:
+        if self._asked and self.is_adaptive:
             self._returns.take(tree.num_drafts, self._asked)
         self._price = price + self._drafting_price(plain_seconds)
         nodes = sorted(group.node for group in groups)
-        self._tree = tree = attach_probes(tree, self.drafter.probe_ids, nodes)
+        self._tree = tree = attach_masks(tree, self.drafter.mask_ids, nodes)
         self._mark = perf_counter()
         return tree
 
     @property
-    def chooses_probes(self) -> bool:
+    def selects_masks(self) -> bool:
         """Whether probes hang only where the drafter expects them to pay."""
-        return self._gains is not None
+        return self._mask_gains is not None
 
     @property
-    def chooses_width(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether as many guesses are verified as pay, rather than a given number."""
         return self.token_budget is None
 
-    def absorb(self, choices: Choices) -> Step:
+    def accept(self, sampled: SampledTokens) -> Step:
         """Accept, apply the stop rules, commit, and advance the context.
 
         Nothing past a stop reaches the answer, the statistics, the context or the cache.
         """
         if self._tree is None:
-            raise RuntimeError("absorb follows propose: there is no tree to judge")
+            raise RuntimeError("accept follows propose: there is no tree to judge")
         tree, self._tree = self._tree, None
-        acceptance = self._end(accept(tree, choices))
+        acceptance = self._end(accept_tree(tree, sampled))
         self.verifier.commit(acceptance.committed)
         self.context.advance(acceptance)
         tokens, origins = tuple(acceptance.emitted), _origins(acceptance)
         step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
         self.token_ids += tokens
         self._count(step, acceptance)
-        if self._asked and self.chooses_width:
+        if self._asked and self.is_adaptive:
             self._returns.learn(len(tokens) - 1, len(tokens) - 1 - self._price)
         return step
 
@@ -514,34 +520,34 @@ def _origins(acceptance: Acceptance) -> tuple[tuple[Origin, ...], ...]:
     return tuple(origins + [()] * (acceptance.num_emitted - len(origins)))
 
 
-def settle_together(
+def allocate(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
     max_rows: int,
 ) -> list[DraftTree]:
-    """Narrow drafted trees to what is worth verifying in one pass of all, and settle them.
+    """Narrow drafted trees to what is worth verifying in one pass of all, and finalize them.
 
     Sessions with a given number of guesses keep theirs; the others share one budget. A guess is
     charged its part of what all guesses add to a pass of the roots alone, in shares of what such
     a pass takes for each sequence.
     """
     widths = [session.rows_per_node for session in sessions]
-    free = [i for i, session in enumerate(sessions) if session.chooses_width]
+    free = [i for i, session in enumerate(sessions) if session.is_adaptive]
     kept = list(trees)
     fixed = [i for i in range(len(kept)) if i not in set(free)]
     given = sum(len(kept[i]) * widths[i] for i in fixed)
     if free:
-        narrowed = worth_verifying_together(
+        pruned = select_drafts_jointly(
             [trees[i] for i in free],
             lambda rows: cost_seconds(given + rows),
             [widths[i] for i in free],
             max_rows=max_rows - given,
             expected_besides=sum(sum(kept[i].path_probs) for i in fixed),
         )
-        for i, tree in zip(free, narrowed, strict=True):
+        for i, tree in zip(free, pruned, strict=True):
             kept[i] = tree
-    groups = _probed(sessions, kept, cost_seconds, max_rows)
+    groups = _select_masks(sessions, kept, cost_seconds, max_rows)
     added = [
         tree.num_drafts + sum(group.rows for group in own)
         for tree, own in zip(kept, groups, strict=True)
@@ -551,12 +557,12 @@ def settle_together(
     plain = roots / len(sessions)
     price = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
     return [
-        session.settle(tree, price * rows, plain, own)
+        session.finalize(tree, price * rows, plain, own)
         for session, tree, rows, own in zip(sessions, kept, added, groups, strict=True)
     ]
 
 
-def _probed(
+def _select_masks(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
@@ -566,10 +572,10 @@ def _probed(
     kept: list[list[Group]] = []
     offered: list[Group] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
-        own = session.probe_groups(tree)
-        kept.append([] if session.chooses_probes else own)
-        offered += [replace(group, owner=i) for group in own if session.chooses_probes]
-    taken = worth_probing(
+        own = session.mask_groups(tree)
+        kept.append([] if session.selects_masks else own)
+        offered += [replace(group, owner=i) for group in own if session.selects_masks]
+    taken = select_masks(
         offered,
         cost_seconds,
         rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ragaccel.decoding.tree import DraftTree
 
 
-def worth_verifying(
+def select_drafts(
     tree: DraftTree, cost_seconds: Callable[[int], float], rows_per_node: int = 1
 ) -> DraftTree:
     """Keep the guesses that give the most tokens a second, by their chances and the pass's cost.
@@ -33,7 +33,7 @@ def worth_verifying(
     return likeliest(tree, rates.index(max(rates)))
 
 
-def worth_verifying_together(
+def select_drafts_jointly(
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
     rows_per_node: Sequence[int],
@@ -44,7 +44,7 @@ def worth_verifying_together(
     """Keep those guesses of several trees that give the most tokens a second in one pass.
 
     One budget for all, given to the likeliest guesses wherever they stand: a sequence that copies
-    takes rows that would be lost on one that writes. As ``worth_verifying`` for a single tree; a
+    takes rows that would be lost on one that writes. As ``select_drafts`` for a single tree; a
     guess with probes under it costs its rows and theirs.
 
     Args:
@@ -85,7 +85,7 @@ class Group:
     owner: int = 0
 
 
-def worth_probing(
+def select_masks(
     groups: Sequence[Group],
     cost_seconds: Callable[[int], float],
     *,
@@ -97,7 +97,7 @@ def worth_probing(
 
     What a group adds to the next pass is counted as if this one emitted it, since it is this one
     that pays for its rows. Groups are taken by their gain per row for as long as the quotient of
-    ``worth_verifying`` grows.
+    ``select_drafts`` grows.
 
     Args:
         groups: what may hang, of all sequences in the pass.
@@ -133,7 +133,7 @@ FIRST_WIDTH = 16
 """Guesses asked for at first."""
 
 
-class Returns:
+class SpeculationController:
     """What drafting has returned of late, and so how many guesses to ask for next.
 
     Each draft's gain is counted in plain passes: the tokens it added, less what its rows cost more

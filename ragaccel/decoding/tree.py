@@ -40,14 +40,14 @@ class DraftTree:
     Row ``i`` of the verify pass is node ``i``. ``path_probs[i]`` estimates the chance that node
     ``i`` is accepted; it never grows from parent to child, so the likeliest nodes always form a
     tree. ``origins[i]`` holds every source that guessed node ``i``, the surest first.
-    ``num_probes`` counts the mask tokens hung under chosen nodes; they stand at the end.
+    ``num_masks`` counts the mask tokens hung under chosen nodes; they stand at the end.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     path_probs: tuple[float, ...]
     origins: Sequence[tuple[Origin, ...]]
-    num_probes: int = 0
+    num_masks: int = 0
 
     def __len__(self) -> int:
         """Count all rows: root, guesses and probes."""
@@ -56,7 +56,7 @@ class DraftTree:
     @property
     def num_drafts(self) -> int:
         """How many nodes are guesses: neither the root nor a probe."""
-        return len(self.token_ids) - 1 - self.num_probes
+        return len(self.token_ids) - 1 - self.num_masks
 
     @property
     def is_chain(self) -> bool:
@@ -97,12 +97,12 @@ class DraftTree:
             node = self.parents[node]
         return path[::-1]
 
-    def probes_of(self, node: int) -> list[int]:
+    def masks_under(self, node: int) -> list[int]:
         """List the chain of probe nodes that hangs under a node; empty when it has none."""
         chain: list[int] = []
-        for probe in range(len(self.token_ids) - self.num_probes, len(self.token_ids)):
-            if self.parents[probe] == (chain[-1] if chain else node):
-                chain.append(probe)
+        for mask in range(len(self.token_ids) - self.num_masks, len(self.token_ids)):
+            if self.parents[mask] == (chain[-1] if chain else node):
+                chain.append(mask)
         return chain
 
 
@@ -121,7 +121,7 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
     probs: list[float] = []
     origins: list[list[tuple[float, tuple[Origin, ...]]]] = []
     for tree in trees:
-        if tree.num_probes:
+        if tree.num_masks:
             raise ValueError("merge trees first and attach probes to the result")
         here: list[int] = []  # node of this tree -> node of the union
         for token, parent, prob, sources in zip(
@@ -173,7 +173,7 @@ def likeliest(tree: DraftTree, budget: int) -> DraftTree:
 
 def likeliest_chain(tree: DraftTree) -> DraftTree:
     """Keep the branch that is likely to go furthest: that of the greatest sum of path_probs."""
-    if tree.is_chain or tree.num_probes:
+    if tree.is_chain or tree.num_masks:
         return tree
     sums = list(tree.path_probs)
     for node in range(1, len(tree)):
@@ -221,21 +221,21 @@ def _only(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
     )
 
 
-def attach_probes(tree: DraftTree, probe_ids: Sequence[int], nodes: Sequence[int]) -> DraftTree:
-    """Hang one chain of the mask tokens ``probe_ids`` under each of ``nodes``.
+def attach_masks(tree: DraftTree, mask_ids: Sequence[int], nodes: Sequence[int]) -> DraftTree:
+    """Hang one chain of the mask tokens ``mask_ids`` under each of ``nodes``.
 
     Follows SPACE (Yi et al., 2024): the target model's choices after the mask tokens under the
     accepted leaf are the next guesses. Probes are never accepted, so their ``path_probs`` are 0.
     """
-    if not probe_ids or not nodes:
+    if not mask_ids or not nodes:
         return tree
     token_ids, parents = list(tree.token_ids), list(tree.parents)
     for node in nodes:
         parent = node
-        for probe in probe_ids:
+        for mask in mask_ids:
             parents.append(parent)
             parent = len(token_ids)
-            token_ids.append(probe)
+            token_ids.append(mask)
     added = len(token_ids) - len(tree)
     return replace(
         tree,
@@ -243,7 +243,7 @@ def attach_probes(tree: DraftTree, probe_ids: Sequence[int], nodes: Sequence[int
         parents=tuple(parents),
         path_probs=tree.path_probs + (0.0,) * added,
         origins=(*tree.origins, *[()] * added),
-        num_probes=tree.num_probes + added,
+        num_masks=tree.num_masks + added,
     )
 
 
@@ -263,7 +263,7 @@ def check_tree(tree: DraftTree, root: int, budget: int) -> None:
             f"token_ids, parents, path_probs and origins need one common length of at least 1, got "
             f"{n}, {len(tree.parents)}, {len(tree.path_probs)} and {len(tree.origins)}"
         )
-    if tree.num_probes:
+    if tree.num_masks:
         raise MalformedTreeError("it holds probes, which the session attaches itself")
     if tree.token_ids[0] != root or tree.parents[0] != -1:
         raise MalformedTreeError(

@@ -340,7 +340,7 @@ class CopyDrafter:
     max_length: int = 31
     index: Callable[[Context], CopyIndex] = NgramIndex
 
-    probe_ids: ClassVar[tuple[int, ...]] = ()
+    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         longest = MAX_FIRST_N if self.index is FirstOccurrences else MAX_N

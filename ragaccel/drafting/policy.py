@@ -49,14 +49,14 @@ class Mixture:
     def __init__(self, *drafters: Drafter) -> None:
         if not drafters:
             raise ConfigurationError("a mixture needs at least one drafter")
-        probing = [drafter for drafter in drafters if drafter.probe_ids]
+        probing = [drafter for drafter in drafters if drafter.mask_ids]
         if len(probing) > 1:
             raise ConfigurationError("two drafters of a mixture want probes: take one of them")
         self.drafters = drafters
-        self.probe_ids: Sequence[int] = probing[0].probe_ids if probing else ()
-        self.num_runner_ups = max(getattr(drafter, "num_runner_ups", 0) for drafter in drafters)
+        self.mask_ids: Sequence[int] = probing[0].mask_ids if probing else ()
+        self.num_alternatives = max(getattr(drafter, "num_alternatives", 0) for drafter in drafters)
         # It judges the merged tree: where others guess well, its probes have less to add.
-        self.probe_gains = getattr(probing[0], "probe_gains", None) if probing else None
+        self.mask_gains = getattr(probing[0], "mask_gains", None) if probing else None
         self._probing = probing[0] if probing else None
         self._continuing: list[Any] = [
             drafter for drafter in drafters if hasattr(drafter, "draft_after")
@@ -199,7 +199,7 @@ class Guessing:
             this object. Read, or made, when it is first needed.
         tokenizer: whose token ids the memory holds; None is enough without a file.
         vocab_size: token ids are below.
-        probe_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
+        mask_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
         remember: whether any session uses the memory.
     """
 
@@ -210,10 +210,10 @@ class Guessing:
         tokenizer: TokenIds | None,
         vocab_size: int,
         *,
-        probe_ids: Sequence[int] = (),
+        mask_ids: Sequence[int] = (),
         remember: bool = True,
     ) -> None:
-        self._probe_ids, self._remembers = probe_ids, remember
+        self._mask_ids, self._remembers = mask_ids, remember
         self.drafter, self._given = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
@@ -252,8 +252,8 @@ class Guessing:
             ready = REHEARSAL.is_ready()
             kept = self.memory.of(request.namespace) if ready and remember else None
             drafter = _over_the_past(kept) if ready else CopyDrafter()
-            if self._probe_ids:
-                drafter = _with_space(drafter, self._probe_ids, kept)
+            if self._mask_ids:
+                drafter = _with_space(drafter, self._mask_ids, kept)
         session = Session(verifier, drafter, request, token_budget=token_budget)
         try:
             yield session
@@ -280,10 +280,10 @@ class Guessing:
         return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
 
 
-def _with_space(drafter: Drafter, probe_ids: Sequence[int], kept: Recollection | None) -> Drafter:
+def _with_space(drafter: Drafter, mask_ids: Sequence[int], kept: Recollection | None) -> Drafter:
     if kept is None:
-        return Mixture(drafter, SpaceDrafter(probe_ids))
-    return Mixture(drafter, SpaceDrafter(probe_ids, kept.space_calibration))
+        return Mixture(drafter, SpaceDrafter(mask_ids))
+    return Mixture(drafter, SpaceDrafter(mask_ids, kept.space_calibration))
 
 
 def _over_the_past(kept: Recollection | None) -> Drafter:

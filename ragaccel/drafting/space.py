@@ -37,31 +37,33 @@ class SpaceDrafter:
     it guesses several where the model is in doubt. Both are learned by ``calibration``.
 
     Args:
-        probe_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.probe_ids``).
+        mask_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.mask_ids``).
         calibration: how far the chances are to be believed; one for each namespace.
 
     Raises:
         ConfigurationError: no mask token.
     """
 
-    probe_ids: Sequence[int]
+    mask_ids: Sequence[int]
     calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
 
     def __post_init__(self) -> None:
-        require_masks(self.probe_ids)
+        require_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from what became of the last guesses, then guess at most ``budget`` tokens."""
         state: _Drafted = context.shared(self._open)
         self._learn(context, state)
         state.ranked = (
-            ranked_after(context.last) if context.last else [list(row) for row in context.foreseen]
+            ranked_after(context.last)
+            if context.last
+            else [list(row) for row in context.mask_predictions]
         )
         state.num_tokens = len(context.token_ids)
         chances = self.calibration.corrected(state.ranked)
         return likeliest_tree(context.token_ids[-1], chances, budget)
 
-    def probe_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
+    def mask_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
         """Tell how many tokens the mask tokens under each node are expected to add. [len(tree)]."""
         leaf = list(tree.path_probs)
         has_children = [False] * len(tree)
@@ -99,16 +101,16 @@ class PaperSpaceDrafter:
     token and k candidates, each with a group of k mask tokens.
 
     Args:
-        probe_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.probe_ids``).
+        mask_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.mask_ids``).
 
     Raises:
         ConfigurationError: no mask token.
     """
 
-    probe_ids: Sequence[int]
+    mask_ids: Sequence[int]
 
     def __post_init__(self) -> None:
-        require_masks(self.probe_ids)
+        require_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Guess the model's first choice at each mask token, at most ``budget`` of them."""
@@ -130,12 +132,12 @@ class _Drafted:
         self.learned: Acceptance | None = None
 
 
-def require_masks(probe_ids: Sequence[int]) -> None:
+def require_masks(mask_ids: Sequence[int]) -> None:
     """Raise ConfigurationError where there is no mask token."""
-    if not len(probe_ids):
+    if not len(mask_ids):
         raise ConfigurationError(
             "SPACE needs mask tokens: load the model with a SPACE adapter (space=...) and give "
-            "llm.probe_ids"
+            "llm.mask_ids"
         )
 
 
@@ -144,12 +146,12 @@ def ranked_after(last: Acceptance | None) -> Ranked:
 
     They stand behind the token that was emitted last, so the first of them tells what follows it.
     """
-    if last is None or not last.committed or not last.choices.probed:
+    if last is None or not last.committed or not last.sampled.mask_predictions:
         return []
     tree = last.tree
-    first = len(tree) - tree.num_probes
-    probes = tree.probes_of(last.committed[-1])
-    return [list(last.choices.probed[probe - first]) for probe in probes]
+    first = len(tree) - tree.num_masks
+    masks = tree.masks_under(last.committed[-1])
+    return [list(last.sampled.mask_predictions[mask - first]) for mask in masks]
 
 
 def likeliest_tree(root: int, chances: Ranked, budget: int) -> DraftTree:
@@ -193,10 +195,10 @@ def added_by_space(acceptance: Acceptance) -> int:
 
 def _ending(acceptance: Acceptance) -> Ending | None:
     """Tell where a pass ended, if there were mask tokens."""
-    if not acceptance.committed or not acceptance.tree.num_probes:
+    if not acceptance.committed or not acceptance.tree.num_masks:
         return None
     leaf, tree = acceptance.committed[-1], acceptance.tree
-    if not tree.probes_of(leaf):
+    if not tree.masks_under(leaf):
         return None
     has_children = leaf in tree.parents[1 : 1 + tree.num_drafts]
     return Ending.of(leaf, has_children=has_children)

@@ -251,7 +251,7 @@ class TrieDrafter:
     calibration: Calibration = field(default_factory=Calibration)
     evidence: Evidence = field(default_factory=default_evidence)
 
-    probe_ids: ClassVar[tuple[int, ...]] = ()
+    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         require_lengths(self.decoding_length, self.branch_length)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import torch
 
 from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
 from ragaccel.engine.latency import KeptCosts, PassKind, way_of_choosing
 from ragaccel.engine.memory import check_room, memory_share, within_memory
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decoding.session import Choices
+    from ragaccel.decoding.session import SampledTokens
     from ragaccel.engine.kv_cache import KVCache
     from ragaccel.engine.latency import PassCost
     from ragaccel.engine.prefix_cache import PrefixEntry
@@ -195,9 +195,9 @@ class EngineVerifier:
         self.way = way_of_choosing(request)
         self._cost, self._cost_until = engine.cost_alone(self)
         self._is_closed = False
-        self._probe_ids: tuple[int, ...] = ()
-        self.foreseen: Sequence[Sequence[tuple[int, float]]] = ()
-        """What mask tokens behind the prompt showed, as ``Choices.probed``."""
+        self._mask_ids: tuple[int, ...] = ()
+        self.mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
+        """What mask tokens behind the prompt showed, as ``SampledTokens.mask_predictions``."""
 
     @property
     def max_rows(self) -> int:
@@ -242,7 +242,7 @@ class EngineVerifier:
         """
         if request is not self.request or self._is_used:
             self._engine.check_fits(request)
-            self.request, self.tree, self.foreseen = request, None, ()
+            self.request, self.tree, self.mask_predictions = request, None, ()
             self.wanted_ids = request.prompt_ids[:-1]
             self.chooser = Chooser(request)
             self.way = way_of_choosing(request)
@@ -251,24 +251,24 @@ class EngineVerifier:
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)
 
-    def foresee(self, probe_ids: Sequence[int]) -> None:
+    def predict_masks(self, mask_ids: Sequence[int]) -> None:
         """Have mask tokens read with the end of the prompt; not where all of it is known already.
 
         Those that the model does not read are left out.
         """
         model = self._engine.model
         limit = model.vocab_size + model.num_masks
-        if max(probe_ids, default=0) < limit and not self._engine.exact:
-            self._probe_ids = tuple(probe_ids)
+        if max(mask_ids, default=0) < limit and not self._engine.exact:
+            self._mask_ids = tuple(mask_ids)
 
     def probes_after(self, num_cached: int) -> tuple[int, ...]:
         """Which mask tokens are to be read once so many tokens are cached."""
-        return self._probe_ids if num_cached == len(self.wanted_ids) else ()
+        return self._mask_ids if num_cached == len(self.wanted_ids) else ()
 
-    def read_foreseen(self, logits: Tensor) -> None:
+    def read_mask_predictions(self, logits: Tensor) -> None:
         """Note what mask tokens behind the prompt show, from their logits [M, V]."""
         ranks = self.chooser.rank(logits, len(self.wanted_ids))
-        self.foreseen = read_ranks(ranks.tolist())
+        self.mask_predictions = read_ranks(ranks.tolist())
 
     def begin(self) -> PrefixEntry:
         """Take a cache, with what of the prompt is known already; the engine calls it.
@@ -283,12 +283,12 @@ class EngineVerifier:
             self.chooser.commit(self.wanted_ids)
         return self._entry
 
-    def verify(self, tree: DraftTree, num_runner_ups: int = 0) -> Choices:
+    def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
         """Choose the next token after every node, in one forward pass.
 
         Only the chosen ids cross from the device: one synchronization.
         """
-        return self._engine.verify_many([(self, tree, num_runner_ups)])[0]
+        return self._engine.verify_many([(self, tree, num_alternatives)])[0]
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
@@ -471,14 +471,16 @@ class Engine:
             rows = self._in_memory(lay_out, "a larger cache")
             logits = self._run(replace(rows, exact=self.exact), 1 + len(probes))
             # Else what comes next, which may be another request's, would seem to take as long.
-            verifier.read_foreseen(logits[1:]) if probes else wait_for(logits)
+            verifier.read_mask_predictions(logits[1:]) if probes else wait_for(logits)
             cache.keep(range(len(chunk)))
             if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
                 entry.num_block_aligned += len(chunk)
             entry.token_ids += chunk
             self.prefilled_rows += len(chunk)
 
-    def verify_many(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> list[Choices]:
+    def verify_many(
+        self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
+    ) -> list[SampledTokens]:
         """Verify one tree of each of several requests, in order; the last item counts runner-ups.
 
         One pass for all where the model can join sequences; in exact mode, one for each.
@@ -490,11 +492,11 @@ class Engine:
         for choices in found:
             if isinstance(choices, BaseException):
                 raise choices
-        return cast("list[Choices]", found)
+        return cast("list[SampledTokens]", found)
 
     def verify_each(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | BaseException]:
+    ) -> list[SampledTokens | BaseException]:
         """Verify as ``verify_many``; what one request's processors raise stands in its place."""
         for _, tree, _ in batch:
             if len(tree) > self.max_rows:
@@ -510,7 +512,7 @@ class Engine:
 
     def _verify_group(
         self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | BaseException]:
+    ) -> list[SampledTokens | BaseException]:
         """Verify in one pass; what fails in a pass of its own is told of that request alone."""
         if not self.passes_apart:
             return self._verify(group)
@@ -523,7 +525,7 @@ class Engine:
 
     def _verify(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
-    ) -> list[Choices | BaseException]:
+    ) -> list[SampledTokens | BaseException]:
         started, delays = perf_counter(), self._delays
         rows = self._in_memory(
             lambda: together([self._rows(verifier, tree) for verifier, tree, _ in batch]),
@@ -531,10 +533,10 @@ class Engine:
         )
         logits = self._run(rows, rows.num_rows)
         parts: list[Tensor | BaseException] = []
-        for span, (verifier, tree, num_runner_ups) in zip(rows.spans, batch, strict=True):
+        for span, (verifier, tree, num_alternatives) in zip(rows.spans, batch, strict=True):
             own = logits[span.first : span.first + len(tree)]
             try:
-                parts.append(self._choose(verifier, own, (tree, span.start, num_runner_ups)))
+                parts.append(self._choose(verifier, own, (tree, span.start, num_alternatives)))
             except BaseException as error:
                 if is_interrupt(error):
                     raise
@@ -543,13 +545,13 @@ class Engine:
         if self._delays == delays:
             cost = self.cost_of([verifier for verifier, _, _ in batch])
             cost.observe(rows.num_rows, perf_counter() - started)
-        found: list[Choices | BaseException] = []
-        for part, (verifier, tree, num_runner_ups) in zip(parts, batch, strict=True):
+        found: list[SampledTokens | BaseException] = []
+        for part, (verifier, tree, num_alternatives) in zip(parts, batch, strict=True):
             verifier.tree = tree
             found.append(
                 part
                 if isinstance(part, BaseException)
-                else read_choices(next(chosen), num_runner_ups, tree.num_probes)
+                else read_choices(next(chosen), num_alternatives, tree.num_masks)
             )
         return found
 
@@ -697,20 +699,20 @@ def measure_passes(
     repeats: int = 5,
     rows: Sequence[int] = ROWS,
     sampling: Sampling | None = None,
-    probe_ids: Sequence[int] = (),
+    mask_ids: Sequence[int] = (),
     advance: Callable[[], None] = lambda: None,
     typical: Callable[[Sequence[float]], float] = median,
 ) -> Mapping[int, float]:
     """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
 
     Sizes are interleaved, so that a busy moment of the machine hits all alike; chains only, of
-    fixed tokens, the last of them the mask tokens ``probe_ids``. ``advance`` is called after each
+    fixed tokens, the last of them the mask tokens ``mask_ids``. ``advance`` is called after each
     pass, ``(repeats + 1) * len(rows)`` times: the first turn warms up.
 
     Raises:
         CapacityError: the model does not read so many tokens.
     """
-    rows = [number for number in rows if len(probe_ids) < number <= engine.max_rows]
+    rows = [number for number in rows if len(mask_ids) < number <= engine.max_rows]
     tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
     request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())
     seconds: dict[int, list[float]] = {number: [] for number in rows}
@@ -719,9 +721,9 @@ def measure_passes(
         verifier.prefill(request)
         for turn in range(repeats + 1):
             for number in rows:
-                count = number - len(probe_ids)
+                count = number - len(mask_ids)
                 tree = DraftTree.chain((tokens * (count // len(tokens) + 1))[:count])
-                tree = attach_probes(tree, probe_ids, [0])
+                tree = attach_masks(tree, mask_ids, [0])
                 started = perf_counter()
                 verifier.verify(tree)  # returns ids of the host: the device has finished
                 elapsed = perf_counter() - started
@@ -748,8 +750,8 @@ def warm_passes(engine: Engine, *, context: int) -> None:
         return
     measure_passes(engine, context=context, repeats=1, rows=rows)
     if engine.model.num_masks and not engine.exact:
-        probe_ids = [engine.model.vocab_size]
-        measure_passes(engine, context=context, repeats=1, rows=rows, probe_ids=probe_ids)
+        mask_ids = [engine.model.vocab_size]
+        measure_passes(engine, context=context, repeats=1, rows=rows, mask_ids=mask_ids)
 
 
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:

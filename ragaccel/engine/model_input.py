@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def tree_rows(
         CapacityError: they do not fit.
     """
     n = len(tree)
-    if tree.is_chain and tree.num_probes == 0:
+    if tree.is_chain and tree.num_masks == 0:
         rows = run_rows(tree.token_ids, cache, device)
         if max_positions is None or cache.stop <= max_positions:
             return rows
@@ -131,8 +131,8 @@ def tree_rows(
         positions = [min(position, max_positions - 1) for position in positions]
     inputs = torch.tensor([list(tree.token_ids), positions], device=device)
     is_probe = None
-    if tree.num_probes:
-        is_probe = torch.arange(n, device=device) >= n - tree.num_probes
+    if tree.num_masks:
+        is_probe = torch.arange(n, device=device) >= n - tree.num_masks
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
     spans = (Span(cache, 0, n, start, max(depths), sees),)
     return Rows(inputs[:1], inputs[1:], spans, is_probe)
@@ -141,7 +141,7 @@ def tree_rows(
 def prompt_rows(
     chunk: Sequence[int],
     cache: KVCache,
-    probe_ids: Sequence[int] = (),
+    mask_ids: Sequence[int] = (),
     max_positions: int | None = None,
 ) -> Rows:
     """Lay out a part of a prompt, and mask tokens behind its last token. Begins the pass.
@@ -149,9 +149,9 @@ def prompt_rows(
     Raises:
         CapacityError: they do not fit.
     """
-    if not probe_ids:
+    if not mask_ids:
         return run_rows(chunk, cache)
-    tree = attach_probes(DraftTree.chain(chunk), probe_ids, [len(chunk) - 1])
+    tree = attach_masks(DraftTree.chain(chunk), mask_ids, [len(chunk) - 1])
     return tree_rows(tree, cache, max_positions=max_positions)
 
 
@@ -164,7 +164,7 @@ def exact_rows(
         CapacityError: they do not fit.
         ValueError: the tree branches or has probes.
     """
-    if not tree.is_chain or tree.num_probes:
+    if not tree.is_chain or tree.num_masks:
         raise ValueError("exact mode verifies chains of guesses only")
     filled = (*tree.token_ids, *tree.token_ids[:1] * (num_rows - len(tree)))
     rows = tree_rows(DraftTree.chain(filled), cache, max_positions=max_positions)

@@ -30,7 +30,7 @@ from transformers.generation.logits_process import (
 )
 
 from ragaccel.decoding.request import NO_RULES
-from ragaccel.decoding.session import PROBE_RANKS, Choices
+from ragaccel.decoding.session import MASK_TOP_K, SampledTokens
 from ragaccel.errors import ConfigurationError, shown
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ class ScoreProcessing:
         self._bans.extend(token_ids)
         self._history.extend(token_ids)
 
-    def apply(self, scores: Tensor, paths: Sequence[Sequence[int]], num_probes: int = 0) -> Tensor:
+    def apply(self, scores: Tensor, paths: Sequence[Sequence[int]], num_masks: int = 0) -> Tensor:
         """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``.
 
-        The last ``num_probes`` rows are guesses at what follows tokens not known yet: the caller's
+        The last ``num_masks`` rows are guesses at what follows tokens not known yet: the caller's
         processors, which may rely on being shown a text, are not asked about them.
         """
         scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
@@ -145,9 +145,9 @@ class ScoreProcessing:
         if self._rules != NO_RULES:
             scores = self._force_and_suppress(scores, paths)
         if self._processors:
-            shown = len(paths) - num_probes
+            shown = len(paths) - num_masks
             known = self._call_processors(scores[:shown], paths[:shown])
-            scores = torch.cat((known, scores[shown:])) if num_probes else known
+            scores = torch.cat((known, scores[shown:])) if num_masks else known
         return scores
 
     def _avoid_repeating(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -436,7 +436,7 @@ class Chooser:
         self._processing.commit(token_ids)
 
     def choose(
-        self, logits: Tensor, tree: DraftTree, start: int, num_runner_ups: int = 0
+        self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
         """Choose after each node of a tree that follows ``start`` committed tokens.
 
@@ -450,17 +450,17 @@ class Chooser:
         if self._sampling.temperature > 0.0:
             judged = self._noised(scores, [start + depth + 1 for depth in tree.depths()])
         parts = [_best(judged)]
-        if num_runner_ups:
-            count = min(num_runner_ups + 1, scores.shape[-1])
+        if num_alternatives:
+            count = min(num_alternatives + 1, scores.shape[-1])
             parts.append(scores.topk(count, dim=-1).indices)
-        if tree.num_probes:
-            parts.append(_probed(judged, tree.num_probes))
+        if tree.num_masks:
+            parts.append(_probed(judged, tree.num_masks))
         return torch.cat(parts, dim=1)
 
     def rank(self, logits: Tensor, start: int) -> Tensor:
         """Rank what may follow each of a run of mask tokens, of which the first is at ``start``.
 
-        Logits [M, V]; returns int64 [M, 2 * PROBE_RANKS], for ``read_ranks``. They are guesses: no
+        Logits [M, V]; returns int64 [M, 2 * MASK_TOP_K], for ``read_ranks``. They are guesses: no
         processor is asked about them.
         """
         scores = logits
@@ -492,7 +492,7 @@ class Chooser:
             return logits.float() if logits.dtype == torch.float64 else logits
         scores = logits.float()
         if not self._processing.is_idle:
-            scores = self._processing.apply(scores, token_paths(tree), tree.num_probes)
+            scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
         if sampled:
             return self._warp(scores)  # what would normalize them changes no chance
         return scores.log_softmax(dim=-1) if self._normalizes else scores
@@ -515,7 +515,7 @@ def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
 def token_paths(tree: DraftTree) -> list[list[int]]:
     """List the tokens from the root to each node, both included; to a probe, those before it."""
     paths: list[list[int]] = []
-    first_probe = len(tree) - tree.num_probes
+    first_probe = len(tree) - tree.num_masks
     for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
         before = paths[parent] if parent >= 0 else []
         paths.append(before if node >= first_probe else [*before, token])
@@ -541,24 +541,26 @@ def wait_for(logits: Tensor) -> None:
 
 
 def read_choices(
-    rows: Sequence[Sequence[int]], num_runner_ups: int, num_probes: int = 0
-) -> Choices:
+    rows: Sequence[Sequence[int]], num_alternatives: int, num_masks: int = 0
+) -> SampledTokens:
     """Read what ``Chooser.choose`` returned, as lists."""
     chosen = [row[0] for row in rows]
     end = len(rows[0])
-    probed: list[list[tuple[int, float]]] = []
-    if num_probes:
-        end -= 2 * PROBE_RANKS
-        probed = read_ranks([row[end : end + 2 * PROBE_RANKS] for row in rows[-num_probes:]])
-    if num_runner_ups == 0:
-        return Choices(chosen, probed=probed)
+    mask_predictions: list[list[tuple[int, float]]] = []
+    if num_masks:
+        end -= 2 * MASK_TOP_K
+        mask_predictions = read_ranks(
+            [row[end : end + 2 * MASK_TOP_K] for row in rows[-num_masks:]]
+        )
+    if num_alternatives == 0:
+        return SampledTokens(chosen, mask_predictions=mask_predictions)
     others = [[token for token in row[1:end] if token != row[0]] for row in rows]
-    return Choices(chosen, [row[:num_runner_ups] for row in others], probed)
+    return SampledTokens(chosen, [row[:num_alternatives] for row in others], mask_predictions)
 
 
 def read_ranks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
     """Read what ``Chooser.rank`` returned: tokens and their chances, without those of no chance."""
-    pairs = (zip(row[:PROBE_RANKS], row[PROBE_RANKS:], strict=True) for row in rows)
+    pairs = (zip(row[:MASK_TOP_K], row[MASK_TOP_K:], strict=True) for row in rows)
     return [[(token, share / _WHOLE) for token, share in row if share > 0] for row in pairs]
 
 
@@ -570,17 +572,17 @@ def _best(scores: Tensor) -> Tensor:
     return scores.argmax(dim=-1, keepdim=True)
 
 
-def _probed(scores: Tensor, num_probes: int) -> Tensor:
-    """The likeliest tokens after each probe and their chances. [n, 2 * PROBE_RANKS] int64.
+def _probed(scores: Tensor, num_masks: int) -> Tensor:
+    """The likeliest tokens after each probe and their chances. [n, 2 * MASK_TOP_K] int64.
 
     With sampling the position's noise is in the scores, so the first is what the model will draw if
     it agrees with the probe. Rows of other nodes are 0, and so is what a vocabulary lacks.
     """
-    found = torch.zeros(len(scores), 2, PROBE_RANKS, dtype=torch.int64, device=scores.device)
-    rows = scores[-num_probes:].float()
-    best = rows.topk(min(PROBE_RANKS, rows.shape[-1]), dim=-1)
+    found = torch.zeros(len(scores), 2, MASK_TOP_K, dtype=torch.int64, device=scores.device)
+    rows = scores[-num_masks:].float()
+    best = rows.topk(min(MASK_TOP_K, rows.shape[-1]), dim=-1)
     chances = (best.values - rows.logsumexp(-1, keepdim=True)).exp()
     count = best.indices.shape[-1]
-    found[-num_probes:, 0, :count] = best.indices
-    found[-num_probes:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
+    found[-num_masks:, 0, :count] = best.indices
+    found[-num_masks:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
     return found.flatten(1)

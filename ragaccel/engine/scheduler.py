@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from weakref import WeakKeyDictionary
 
 from ragaccel.decoding.request import Cancelled
-from ragaccel.decoding.session import settle_together
+from ragaccel.decoding.session import allocate
 from ragaccel.engine.engine import is_interrupt, uninterrupted
 from ragaccel.paths import claim_torch
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ragaccel.decoding.request import Cancellation
-    from ragaccel.decoding.session import Choices, Session
+    from ragaccel.decoding.session import SampledTokens, Session
     from ragaccel.decoding.stats import Step
     from ragaccel.decoding.tree import DraftTree
     from ragaccel.engine.engine import Engine, EngineVerifier
@@ -73,22 +73,22 @@ class Turn:
         self.amid = ""
         return tree
 
-    def narrow(self, tree: DraftTree) -> DraftTree | None:
+    def prune(self, tree: DraftTree) -> DraftTree | None:
         """Narrow a draft to what is worth verifying alone; None if that fails."""
         try:
-            return self.session.narrow(tree)
+            return self.session.prune(tree)
         except BaseException as error:
             self.fail(error)
             return None
 
-    def absorb(self, choices: Choices | BaseException) -> None:
+    def accept(self, choices: SampledTokens | BaseException) -> None:
         """Take what the pass chose as the step, or what failed in it as the error."""
         if isinstance(choices, BaseException):
             self.error = choices
             return
         self.amid = "absorbing"
         try:
-            self.step = self.session.absorb(choices)
+            self.step = self.session.accept(choices)
         except BaseException as error:
             self.fail(error)
         self.amid = ""
@@ -305,7 +305,9 @@ class Scheduler:
             self._pass_seconds = perf_counter() - started
             self._absorb([turn for turn, _ in group], verified)
 
-    def _absorb(self, turns: Sequence[Turn], verified: Sequence[Choices | BaseException]) -> None:
+    def _absorb(
+        self, turns: Sequence[Turn], verified: Sequence[SampledTokens | BaseException]
+    ) -> None:
         """Let each session take what was chosen.
 
         The main thread, where a signal may interrupt it half-way, does not do so for others.
@@ -318,10 +320,12 @@ class Scheduler:
                 uninterrupted(lambda: _absorb_each(others))
         _absorb_each(own)
 
-    def _verify(self, group: Sequence[tuple[Turn, DraftTree]]) -> list[Choices | BaseException]:
+    def _verify(
+        self, group: Sequence[tuple[Turn, DraftTree]]
+    ) -> list[SampledTokens | BaseException]:
         for turn, _ in group:
             turn.amid = "computing"
-        batch = [(turn.verifier, tree, turn.session.num_runner_ups) for turn, tree in group]
+        batch = [(turn.verifier, tree, turn.session.num_alternatives) for turn, tree in group]
         try:
             return self.engine.verify_each(batch)
         except Exception as error:
@@ -355,7 +359,7 @@ class Scheduler:
             sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
             cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
             try:
-                settled = settle_together(sessions, trees, cost.seconds, self._max_rows)
+                settled = allocate(sessions, trees, cost.seconds, self._max_rows)
             except BaseException as error:  # of one of them: found when each is narrowed alone
                 if is_interrupt(error):
                     raise
@@ -364,10 +368,10 @@ class Scheduler:
                 yield from zip((turn for turn, _ in drafted), settled, strict=True)
                 return
         for turn, tree in drafted:
-            if (narrowed := turn.narrow(tree)) is not None:
-                yield turn, narrowed
+            if (pruned := turn.prune(tree)) is not None:
+                yield turn, pruned
 
 
-def _absorb_each(pairs: Sequence[tuple[Turn, Choices | BaseException]]) -> None:
+def _absorb_each(pairs: Sequence[tuple[Turn, SampledTokens | BaseException]]) -> None:
     for turn, choices in pairs:
-        turn.absorb(choices)
+        turn.accept(choices)

@@ -8,9 +8,9 @@ from ragaccel.decoding.speculation import (
     FIRST_WIDTH,
     LONGEST_REST,
     PATIENCE,
-    Returns,
-    worth_verifying,
-    worth_verifying_together,
+    SpeculationController,
+    select_drafts,
+    select_drafts_jointly,
 )
 from ragaccel.decoding.tree import DraftTree, check_tree
 
@@ -21,18 +21,18 @@ def chain(probs):
 
 def test_free_rows_are_all_used_and_dear_ones_not():
     tree = chain([0.9] * 8)
-    assert len(worth_verifying(tree, lambda rows: 1.0)) == 9
-    assert len(worth_verifying(tree, lambda rows: float(rows))) == 1
+    assert len(select_drafts(tree, lambda rows: 1.0)) == 9
+    assert len(select_drafts(tree, lambda rows: float(rows))) == 1
 
 
 def test_a_step_in_the_cost_is_not_crossed_for_little():
     tree = chain([0.9] * 8)
-    assert len(worth_verifying(tree, lambda rows: 1.0 if rows <= 4 else 3.0)) == 4
+    assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 4 else 3.0)) == 4
 
 
 def test_probes_are_counted_as_rows():
     tree = chain([0.9] * 8)
-    assert len(worth_verifying(tree, lambda rows: 1.0 if rows <= 9 else 9.0, rows_per_node=3)) == 3
+    assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 9 else 9.0, rows_per_node=3)) == 3
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -45,7 +45,7 @@ def test_no_other_width_gives_more_tokens_a_second(seed):
         probs.append(probs[parent] * rng.random())
     tree = DraftTree(tuple(range(n)), parents, tuple(probs), ((),) * n)
     costs = list(accumulate(rng.random() for _ in range(n + 1)))
-    best = worth_verifying(tree, costs.__getitem__)
+    best = select_drafts(tree, costs.__getitem__)
     check_tree(best, 0, n)
     rates = [sum(sorted(probs, reverse=True)[:rows]) / costs[rows] for rows in range(1, n + 1)]
     assert sum(best.path_probs) / costs[len(best)] == pytest.approx(max(rates))
@@ -57,7 +57,7 @@ def lose(returns, times, gain=-0.5):
 
 
 def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
-    returns = Returns()
+    returns = SpeculationController()
     lose(returns, PATIENCE)
     assert returns.allows(64) > 0, "an answer may begin with words of its own"
     lose(returns, 99, -0.9)
@@ -75,7 +75,7 @@ def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
 
 @pytest.mark.parametrize("loss", [0.002, 0.02, 0.1, 0.4])
 def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
-    returns, passes, lost = Returns(), 0, 0.0
+    returns, passes, lost = SpeculationController(), 0, 0.0
     lose(returns, 400, -loss)
     for _ in range(2_000):
         passes += 1
@@ -86,14 +86,14 @@ def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
 
 
 def test_what_misses_now_and_then_but_pays_does_not_rest():
-    returns = Returns()
+    returns = SpeculationController()
     for step in range(600):
         assert returns.allows(64) > 0
         returns.learn(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
 
 
 def test_a_drafter_is_asked_for_about_as_much_as_pays():
-    returns = Returns()
+    returns = SpeculationController()
     assert returns.allows(64) == FIRST_WIDTH
     for _ in range(4):
         returns.take(returns.allows(64), returns.allows(64))
@@ -105,14 +105,14 @@ def test_a_drafter_is_asked_for_about_as_much_as_pays():
 
 
 def test_a_narrow_limit_does_not_widen_what_is_asked():
-    returns = Returns()
+    returns = SpeculationController()
     for _ in range(50):
         returns.take(4, returns.allows(4))
     assert returns.allows(64) <= FIRST_WIDTH
 
 
 def test_what_pays_less_than_it_costs_rests_though_it_adds_tokens_now_and_then():
-    returns, asked = Returns(), 0
+    returns, asked = SpeculationController(), 0
     for step in range(600):
         if returns.allows(64):
             asked += 1
@@ -122,7 +122,7 @@ def test_what_pays_less_than_it_costs_rests_though_it_adds_tokens_now_and_then()
 
 
 def test_a_token_that_was_held_back_is_no_gain():
-    returns = Returns()
+    returns = SpeculationController()
     for _ in range(99):
         returns.learn(-1, -0.9)
     assert returns.allows(64) == 0
@@ -134,22 +134,22 @@ def chain_of(*probs):
 
 def test_one_budget_goes_to_the_likeliest_guesses_of_all():
     trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.3, 0.2), chain_of()]
-    found = worth_verifying_together(trees, lambda rows: 30.0 + rows, [1, 1, 1])
+    found = select_drafts_jointly(trees, lambda rows: 30.0 + rows, [1, 1, 1])
     assert [tree.num_drafts for tree in found] == [3, 2, 0]
-    found = worth_verifying_together(trees, lambda rows: 2.0 + rows, [1, 1, 1])
+    found = select_drafts_jointly(trees, lambda rows: 2.0 + rows, [1, 1, 1])
     assert [tree.num_drafts for tree in found] == [3, 0, 0]
-    found = worth_verifying_together(trees, float, [1, 1, 1])
+    found = select_drafts_jointly(trees, float, [1, 1, 1])
     assert [tree.num_drafts for tree in found] == [0, 0, 0]
 
 
 def test_a_shared_pass_has_no_more_rows_than_it_may():
     trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.85, 0.2)]
-    found = worth_verifying_together(trees, lambda rows: 1.0, [1, 1], max_rows=4)
+    found = select_drafts_jointly(trees, lambda rows: 1.0, [1, 1], max_rows=4)
     assert [tree.num_drafts for tree in found] == [1, 1]
 
 
 def test_tokens_that_others_get_from_a_pass_make_it_dearer_to_lengthen():
     trees, cost = [chain_of(0.3)], (lambda rows: 1.0 + 0.25 * rows)
-    assert worth_verifying_together(trees, cost, [1])[0].num_drafts == 1
-    found = worth_verifying_together(trees, cost, [1], expected_besides=9.0)
+    assert select_drafts_jointly(trees, cost, [1])[0].num_drafts == 1
+    found = select_drafts_jointly(trees, cost, [1], expected_besides=9.0)
     assert found[0].num_drafts == 0

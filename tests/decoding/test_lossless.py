@@ -43,25 +43,25 @@ class Together:
 
     def __init__(self, *drafters):
         self.drafters = drafters
-        self.probe_ids = next((d.probe_ids for d in drafters if d.probe_ids), ())
+        self.mask_ids = next((d.mask_ids for d in drafters if d.mask_ids), ())
 
     def draft(self, context, budget):
         return merge([drafter.draft(context, budget) for drafter in self.drafters], budget)
 
 
 class ProbingDrafter(RandomDrafter):
-    probe_ids = (0, 1)
+    mask_ids = (0, 1)
 
 
 class RankingDrafter(RandomDrafter):
     """Guesses what the model ranked behind its last choices, and asks for more of it."""
 
-    num_runner_ups = 3
+    num_alternatives = 3
 
     def draft(self, context, budget):
-        if context.last is None or not context.last.choices.runner_ups:
+        if context.last is None or not context.last.sampled.alternatives:
             return super().draft(context, budget)
-        ranked = [token for row in context.last.choices.runner_ups for token in row]
+        ranked = [token for row in context.last.sampled.alternatives for token in row]
         return DraftTree.chain([context.token_ids[-1], *ranked[: self.random.randint(0, budget)]])
 
 

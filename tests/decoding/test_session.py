@@ -2,7 +2,7 @@ import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
 from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import Choices, NoDrafter, Session
+from ragaccel.decoding.session import NoDrafter, SampledTokens, Session
 from ragaccel.decoding.tree import DraftTree, MalformedTreeError, Origin, merge
 from ragaccel.errors import ConfigurationError
 
@@ -14,7 +14,7 @@ def count_up(context):
 class Oracle:
     """Guesses right, so that blocks are long."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def draft(self, context, budget):
         guesses = [(context.token_ids[-1] + 1 + i) % 100 for i in range(budget)]
@@ -61,7 +61,7 @@ def test_no_guess_stands_past_the_length_limit():
 
 def test_budget_zero_and_stateful_processors_never_ask_the_drafter():
     class Refuses:
-        probe_ids = (1, 2)
+        mask_ids = (1, 2)
 
         def draft(self, context, budget):
             raise AssertionError("asked")
@@ -97,13 +97,13 @@ def test_halves_of_a_step_give_what_iterating_gives():
     verifier = ScriptedVerifier(count_up)
     session, steps = Session(verifier, Oracle(), request, token_budget=4), []
     while session.finish_reason is None:
-        steps.append(session.absorb(verifier.verify(session.propose(99))))
+        steps.append(session.accept(verifier.verify(session.propose(99))))
     assert steps == expected
     assert session.result().token_ids == whole.result().token_ids
     with pytest.raises(RuntimeError, match="has ended"):
         session.propose(1)
     with pytest.raises(RuntimeError, match="follows propose"):
-        session.absorb(Choices([1]))
+        session.accept(SampledTokens([1]))
 
 
 def test_a_consumer_may_leave_and_come_back():
@@ -140,7 +140,7 @@ def test_a_finished_session_stays_finished_when_closed():
 class FailsAt:
     """Guesses right until its third draft, which ``fail`` makes."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, fail):
         self.fail, self.drafts = fail, 0
@@ -180,9 +180,9 @@ class ChainsOnly(ScriptedVerifier):
         super().__init__(*args, **settings)
         self.chains_only, self.shapes = True, []
 
-    def verify(self, tree, num_runner_ups=0):
+    def verify(self, tree, num_alternatives=0):
         self.shapes.append((tree.is_chain, tree.num_drafts))
-        return super().verify(tree, num_runner_ups)
+        return super().verify(tree, num_alternatives)
 
 
 @pytest.mark.parametrize("token_budget", [None, 12])
@@ -213,7 +213,7 @@ def test_a_verifier_of_chains_is_given_chains(token_budget):
 
 def test_probes_and_chains_exclude_each_other():
     class Probing(NoDrafter):
-        probe_ids = (7,)
+        mask_ids = (7,)
 
     request = Request((0,), max_new_tokens=4)
     with pytest.raises(ConfigurationError, match="exact mode takes no probes"):
@@ -224,14 +224,14 @@ def test_probes_and_chains_exclude_each_other():
 
 def test_probes_are_hung_where_they_have_room_and_never_accepted():
     class Probing(RandomDrafter):
-        probe_ids = (7, 7)
+        mask_ids = (7, 7)
 
     seen = []
 
     class Watching(ScriptedVerifier):
-        def verify(self, tree, num_runner_ups=0):
-            seen.append((tree.num_drafts, tree.num_probes, max(tree.depths())))
-            return super().verify(tree, num_runner_ups)
+        def verify(self, tree, num_alternatives=0):
+            seen.append((tree.num_drafts, tree.num_masks, max(tree.depths())))
+            return super().verify(tree, num_alternatives)
 
     request = Request((3,), max_new_tokens=12)
     verifier = Watching(lambda context: 7, max_rows=16)
@@ -249,7 +249,7 @@ def test_impossible_settings_are_refused_at_once():
         Session(ScriptedVerifier(count_up), NoDrafter(), Request((0,)), token_budget=-1)
 
     class ManyProbes(NoDrafter):
-        probe_ids = tuple(range(64))
+        mask_ids = tuple(range(64))
 
     with pytest.raises(ConfigurationError, match="64 probes and a root exceed the 64 rows"):
         Session(ScriptedVerifier(count_up), ManyProbes(), Request((0,)))
@@ -271,7 +271,7 @@ def test_seconds_add_up_and_leave_the_consumer_out():
 class Wrong:
     """Guesses what never comes, and believes in it."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self):
         self.calls = 0

@@ -6,7 +6,7 @@ from ragaccel.decoding.tree import (
     DraftTree,
     MalformedTreeError,
     Origin,
-    attach_probes,
+    attach_masks,
     behind,
     check_tree,
     likeliest,
@@ -86,11 +86,11 @@ def test_a_chain_is_its_own_likeliest_branch():
 
 
 def test_probes_hang_in_chains_under_chosen_nodes():
-    probed = attach_probes(tree(), (90, 91), [0, 2])
+    probed = attach_masks(tree(), (90, 91), [0, 2])
     assert probed.token_ids == (7, 1, 2, 90, 91, 90, 91)
     assert probed.parents == (-1, 0, 0, 0, 3, 2, 5)
-    assert (probed.num_probes, probed.num_drafts) == (4, 2)
-    assert [probed.probes_of(node) for node in range(3)] == [[3, 4], [], [5, 6]]
+    assert (probed.num_masks, probed.num_drafts) == (4, 2)
+    assert [probed.masks_under(node) for node in range(3)] == [[3, 4], [], [5, 6]]
     with pytest.raises(ValueError, match="attach probes to the result"):
         merge([probed], 3)
 
@@ -110,7 +110,7 @@ def test_probes_hang_in_chains_under_chosen_nodes():
         (tree((7, -3, 2)), "negative token id"),
         (tree(probs=(0.1, 0.5, 0.1)), "node 1 has path_prob"),
         (tree(probs=(1.0, math.nan, 0.1)), "node 1 has path_prob"),
-        (attach_probes(tree(), (9,), [0]), "holds probes"),
+        (attach_masks(tree(), (9,), [0]), "holds probes"),
     ],
 )
 def test_malformed_trees_are_named(bad, message):

@@ -12,7 +12,7 @@ from ragaccel.errors import ConfigurationError
 class Ranking:
     """Guesses one token, and asks for what the model ranked behind its choices."""
 
-    probe_ids, num_runner_ups = (), 7
+    mask_ids, num_alternatives = (), 7
 
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], 40][: budget + 1])
@@ -24,15 +24,15 @@ def test_a_mixture_guesses_what_its_drafters_guess():
     tree = mixture.draft(Context([1], [passage]), 12)
     check_tree(tree, 1, 12)
     assert {30, 40} <= {tree.token_ids[n] for n in range(len(tree)) if tree.parents[n] == 0}
-    assert mixture.num_runner_ups == Ranking.num_runner_ups
+    assert mixture.num_alternatives == Ranking.num_alternatives
     assert len(mixture.draft(Context([1], [passage]), 2)) == 3
 
 
 def test_mixtures_that_make_no_sense_are_refused():
     probing = RandomDrafter(1, 9)
-    probing.probe_ids = (3,)
+    probing.mask_ids = (3,)
     with pytest.raises(ConfigurationError, match="at least one"):
         Mixture()
     with pytest.raises(ConfigurationError, match="probes"):
         Mixture(probing, probing)
-    assert Mixture(CopyDrafter(), probing).probe_ids == (3,)
+    assert Mixture(CopyDrafter(), probing).mask_ids == (3,)

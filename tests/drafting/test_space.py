@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import Choices, Context, Session, accept, settle_together
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.session import Context, SampledTokens, Session, accept_tree, allocate
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.calibration import VALUE, Ending, SpaceCalibration
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.policy import Mixture
@@ -36,9 +36,9 @@ class Watching(ScriptedVerifier):
         super().__init__(next_token, **settings)
         self.trees = []
 
-    def verify(self, tree, num_runner_ups=0):
+    def verify(self, tree, num_alternatives=0):
         self.trees.append(tree)
-        return super().verify(tree, num_runner_ups)
+        return super().verify(tree, num_alternatives)
 
 
 def run(verifier, drafter, request, token_budget=None):
@@ -52,29 +52,32 @@ def test_the_paper_mode_has_k_candidates_and_a_group_under_each():
     result = run(verifier, PaperSpaceDrafter(MASKS), request, token_budget=3)
     assert list(result.token_ids) == list(decode_plainly(wander, request)[0])
     first, second = verifier.trees[:2]
-    assert (first.num_drafts, first.num_probes) == (0, 3)  # no candidates yet
-    assert (len(second), second.num_drafts, second.num_probes) == (16, 3, 12)
+    assert (first.num_drafts, first.num_masks) == (0, 3)  # no candidates yet
+    assert (len(second), second.num_drafts, second.num_masks) == (16, 3, 12)
     assert second.parents[:4] == (-1, 0, 1, 2)
     for node in range(4):
-        assert [second.token_ids[probe] for probe in second.probes_of(node)] == list(MASKS)
+        assert [second.token_ids[mask] for mask in second.masks_under(node)] == list(MASKS)
     # All three candidates are right, so that a pass emits four tokens.
     assert result.stats.accepted_by_source == {"space": result.stats.accepted_tokens}
     assert result.stats.verify_passes == 1 + 8
 
 
 def test_what_is_read_stands_under_the_accepted_leaf():
-    tree = attach_probes(DraftTree.chain([1, 2, 3]), (90, 91), [0, 1, 2])
+    tree = attach_masks(DraftTree.chain([1, 2, 3]), (90, 91), [0, 1, 2])
     rows = [[(10 * node, 1.0)] for node in range(6)]
-    choices = Choices([2, 7, 7, *[0] * 6], probed=rows)
-    acceptance = accept(tree, choices)  # 2 is right, 3 is not: the leaf is node 1
+    sampled = SampledTokens([2, 7, 7, *[0] * 6], mask_predictions=rows)
+    acceptance = accept_tree(tree, sampled)  # 2 is right, 3 is not: the leaf is node 1
     assert ranked_after(acceptance) == [[(20, 1.0)], [(30, 1.0)]]
     assert ranked_after(acceptance.cut(1)) == [[(0, 1.0)], [(10, 1.0)]]
     assert ranked_after(acceptance.cut(0)) == []
     assert ranked_after(None) == []
-    bare = attach_probes(DraftTree.chain([1, 2, 3]), (90, 91), [0])
-    assert ranked_after(accept(bare, Choices([2, 7, 7, 0, 0], probed=rows[:2]))) == []
-    silent = Choices([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
-    assert ranked_after(accept(tree, silent)) == []
+    bare = attach_masks(DraftTree.chain([1, 2, 3]), (90, 91), [0])
+    assert (
+        ranked_after(accept_tree(bare, SampledTokens([2, 7, 7, 0, 0], mask_predictions=rows[:2])))
+        == []
+    )
+    silent = SampledTokens([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
+    assert ranked_after(accept_tree(tree, silent)) == []
 
 
 def test_a_tree_takes_the_likeliest_first():
@@ -101,10 +104,10 @@ def test_nothing_changes_an_answer(seed, budget, max_rows, length, slope):
     class Lying(ScriptedVerifier):
         """Its mask tokens show the truth, nonsense or nothing."""
 
-        def probed(self, tree):
+        def predictions_at(self, tree):
             return [
                 rng.choice([row, [(rng.randrange(89), rng.random())], []])
-                for row in super().probed(tree)
+                for row in super().predictions_at(tree)
             ]
 
     request = Request((1, 2), (Reference((3, 4, 5)),), max_new_tokens=length, eos_ids={17})
@@ -127,13 +130,13 @@ def test_probes_hang_only_where_they_pay():
     free, dear = Watching(wander), Watching(wander, cost_seconds=lambda rows: 1.0 + 2.0 * rows)
     run(free, SpaceDrafter(MASKS), request)
     run(dear, SpaceDrafter(MASKS), request)
-    assert all(tree.num_probes for tree in free.trees[:-1])
-    assert not any(tree.num_probes for tree in dear.trees[3:])
+    assert all(tree.num_masks for tree in free.trees[:-1])
+    assert not any(tree.num_masks for tree in dear.trees[3:])
     some = Watching(wander, cost_seconds=lambda rows: 1.0 + 0.12 * rows)
     run(some, Mixture(RandomDrafter(3, 89), SpaceDrafter(MASKS)), request)
-    probing = [tree for tree in some.trees if tree.num_probes]
+    probing = [tree for tree in some.trees if tree.num_masks]
     assert probing
-    assert all(tree.num_probes < 3 * (1 + tree.num_drafts) for tree in probing if tree.num_drafts)
+    assert all(tree.num_masks < 3 * (1 + tree.num_drafts) for tree in probing if tree.num_drafts)
 
 
 def test_a_pass_of_few_rows_has_probes_or_guesses():
@@ -147,8 +150,8 @@ def test_a_pass_of_few_rows_has_probes_or_guesses():
 
 def test_a_pass_has_no_probes_while_drafting_rests():
     class Wrong(Watching):
-        def probed(self, tree):
-            return [[(88, 0.9)] for _ in super().probed(tree)]
+        def predictions_at(self, tree):
+            return [[(88, 0.9)] for _ in super().predictions_at(tree)]
 
     verifier = Wrong(lambda text: 1 + len(text) % 80, cost_seconds=lambda rows: 1.0 + 0.2 * rows)
     run(verifier, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=200))
@@ -162,7 +165,7 @@ def test_probes_hang_only_where_a_guess_may_follow(drafter, length):
     session = Session(verifier, drafter(MASKS), Request((1, 2), max_new_tokens=length))
     for step in session:
         tree = verifier.trees[-1]
-        hung = [node for node in range(1 + tree.num_drafts) if tree.probes_of(node)]
+        hung = [node for node in range(1 + tree.num_drafts) if tree.masks_under(node)]
         # once the node and the token after it are there, so must be a guess and one more
         assert all(left - tree.depths()[node] - 1 >= 2 for node in hung)
         left -= len(step.token_ids)
@@ -173,15 +176,15 @@ def test_gains_follow_where_decoding_may_end():
     drafter = SpaceDrafter(MASKS)
     drafter.calibration.values[:] = [1.0, 2.0, 0.5]
     tree = DraftTree((1, 2, 3, 4), (-1, 0, 1, 0), (1.0, 0.6, 0.4, 0.1), ((),) * 4)
-    found = drafter.probe_gains(Context([1]), tree)
+    found = drafter.mask_gains(Context([1]), tree)
     assert found == pytest.approx([0.3 * 1.0, 0.2 * 2.0, 0.4 * 0.5, 0.1 * 0.5])
 
 
 def test_a_mixture_judges_the_merged_tree():
     drafter = SpaceDrafter(MASKS)
-    assert Mixture(CopyDrafter(), drafter).probe_gains == drafter.probe_gains
-    assert Mixture(CopyDrafter()).probe_gains is None
-    assert Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS)).probe_gains is None
+    assert Mixture(CopyDrafter(), drafter).mask_gains == drafter.mask_gains
+    assert Mixture(CopyDrafter()).mask_gains is None
+    assert Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS)).mask_gains is None
 
 
 def test_several_sessions_share_the_rows_for_probes():
@@ -190,12 +193,12 @@ def test_several_sessions_share_the_rows_for_probes():
         Session(ScriptedVerifier(wander), drafter, request)
         for drafter in (SpaceDrafter(MASKS), PaperSpaceDrafter(MASKS), CopyDrafter())
     ]
-    trees = settle_together(sessions, [s.draft(8) for s in sessions], lambda rows: 1.0, 64)
-    assert [tree.num_probes for tree in trees] == [3, 3, 0]
+    trees = allocate(sessions, [s.draft(8) for s in sessions], lambda rows: 1.0, 64)
+    assert [tree.num_masks for tree in trees] == [3, 3, 0]
     tight = [Session(ScriptedVerifier(wander), SpaceDrafter(MASKS), request) for _ in range(4)]
-    trees = settle_together(tight, [s.draft(8) for s in tight], lambda rows: 1.0, 11)
+    trees = allocate(tight, [s.draft(8) for s in tight], lambda rows: 1.0, 11)
     assert sum(map(len, trees)) <= 11
-    assert sorted(tree.num_probes for tree in trees) == [0, 0, 3, 3]
+    assert sorted(tree.num_masks for tree in trees) == [0, 0, 3, 3]
 
 
 @pytest.mark.parametrize("max_rows", [4, 5, 8, 14])
@@ -206,10 +209,10 @@ def test_rows_that_are_shared_are_not_more_of_one_session(max_rows):
         for drafter in (Mixture(RandomDrafter(2, 89), SpaceDrafter(MASKS)), SpaceDrafter(MASKS))
     ]
     for session in sessions:
-        session.context.foreseen = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
+        session.context.mask_predictions = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
     for _ in range(20):
         drafted = [session.draft(session.budget()) for session in sessions]
-        trees = settle_together(sessions, drafted, lambda rows: 1.0 + 0.01 * rows, 256)
+        trees = allocate(sessions, drafted, lambda rows: 1.0 + 0.01 * rows, 256)
         assert max(map(len, trees)) <= max_rows
 
 
@@ -262,16 +265,16 @@ def test_what_was_learned_is_kept():
 
 def test_a_drafter_needs_mask_tokens():
     for drafter in (SpaceDrafter, PaperSpaceDrafter):
-        with pytest.raises(ConfigurationError, match="probe_ids"):
+        with pytest.raises(ConfigurationError, match="mask_ids"):
             drafter(())
 
 
 def test_the_first_guesses_come_with_the_prompt():
     class Foreseeing(Watching):
-        foreseen = ()
+        mask_predictions = ()
 
-        def foresee(self, probe_ids):
-            self.asked = tuple(probe_ids)
+        def predict_masks(self, mask_ids):
+            self.asked = tuple(mask_ids)
 
         def prefill(self, request):
             super().prefill(request)
@@ -279,7 +282,7 @@ def test_the_first_guesses_come_with_the_prompt():
             for _ in self.asked:
                 text.append(self.next_token(text))
                 shown.append([(text[-1], 0.7)])
-            self.foreseen = shown
+            self.mask_predictions = shown
 
     verifier, request = Foreseeing(wander), Request((1, 2), max_new_tokens=30)
     result = run(verifier, SpaceDrafter(MASKS), request, token_budget=3)
@@ -287,17 +290,17 @@ def test_the_first_guesses_come_with_the_prompt():
     assert result.token_ids == decode_plainly(wander, request)[0]
     assert verifier.trees[0].num_drafts == 3
     paper = Watching(wander)  # the paper's has nothing to be asked
-    paper.foresee = lambda probe_ids: pytest.fail("asked")
+    paper.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
     single = Watching(wander)  # an answer of one token has no room for a guess
-    single.foresee = lambda probe_ids: pytest.fail("asked")
+    single.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
 
 
 class Sequel:
     """Goes on from guesses by a table."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, after):
         self.after = after
@@ -313,7 +316,7 @@ class Sequel:
 def test_others_go_on_from_what_the_model_guesses():
     drafter = Mixture(Sequel({(5,): [8, 9], (5, 6): [7]}), SpaceDrafter(MASKS))
     context = Context([1])
-    context.foreseen = [[(5, 0.8), (4, 0.05)], [(6, 0.5)]]
+    context.mask_predictions = [[(5, 0.8), (4, 0.05)], [(6, 0.5)]]
     tree = drafter.draft(context, 6)
     paths = {tuple(tree.token_ids[i] for i in tree.path(node)) for node in range(len(tree))}
     assert {(1, 5, 8), (1, 5, 8, 9), (1, 5, 6, 7), (1, 4)} <= paths
@@ -341,7 +344,7 @@ def test_a_trie_goes_on_from_a_guess_that_no_vocabulary_has(guess):
     from ragaccel.drafting.trie import TrieDrafter
 
     class Far:
-        probe_ids = MASKS
+        mask_ids = MASKS
 
         def draft(self, context, budget):
             return DraftTree.chain([context.token_ids[-1], guess, 3][: 1 + budget])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Choices, Context, accept
+from ragaccel.decoding.session import Context, SampledTokens, accept_tree
 from ragaccel.decoding.tree import check_tree
 from ragaccel.drafting import trie
 from ragaccel.drafting.calibration import Calibration
@@ -299,4 +299,4 @@ def test_kinds_have_names():
 def test_accepted_guesses_are_the_target_models_own_tokens():
     tree = TrieDrafter().draft(Context([1, 100], [PASSAGE]), 8)
     next_ids = [token + 1 for token in tree.token_ids]
-    assert accept(tree, Choices(next_ids)).emitted[:3] == [101, 102, 103]
+    assert accept_tree(tree, SampledTokens(next_ids)).emitted[:3] == [101, 102, 103]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decoding.speculation import worth_verifying
+from ragaccel.decoding.speculation import select_drafts
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.drafting.ngram import path_probs
 from ragaccel.engine.latency import PassCost
@@ -69,7 +69,7 @@ def widths_chosen(seed, row_share, disturbed, passes=300):
     for _ in range(passes):
         copies = rng.random() < 0.8
         tree = DraftTree.chain(range(32), path_probs(8, 31)) if copies else DraftTree.chain([0])
-        kept = worth_verifying(tree, cost.seconds)
+        kept = select_drafts(tree, cost.seconds)
         pass_seconds = 0.003 * (1.0 + row_share * (len(kept) - 1))
         cost.observe(len(kept), pass_seconds * (next(slower) if disturbed else 1.0))
         if copies:
@@ -99,7 +99,7 @@ def test_a_width_that_became_cheap_is_found_again():
     tree = DraftTree.chain(range(32), path_probs(8, 31))
     widths = []
     for _ in range(1000):
-        kept = worth_verifying(tree, cost.seconds)
+        kept = select_drafts(tree, cost.seconds)
         cost.observe(len(kept), 0.003 * (1.0 + 0.04 * (len(kept) - 1)))
         widths.append(kept.num_drafts)
     assert min(widths[-100:]) >= 4

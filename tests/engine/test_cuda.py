@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.model_input import run_rows, tree_rows
@@ -173,7 +173,7 @@ def test_mask_tokens_change_no_answer_captured_or_not(family, temperature):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rows_of_real_tokens_are_the_same_to_the_last_bit_whatever_the_adapter(dtype):
     model = make_tiny_model("llama", dtype).cuda()
-    tree = attach_probes(DraftTree.chain(range(1, 5)), range(VOCAB, VOCAB + 3), range(4))
+    tree = attach_masks(DraftTree.chain(range(1, 5)), range(VOCAB, VOCAB + 3), range(4))
     found = []
     for seed in (0, 1):
         target = HuggingFaceModel(model)

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
 from ragaccel.engine.engine import EXACT_ROWS, Engine
 from ragaccel.errors import ConfigurationError
@@ -169,7 +169,7 @@ def test_neighbours_change_nothing(target):
             trees = [session.propose(20) for session in running]
             batch = [(s.verifier, tree, 0) for s, tree in zip(running, trees, strict=True)]
             for session, choices in zip(running, engine.verify_many(batch), strict=True):
-                session.absorb(choices)
+                session.accept(choices)
         assert [list(session.result().token_ids) for session in sessions] == expected
 
 
@@ -210,7 +210,7 @@ def test_only_chains_of_guesses_are_verified():
         verifier.prefill(request)
         root = request.prompt_ids[-1]
         tree = DraftTree((root, 1, 2), (-1, 0, 0), (1.0,) * 3, ((),) * 3)
-        for refused in (tree, attach_probes(DraftTree.chain([root, 1]), [5], [1])):
+        for refused in (tree, attach_masks(DraftTree.chain([root, 1]), [5], [1])):
             with pytest.raises(ValueError, match="chains of guesses only"):
                 verifier.verify(refused)
         with pytest.raises(ValueError, match="exceeds max_rows=16"):

@@ -70,7 +70,7 @@ def captured(target, monkeypatch):
 class Beside:
     """Guesses the known answer beside a wrong guess: what is accepted moves by one row."""
 
-    probe_ids = ()
+    mask_ids = ()
 
     def __init__(self, answer):
         self.text = [*PROMPT, *answer]

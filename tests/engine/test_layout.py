@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import (
     Masks,
@@ -90,7 +90,7 @@ def test_plain_attention_is_used_only_where_it_is_right():
 
 
 def test_probes_are_marked():
-    tree = attach_probes(DraftTree.chain([1, 2]), [90, 91], [0, 1])
+    tree = attach_masks(DraftTree.chain([1, 2]), [90, 91], [0, 1])
     rows = tree_rows(tree, filled(3), CPU)
     assert rows.is_probe.tolist() == [False] * 2 + [True] * 4
 
@@ -103,7 +103,7 @@ def test_positions_never_pass_what_the_model_has():
 
 def test_sequences_joined_see_none_of_one_another():
     first, second = filled(3), filled(0)
-    tree = attach_probes(tree_of([-1, 0, 0]), [90], [1])
+    tree = attach_masks(tree_of([-1, 0, 0]), [90], [1])
     parts = [tree_rows(tree, first, CPU), run_rows([5, 6], second, CPU)]
     rows = together(parts)
     assert rows.token_ids.tolist() == [[10, 11, 12, 90, 5, 6]]

@@ -138,7 +138,7 @@ def test_what_may_not_be_drawn_never_is():
 def test_runner_ups_are_the_likeliest_tokens(temperature):
     scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [4.0, 1.0, 2.0, 3.0]])
     chooser = Chooser(Request((1,), sampling=Sampling(temperature=temperature)))
-    found = chooser.choose(scores, DraftTree.chain([1, 2]), 3, num_runner_ups=2)
+    found = chooser.choose(scores, DraftTree.chain([1, 2]), 3, num_alternatives=2)
     assert found[:, 1:].tolist() == [[1, 2, 3], [0, 3, 2]]
 
 

@@ -112,7 +112,7 @@ class Breaking(RandomDrafter):
     is_broken = False
 
     @property
-    def probe_ids(self):
+    def mask_ids(self):
         if self.is_broken:
             raise ZeroDivisionError("a drafter's own")
         return (3,)
@@ -273,16 +273,16 @@ def test_states_that_were_half_moved_are_computed_again():
     engine = make_engine()
 
     def interrupt(session):
-        absorb, count = session.absorb, []
+        accept, count = session.accept, []
 
         def then_move(choices):
-            step = absorb(choices)
+            step = accept(choices)
             count.append(1)
             if len(count) == 4:
                 spoil(session.verifier.cache)
             return step
 
-        session.absorb = then_move
+        session.accept = then_move
 
     def spoil(cache):
         forward = engine.model.forward

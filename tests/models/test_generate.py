@@ -221,12 +221,12 @@ def test_runner_ups_come_with_the_choices():
     verifier = engine.open(request)
     verifier.prefill(request)
     tree = RandomDrafter(0, VOCAB).draft(_Context(request.prompt_ids), 6)
-    choices = verifier.verify(tree, num_runner_ups=3)
+    sampled = verifier.verify(tree, num_alternatives=3)
     with torch.inference_mode():
         logits = engine.model.model(torch.tensor([request.prompt_ids])).logits[0, -1]
     best = logits.topk(4).indices.tolist()
-    assert [choices.next_ids[0], *choices.runner_ups[0]] == best
-    assert all(len(row) == 3 for row in choices.runner_ups)
+    assert [sampled.next_ids[0], *sampled.alternatives[0]] == best
+    assert all(len(row) == 3 for row in sampled.alternatives)
     assert engine.costs.of("greedy").seconds(len(tree)) > 0
     verifier.close()
 

@@ -11,7 +11,7 @@ from static_passes import static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.drafting.trie import TrieDrafter
@@ -27,7 +27,7 @@ SOME = ["llama", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gpt2", "opt"]
 def paper_tree(num_masks):
     """The paper's figure: the last token, k candidates, k mask tokens under each of them."""
     tree = DraftTree.chain(range(1, num_masks + 2))
-    return attach_probes(tree, range(VOCAB, VOCAB + num_masks), range(num_masks + 1))
+    return attach_masks(tree, range(VOCAB, VOCAB + num_masks), range(num_masks + 1))
 
 
 @pytest.mark.parametrize("num_masks", [1, 2, 5])
@@ -318,20 +318,20 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
     engine = Engine(target, prefill_chunk=16, kept_prefixes=0)
     plain = decode(engine, request, token_budget=0)
     verifier = engine.open(request)
-    verifier.foresee(masks_of(target))
+    verifier.predict_masks(masks_of(target))
     verifier.prefill(request)
     if length == 1:
-        assert not verifier.foreseen  # nothing is read before the first pass
+        assert not verifier.mask_predictions  # nothing is read before the first pass
     else:
         # what a group under the last token but one shows in a pass of its own
         behind = engine.open(Request(prompt_ids=prompt[:-1], max_new_tokens=8))
         behind.prefill(behind.request)
-        tree = attach_probes(DraftTree.chain(prompt[-2:-1]), masks_of(target), [0])
-        wanted = behind.verify(tree).probed
-        assert [[token for token, _ in row] for row in verifier.foreseen] == [
+        tree = attach_masks(DraftTree.chain(prompt[-2:-1]), masks_of(target), [0])
+        wanted = behind.verify(tree).mask_predictions
+        assert [[token for token, _ in row] for row in verifier.mask_predictions] == [
             [token for token, _ in row] for row in wanted
         ]
-        for found, own in zip(verifier.foreseen, wanted, strict=True):
+        for found, own in zip(verifier.mask_predictions, wanted, strict=True):
             assert [p for _, p in found] == pytest.approx([p for _, p in own], rel=1e-4)
         behind.close()
     verifier.close()
@@ -344,9 +344,9 @@ def test_a_prompt_that_is_known_already_foresees_nothing():
     engine = Engine(target)
     first = decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None)
     verifier = engine.open(request)
-    verifier.foresee(masks_of(target))
+    verifier.predict_masks(masks_of(target))
     verifier.prefill(request)
-    assert not verifier.foreseen
+    assert not verifier.mask_predictions
     verifier.close()
     assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == first
 
@@ -362,10 +362,10 @@ def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
     request = Request(prompt_ids=random_prompt(9), max_new_tokens=12, sampling=sampling)
     engine = Engine(target, kept_prefixes=0)
     verifier = engine.open(request)
-    verifier.foresee(masks_of(target))
+    verifier.predict_masks(masks_of(target))
     verifier.prefill(request)
     drawn = decode(engine, request, token_budget=0)
-    assert [row[0][0] for row in verifier.foreseen] == drawn[:3]
+    assert [row[0][0] for row in verifier.mask_predictions] == drawn[:3]
     verifier.close()
 
 

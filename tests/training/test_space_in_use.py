@@ -7,7 +7,7 @@ from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
 from tiny_models import VOCAB, make_tiny_model
 
-from ragaccel.decoding.tree import DraftTree, attach_probes
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.space import PaperSpaceDrafter
 from ragaccel.engine.model_input import run_rows, tree_rows
 from ragaccel.llm import LLM
@@ -52,7 +52,7 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
         keep_costs=False,
     )
     for prompt in prompts:
-        answer = llm.generate(prompt, drafter=PaperSpaceDrafter(llm.probe_ids), **SETTINGS)
+        answer = llm.generate(prompt, drafter=PaperSpaceDrafter(llm.mask_ids), **SETTINGS)
         tokens, passes = expected[prompt[0]]
         assert list(answer.token_ids) == tokens
         assert answer.stats.verify_passes == passes
@@ -76,7 +76,7 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
     target.forward(run_rows(sample.prompt_ids[:-1], cache), 1)
     cache.keep(range(first))
     chain = DraftTree.chain(sample.token_ids[first : first + 4])
-    tree = attach_probes(chain, range(VOCAB, VOCAB + MASKS), range(4))
+    tree = attach_masks(chain, range(VOCAB, VOCAB + MASKS), range(4))
     with torch.inference_mode():
         logits = target.forward(tree_rows(tree, cache), len(tree))
     torch.testing.assert_close(logits[:4], packed[first : first + 4], rtol=1e-5, atol=1e-6)
