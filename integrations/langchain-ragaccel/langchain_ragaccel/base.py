@@ -30,8 +30,8 @@ from ragaccel import (
     is_blank,
 )
 
-from langchain_ragaccel.callbacks import Caller, caller_of, present_caller
-from langchain_ragaccel.tools import ResponseFormat, response_format_of
+from langchain_ragaccel.callbacks import Caller, caller_from_callbacks, current_caller
+from langchain_ragaccel.tools import ResponseFormat, parse_response_format
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ def check_options(options: ModelOptions) -> None:
     if least > most:
         raise ConfigurationError(f"min_tokens ({least}) is more than max_tokens ({most})")
     if options.llm is not None:
-        _check_ready(options)
+        _check_llm(options)
 
 
 def check_stops(stop: Sequence[str] | str | None) -> None:
@@ -88,15 +88,15 @@ def check_registry(registry: Any) -> None:
         )
 
 
-def _check_ready(options: ModelOptions) -> None:
+def _check_llm(options: ModelOptions) -> None:
     from ragaccel import LLM
 
     if not isinstance(options.llm, LLM):
         raise ConfigurationError(
             f"llm is a ready ragaccel.LLM, not {type(options.llm).__name__}: a name goes to model="
         )
-    named = (*LOADING, "model_kwargs")
-    given = [name for name in named if getattr(options, name) not in (None, {})]
+    names = (*LOADING_OPTIONS, "model_kwargs")
+    given = [name for name in names if getattr(options, name) not in (None, {})]
     if given:
         raise ConfigurationError(
             f"llm= is loaded already and takes no {', '.join(given)}: give them to LLM.load, or a "
@@ -104,7 +104,7 @@ def _check_ready(options: ModelOptions) -> None:
         )
 
 
-OTHER_NAMES = {
+ALIASES = {
     "model_name": "model",
     "model_id": "model",
     "max_new_tokens": "max_tokens",
@@ -121,7 +121,7 @@ OTHER_NAMES = {
 }
 """Names of other classes and libraries for what is named otherwise here."""
 
-INSTEAD = {
+REPLACEMENTS = {
     "max_length": "max_tokens counts the answer alone",
     "response_format": "it is for calls of a chat model: bind(response_format=...), or "
     "with_structured_output(schema)",
@@ -129,66 +129,69 @@ INSTEAD = {
 }
 """What to use in place of names that are known in another place."""
 
-ANSWERING = frozenset({
+GENERATION_SETTINGS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria", "n",
 })  # fmt: skip
 """Settings of a call that choose its answer."""
 
-QUIET = frozenset({
+CACHE_NEUTRAL_SETTINGS = frozenset({
     "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
     "adjacent_chunks", "max_reference_tokens", "timeout", "stream", "stream_usage",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
 """Settings of a call that never change an answer to the same prompt.
 
-A model that reads apart has its prompt from some of them: ``what_is_read`` tells caches of that.
+A model with a documents-only template has its prompt from some of them: ``prompt_dependencies``
+tells caches of that.
 """
 
-_SETTING_OF = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
-_PASSED_ON = (
-    (ANSWERING | {"prediction", "drafter", "namespace", "remember"}) - _SETTING_OF.keys() - {"n"}
+_LLM_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_FORWARDED_SETTINGS = (
+    (GENERATION_SETTINGS | {"prediction", "drafter", "namespace", "remember"})
+    - _LLM_NAMES.keys()
+    - {"n"}
 )
-_OF_OBJECT = (
+_OBJECT_SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "namespace", "remember",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallOptions:
     """One call: settings for the LLM, and where its references come from."""
 
     settings: dict[str, Any]
     references: tuple[Any, ...]
     registry: ReferenceRegistry | None
     """One that was given."""
-    looks_up: bool
+    uses_auto_references: bool
     """Whether references are looked for unasked."""
     namespace: str
     adjacent_chunks: bool
     max_reference_tokens: int
     timeout: float | None
-    follows_runs: bool
+    uses_run_tree: bool
     count: int = 1
     """How many answers there shall be."""
-    tells_usage: bool = True
+    includes_usage: bool = True
     """Whether streams tell token counts."""
     response_format: ResponseFormat | None = None
     """What the text of the answer has to be."""
-    began: float = field(default_factory=monotonic)
+    started: float = field(default_factory=monotonic)
     caller: Caller = field(default_factory=Caller)
 
-    def of(self, run_manager: Any, caller: Caller | None = None) -> Call:
+    def for_run(self, run_manager: Any, caller: Caller | None = None) -> CallOptions:
         """Return this call as one run's, by its manager or by whoever is known to ask."""
         if caller is None:
-            caller = present_caller() if run_manager is None else caller_of(run_manager)
+            caller = current_caller() if run_manager is None else caller_from_callbacks(run_manager)
         return replace(self, caller=caller)
 
     @property
-    def visible(self) -> VisibleReferences | None:
+    def visible_references(self) -> VisibleReferences | None:
         """The registered references it may use; None where they are not looked for."""
-        if not self.looks_up:
+        if not self.uses_auto_references:
             return None
         from ragaccel import visible_references
 
@@ -196,66 +199,66 @@ class Call:
         return visible_references(self.registry, self.namespace, scopes=scopes)
 
 
-def canonical(given: Mapping[str, Any], who: str) -> dict[str, Any]:
+def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """The same under the names used here, without what asks for nothing, such as a penalty of 0.
 
     Raises:
         TypeError: one thing is given under two names.
     """
     named: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in kwargs.items():
         if is_blank(name, value):
             continue
-        own = OTHER_NAMES.get(name, name)
-        if own in named or (own != name and own in given):
-            raise TypeError(f"{who} got {own} twice: as {name} as well")
+        own = ALIASES.get(name, name)
+        if own in named or (own != name and own in kwargs):
+            raise TypeError(f"{owner} got {own} twice: as {name} as well")
         named[own] = value
     return named
 
 
-def check_names(given: Mapping[str, Any], who: str, allowed: frozenset[str]) -> None:
+def check_names(kwargs: Mapping[str, Any], owner: str, allowed: frozenset[str]) -> None:
     """Raise UnknownArgumentError for what no call can set; the message says what to use instead."""
-    check_arguments(f"a call of {who}", canonical(given, who), allowed, INSTEAD)
+    check_arguments(f"a call of {owner}", normalize_names(kwargs, owner), allowed, REPLACEMENTS)
 
 
 def make_call(
-    options: ModelOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
-) -> Call:
+    options: ModelOptions, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
+) -> CallOptions:
     """Put together what one call asks for, from its own settings and the object's.
 
     Raises:
         ConfigurationError: another model than the object's, or references that are no list.
     """
-    own = canonical(given, type(options).__name__)
+    own = normalize_names(kwargs, type(options).__name__)
     _check_model(options, own.pop("model", None))
 
     def setting(name: str) -> Any:
         value = own.get(name)
         return getattr(options, name) if value is None else value
 
-    tells_usage = setting("stream_usage")
-    settings = {name: own[name] for name in _PASSED_ON & own.keys()}
-    for name in _OF_OBJECT:
-        settings[_SETTING_OF.get(name, name)] = setting(name)
-    settings["stop"] = as_stops(options.stop if stop is None else stop)
-    looks_up = looks_up_references(options, own)
-    return Call(
+    includes_usage = setting("stream_usage")
+    settings = {name: own[name] for name in _FORWARDED_SETTINGS & own.keys()}
+    for name in _OBJECT_SETTINGS:
+        settings[_LLM_NAMES.get(name, name)] = setting(name)
+    settings["stop"] = as_stop_list(options.stop if stop is None else stop)
+    uses_auto_references = wants_auto_references(options, own)
+    return CallOptions(
         settings={name: value for name, value in settings.items() if value is not None},
         references=as_list(own.get("references"), "references"),
-        registry=registry_of(options, own),
-        looks_up=looks_up,
+        registry=registry_for(options, own),
+        uses_auto_references=uses_auto_references,
         namespace=setting("namespace"),
         adjacent_chunks=setting("adjacent_chunks"),
-        max_reference_tokens=_room(setting("max_reference_tokens")),
-        timeout=_time(setting("timeout")),
-        follows_runs=looks_up and options.track == "run-tree",
-        count=_count(setting("n"), settings),
-        tells_usage=tells_usage is not False,
-        response_format=response_format_of(own.get("response_format")),
+        max_reference_tokens=_check_max_reference_tokens(setting("max_reference_tokens")),
+        timeout=_check_timeout(setting("timeout")),
+        uses_run_tree=uses_auto_references and options.track == "run-tree",
+        count=_num_answers(setting("n"), settings),
+        includes_usage=includes_usage is not False,
+        response_format=parse_response_format(own.get("response_format")),
     )
 
 
-def _count(answers: Any, settings: Mapping[str, Any]) -> int:
+def _num_answers(answers: Any, settings: Mapping[str, Any]) -> int:
     if answers in (None, 1):
         return 1
     if not isinstance(answers, int) or answers < 1:
@@ -267,21 +270,21 @@ def _count(answers: Any, settings: Mapping[str, Any]) -> int:
     return answers
 
 
-def check_streamed(call: Call) -> None:
+def check_stream(call: CallOptions) -> None:
     """Refuse several answers where their pieces would come one among another."""
     if call.count > 1:
         raise ConfigurationError(f"a stream is one answer, not n={call.count}: use generate")
 
 
-def _check_model(options: ModelOptions, asked: Any) -> None:
-    if asked not in (None, options.model, options.model_name):
+def _check_model(options: ModelOptions, requested: Any) -> None:
+    if requested not in (None, options.model, options.model_name):
         raise ConfigurationError(
-            f"this object answers with {options.model_name!r} and cannot switch to {asked!r} in a "
-            f"call: make another, {type(options).__name__}(model={asked!r})"
+            f"this object answers with {options.model_name!r} and cannot switch to {requested!r} "
+            f"in a call: make another, {type(options).__name__}(model={requested!r})"
         )
 
 
-def _time(seconds: float | None) -> float | None:
+def _check_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(
             f"timeout must be above 0 seconds, not {seconds}: None is no limit"
@@ -289,53 +292,53 @@ def _time(seconds: float | None) -> float | None:
     return seconds
 
 
-def _room(tokens: int) -> int:
+def _check_max_reference_tokens(tokens: int) -> int:
     if tokens < 0:
         raise ConfigurationError(f"max_reference_tokens must be 0 or more, not {tokens}")
     return tokens
 
 
-def looks_up_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
+def wants_auto_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
     """Whether a call's references are looked for unasked."""
     from ragaccel import auto_references_enabled
 
-    asked = own.get("auto_references")
-    wanted = options.auto_references if asked is None else asked
+    requested = own.get("auto_references")
+    wanted = options.auto_references if requested is None else requested
     return bool(wanted) and auto_references_enabled()
 
 
-def registry_of(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
+def registry_for(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
     """The registry that a call or its object was given."""
     registry: ReferenceRegistry | None = own.get("registry")
     check_registry(registry)
     return options.registry if registry is None else registry
 
 
-def as_stops(stop: Sequence[str] | str | None) -> list[str] | None:
+def as_stop_list(stop: Sequence[str] | str | None) -> list[str] | None:
     """Stop strings as a list, where one alone is meant as well: not its letters."""
     return [stop] if isinstance(stop, str) else None if stop is None else list(stop)
 
 
-def as_list(given: Any, name: str) -> tuple[Any, ...]:
+def as_list(value: Any, name: str) -> tuple[Any, ...]:
     """What was given under a name as a list: a text would be taken letter by letter."""
-    if given is None:
+    if value is None:
         return ()
-    if not isinstance(given, list | tuple):
+    if not isinstance(value, list | tuple):
         raise ConfigurationError(
-            f"{name} is a list of texts, documents or passages, not {type(given).__name__}: put it "
+            f"{name} is a list of texts, documents or passages, not {type(value).__name__}: put it "
             "into one"
         )
-    return tuple(given)
+    return tuple(value)
 
 
-_LONG = 256  # tokens of an answer with calls: fewer are read at once
-_BESIDE = 16  # answers at one time, as many as a pass takes unless told otherwise
+_MIN_TOKENS_FOR_THREAD = 256  # tokens of an answer with calls: fewer are read at once
+_MAX_THREADS = 16  # answers at one time, as many as a pass takes unless told otherwise
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One prompt, with all that its answer is made from."""
 
     llm: LLM
@@ -343,23 +346,23 @@ class Ask:
     references: Sequence[Any]
     settings: dict[str, Any]
     timeout: float | None
-    began: float = field(default_factory=monotonic)
+    started: float = field(default_factory=monotonic)
     """When it was asked; finding its references and loading the model are part of its time."""
     calling: ToolCalling | None = None
     """What the answer may call, if anything."""
     response_format: ResponseFormat | None = None
     """What its text has to be, if anything."""
-    tells_usage: bool = True
+    includes_usage: bool = True
     """Whether the last chunk of a stream has the token counts."""
 
     @property
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """The seconds that are left of its time; TimeoutError if none are."""
         if self.timeout is None:
             return None
-        left = self.began + self.timeout - monotonic()
+        left = self.started + self.timeout - monotonic()
         if left <= 0:
-            raise _too_late(self.timeout)
+            raise _timeout_error(self.timeout)
         return left
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
@@ -381,152 +384,159 @@ class Ask:
         return self.llm.astream(self.prompt, references=self.references, **self.settings)
 
 
-class _Telling:
+class _StreamFilter:
     """What of an answer in progress may be told already: no text that turns out to be a call."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._calling, self._told = ask.calling, ""
-        self._is_held = ask.response_format is not None  # only a whole object can be checked
-        self.is_plain = self._is_held or ask.calling is None
+    def __init__(self, request: Request) -> None:
+        self._calling, self._emitted = request.calling, ""
+        # Only a whole object can be checked.
+        self._buffers_all = request.response_format is not None
+        self.is_cheap = self._buffers_all or request.calling is None
 
-    def next(self, piece: str, stream: Stream | AsyncStream) -> str:
+    def filter(self, piece: str, stream: Stream | AsyncStream) -> str:
         """What may be told now that a piece more is there."""
-        if self._is_held:
+        if self._buffers_all:
             return ""
         if self._calling is None:
             return piece
-        piece = self._calling.told_next(self._told, stream.token_ids)
-        self._told += piece
+        piece = self._calling.told_next(self._emitted, stream.token_ids)
+        self._emitted += piece
         return piece
 
 
-def answer(ask: Ask) -> Answer:
+def generate_answer(request: Request) -> Answer:
     """Answer one prompt.
 
     Raises:
         TimeoutError: its time is over; so with all of these.
     """
-    stream = ask.stream()
-    with _within(ask, stream.close):
+    stream = request.stream()
+    with _close_on_timeout(request, stream.close):
         return stream.finish()
 
 
-def answers(asks: Sequence[Ask]) -> list[Answer]:
+def generate_answers(requests: Sequence[Request]) -> list[Answer]:
     """Answer several prompts of one LLM, within one time, in passes that they share."""
-    if len(asks) <= 1:
-        return [answer(ask) for ask in asks]
-    first = asks[0]
-    if first.timeout is None and _are_set_alike(asks):
-        prompts, references = _of_each(asks)
+    if len(requests) <= 1:
+        return [generate_answer(request) for request in requests]
+    first = requests[0]
+    if first.timeout is None and _have_same_settings(requests):
+        prompts, references = _prompts_and_references(requests)
         return first.llm.generate(prompts, references=references, **first.settings)
-    streams = [ask.stream() for ask in asks]
+    streams = [request.stream() for request in requests]
 
     def close() -> None:
         for stream in streams:
             stream.close()
 
-    with _within(first, close), ThreadPoolExecutor(min(len(asks), _BESIDE)) as pool:
+    with (
+        _close_on_timeout(first, close),
+        ThreadPoolExecutor(min(len(requests), _MAX_THREADS)) as pool,
+    ):
         return list(pool.map(lambda stream: stream.finish(), streams))
 
 
-def pieces(ask: Ask) -> Iterator[str | Answer]:
+def stream_answer(request: Request) -> Iterator[str | Answer]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
-    with ask.stream() as stream, _within(ask, stream.close):
-        telling = _Telling(ask)
+    with request.stream() as stream, _close_on_timeout(request, stream.close):
+        stream_filter = _StreamFilter(request)
         for piece in stream:
-            if text := telling.next(piece, stream):
+            if text := stream_filter.filter(piece, stream):
                 yield text
         yield stream.answer
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
+async def run_in_thread(work: Callable[[], Result]) -> Result:
     """Do in a thread what goes before an answer: texts are matched and tokenized."""
     return await run_in_executor(None, work)
 
 
-async def aanswer(ask: Ask) -> Answer:
+async def agenerate_answer(request: Request) -> Answer:
     """Answer one prompt; if the caller is cancelled, so is the answer."""
-    left, stream = ask.left, await in_thread(ask.astream)
-    return await _in_time(stream.finish(), left, ask.timeout)
+    left, stream = request.remaining_seconds, await run_in_thread(request.astream)
+    return await _wait_for(stream.finish(), left, request.timeout)
 
 
-async def aanswers(asks: Sequence[Ask]) -> list[Answer]:
+async def agenerate_answers(requests: Sequence[Request]) -> list[Answer]:
     """Answer several prompts of one LLM, within one time, in passes that they share."""
-    if len(asks) <= 1:
-        return [await aanswer(ask) for ask in asks]
-    if not _are_set_alike(asks):
-        return list(await asyncio.gather(*map(aanswer, asks)))
-    first = asks[0]
-    prompts, references = _of_each(asks)
-    left = first.left
+    if len(requests) <= 1:
+        return [await agenerate_answer(request) for request in requests]
+    if not _have_same_settings(requests):
+        return list(await asyncio.gather(*map(agenerate_answer, requests)))
+    first = requests[0]
+    prompts, references = _prompts_and_references(requests)
+    left = first.remaining_seconds
     work = first.llm.agenerate(prompts, references=references, **first.settings)
-    found: list[Answer] = await _in_time(work, left, first.timeout)
+    found: list[Answer] = await _wait_for(work, left, first.timeout)
     return found
 
 
-async def apieces(ask: Ask) -> AsyncGenerator[str | Answer, None]:
+async def astream_answer(request: Request) -> AsyncGenerator[str | Answer, None]:
     """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
-    stream, telling = await in_thread(ask.astream), _Telling(ask)
+    stream, stream_filter = await run_in_thread(request.astream), _StreamFilter(request)
     try:
         while True:
-            left = ask.left
-            piece = await _in_time(_next(stream), left, ask.timeout)
+            left = request.remaining_seconds
+            piece = await _wait_for(_next(stream), left, request.timeout)
             if piece is None:
                 break
-            if text := await _told(telling, piece, stream):
+            if text := await _filter_piece(stream_filter, piece, stream):
                 yield text
         yield stream.answer
     finally:
         await stream.aclose()
 
 
-async def _told(telling: _Telling, piece: str, stream: AsyncStream) -> str:
+async def _filter_piece(stream_filter: _StreamFilter, piece: str, stream: AsyncStream) -> str:
     """What may be told, found in a thread where that takes long: a whole answer is read again."""
-    if telling.is_plain or len(stream.token_ids) < _LONG:
-        return telling.next(piece, stream)
-    return await in_thread(lambda: telling.next(piece, stream))
+    if stream_filter.is_cheap or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
+        return stream_filter.filter(piece, stream)
+    return await run_in_thread(lambda: stream_filter.filter(piece, stream))
 
 
-def samples_of(ask: Ask, count: int) -> list[Ask]:
+def sample_requests(request: Request, count: int) -> list[Request]:
     """The same prompt ``count`` times, each with a seed of its own; the first with its own."""
     if count == 1:
-        return [ask]
-    seed = ask.settings.get("seed") or 0
+        return [request]
+    seed = request.settings.get("seed") or 0
     return [
-        replace(ask, settings={**ask.settings, "seed": seed + number}) for number in range(count)
+        replace(request, settings={**request.settings, "seed": seed + number})
+        for number in range(count)
     ]
 
 
-def _are_set_alike(asks: Sequence[Ask]) -> bool:
-    return all(ask.settings == asks[0].settings for ask in asks)
+def _have_same_settings(requests: Sequence[Request]) -> bool:
+    return all(request.settings == requests[0].settings for request in requests)
 
 
-def _of_each(asks: Sequence[Ask]) -> tuple[list[Any], list[Sequence[Any]]]:
-    return [ask.prompt for ask in asks], [ask.references for ask in asks]
+def _prompts_and_references(requests: Sequence[Request]) -> tuple[list[Any], list[Sequence[Any]]]:
+    return [request.prompt for request in requests], [request.references for request in requests]
 
 
 async def _next(stream: AsyncStream) -> str | None:
     return await anext(stream, None)
 
 
-async def _in_time(work: Awaitable[Result], seconds: float | None, allowed: float | None) -> Result:
+async def _wait_for(
+    work: Awaitable[Result], seconds: float | None, allowed: float | None
+) -> Result:
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError as error:
-        raise _too_late(allowed) from error
+        raise _timeout_error(allowed) from error
 
 
 @contextmanager
-def _within(ask: Ask, close: Callable[[], None]) -> Iterator[None]:
+def _close_on_timeout(request: Request, close: Callable[[], None]) -> Iterator[None]:
     """Close a request when its time is over, whatever thread computes it; tell it in this one."""
-    seconds = ask.left
+    seconds = request.remaining_seconds
     if seconds is None:
         yield
         return
-    is_over = Event()
+    timed_out = Event()
 
     def end() -> None:
-        is_over.set()
+        timed_out.set()
         close()
 
     timer = Timer(seconds, end)
@@ -535,21 +545,21 @@ def _within(ask: Ask, close: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # which asking a closed stream for its answer raises
-        if is_over.is_set():
-            raise _too_late(ask.timeout) from error
+        if timed_out.is_set():
+            raise _timeout_error(request.timeout) from error
         raise
     finally:
         timer.cancel()
 
 
-def _too_late(seconds: float | None) -> TimeoutError:
+def _timeout_error(seconds: float | None) -> TimeoutError:
     return TimeoutError(f"there was no whole answer within timeout={seconds} seconds")
 
 
 PROVIDER = "ragaccel"
 
 
-def usage(answer: Answer) -> UsageMetadata:
+def usage_metadata(answer: Answer) -> UsageMetadata:
     """Tokens read and written."""
     return UsageMetadata(
         input_tokens=answer.usage.prompt_tokens,
@@ -566,7 +576,7 @@ def token_usage(answers: list[Answer]) -> dict[str, int]:
     }
 
 
-def response(
+def response_metadata(
     answer: Answer, model: str, text: str | None = None, *, calls_tools: bool = False
 ) -> dict[str, Any]:
     """What ``response_metadata`` holds.
@@ -584,33 +594,33 @@ def response(
 
 def report(answer: Answer, text: str) -> dict[str, Any]:
     """How an answer was made, and where the words of a text that is left of it stand."""
-    told = answer.report(text)
-    return {"copied_spans": told.pop("citations"), **told}
+    metadata = answer.report(text)
+    return {"copied_spans": metadata.pop("citations"), **metadata}
 
 
-LOADING = (
+LOADING_OPTIONS = (
     "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact",
     "memory", "space",
 )  # fmt: skip
 """Options of ``LLM.load``; ``model_kwargs`` go there as well."""
 
-SAMPLING = (
+SAMPLING_OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "n",
 )  # fmt: skip
 """Options that choose the answer; a call may set them anew."""
 
 
-_INSTEAD = {
-    **INSTEAD,
+_REPLACEMENTS = {
+    **REPLACEMENTS,
     **dict.fromkeys(
         ("documents", "references", "prediction", "drafter", "logits_processors", "tools",
          "stopping_criteria", "tool_choice", "parallel_tool_calls"),
         "it is for calls: invoke(..., name=value), or bind(name=value)",
     ),
 }  # fmt: skip
-_SETTINGS = dict.fromkeys(
-    (*SAMPLING, *(other for other, name in OTHER_NAMES.items() if name in SAMPLING)),
+_SETTING_HINTS = dict.fromkeys(
+    (*SAMPLING_OPTIONS, *(other for other, name in ALIASES.items() if name in SAMPLING_OPTIONS)),
     "it is an argument of its own, not an option of loading",
 )
 
@@ -681,10 +691,12 @@ class ModelOptions(BaseLanguageModel[Any]):
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Does nothing: nobody is asked."""
 
-    settable: ClassVar[frozenset[str]] = ANSWERING | QUIET | {"stop", "model"}
+    settable: ClassVar[frozenset[str]] = (
+        GENERATION_SETTINGS | CACHE_NEUTRAL_SETTINGS | {"stop", "model"}
+    )
     """What a call may set, and ``bind``."""
 
-    _held: SharedModel | None = PrivateAttr(default=None)
+    _shared_model: SharedModel | None = PrivateAttr(default=None)
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -696,12 +708,14 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_other_names(cls, values: Any) -> Any:
+    def _normalize_names(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = canonical(values, cls.__name__)
-        check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
-        check_arguments("model_kwargs", _settings_in(values.get("model_kwargs")), (), _SETTINGS)
+        values = normalize_names(values, cls.__name__)
+        check_arguments(cls.__name__, values, cls.model_fields, _REPLACEMENTS)
+        check_arguments(
+            "model_kwargs", _misplaced_settings(values.get("model_kwargs")), (), _SETTING_HINTS
+        )
         return values
 
     @model_validator(mode="after")
@@ -710,7 +724,7 @@ class ModelOptions(BaseLanguageModel[Any]):
         return self
 
     @model_validator(mode="after")
-    def _follow_runs_if_asked(self) -> Self:
+    def _install_run_tree_if_tracking(self) -> Self:
         if self.track is not None:
             from langchain_ragaccel.callbacks import install_run_tree
 
@@ -718,7 +732,7 @@ class ModelOptions(BaseLanguageModel[Any]):
         return self
 
     @model_validator(mode="after")
-    def _hold_its_model(self) -> Self:
+    def _resolve_shared_model(self) -> Self:
         _ = self.shared
         return self
 
@@ -760,12 +774,12 @@ class ModelOptions(BaseLanguageModel[Any]):
     def shared(self) -> SharedModel:
         """The model that answers, loaded or not: one for all that name it with the same options."""
         if self.llm is None:
-            meant = get_shared_model(self.model, **self._loading())
+            shared = get_shared_model(self.model, **self._loading_options())
         else:
-            meant = SharedModel(self.model, ready=self.llm)
-        if self._held is None or self._held != meant:
-            self._held = meant
-        return self._held
+            shared = SharedModel(self.model, ready=self.llm)
+        if self._shared_model is None or self._shared_model != shared:
+            self._shared_model = shared
+        return self._shared_model
 
     @property
     def model_name(self) -> str:
@@ -778,10 +792,10 @@ class ModelOptions(BaseLanguageModel[Any]):
         return self.shared.load()
 
     @property
-    def identifying(self) -> dict[str, Any]:
+    def identity_params(self) -> dict[str, Any]:
         """What an answer depends on, and nothing else: speculation never changes one."""
-        names = ("dtype", "device", "device_map", "capacity", "exact", *SAMPLING)
-        known = {name: getattr(self, name) for name in names} | {"stop": as_stops(self.stop)}
+        names = ("dtype", "device", "device_map", "capacity", "exact", *SAMPLING_OPTIONS)
+        known = {name: getattr(self, name) for name in names} | {"stop": as_stop_list(self.stop)}
         if self.model_kwargs:
             known["model_kwargs"] = {name: repr(one) for name, one in self.model_kwargs.items()}
         if self.llm is not None and self.model is None:
@@ -796,32 +810,36 @@ class ModelOptions(BaseLanguageModel[Any]):
             },
         }
 
-    def call(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
+    def call_options(
+        self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
+    ) -> CallOptions:
         """What one call asks for: its own settings before this object's.
 
         Raises:
             TypeError: something that no call can set.
             ConfigurationError: something that cannot be.
         """
-        check_names(given, type(self).__name__, self.settable)
-        return make_call(self, stop, given)
+        check_names(kwargs, type(self).__name__, self.settable)
+        return make_call(self, stop, kwargs)
 
-    async def acall(self, stop: Sequence[str] | str | None, given: Mapping[str, Any]) -> Call:
-        """:meth:`call`, with the model loaded, and the event loop not held up.
+    async def acall_options(
+        self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
+    ) -> CallOptions:
+        """:meth:`call_options`, with the model loaded, and the event loop not held up.
 
         Who waits for a model takes none of the threads that prepare the prompts of others.
         """
-        call = await in_thread(lambda: self.call(stop, given))
+        call = await run_in_thread(lambda: self.call_options(stop, kwargs))
         await self.shared.aload()
         return call
 
-    def with_settings(self, given: dict[str, Any]) -> Self:
+    def with_settings(self, kwargs: dict[str, Any]) -> Self:
         """This object with what a call sets as its own; what is taken over leaves ``given``."""
-        set_here = canonical(given, type(self).__name__).items()
-        own = {k: v for k, v in set_here if k in SAMPLING and v is not None}
-        for name in [name for name in given if OTHER_NAMES.get(name, name) in SAMPLING]:
-            del given[name]
-        if given.keys() & {"logits_processors", "stopping_criteria"}:
+        settings = normalize_names(kwargs, type(self).__name__).items()
+        own = {k: v for k, v in settings if k in SAMPLING_OPTIONS and v is not None}
+        for name in [name for name in kwargs if ALIASES.get(name, name) in SAMPLING_OPTIONS]:
+            del kwargs[name]
+        if kwargs.keys() & {"logits_processors", "stopping_criteria"}:
             own["cache"] = False  # nothing says what these do
         return self.model_copy(update=own) if own else self
 
@@ -842,17 +860,20 @@ class ModelOptions(BaseLanguageModel[Any]):
         params["ls_model_name"] = kwargs.get("model") or self.model_name
         return params
 
-    def _loading(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in LOADING}
-        return {**copy.copy(self.model_kwargs), **{k: v for k, v in given.items() if v is not None}}
+    def _loading_options(self) -> dict[str, Any]:
+        kwargs = {name: getattr(self, name) for name in LOADING_OPTIONS}
+        return {
+            **copy.copy(self.model_kwargs),
+            **{k: v for k, v in kwargs.items() if v is not None},
+        }
 
 
-def _settings_in(model_kwargs: Any) -> list[str]:
+def _misplaced_settings(model_kwargs: Any) -> list[str]:
     """Settings of answers among what goes to ``from_pretrained``, which would not know them."""
-    return [name for name in model_kwargs or () if name in _SETTINGS]
+    return [name for name in model_kwargs or () if name in _SETTING_HINTS]
 
 
-def profile_of(model: SharedModel) -> ModelProfile | None:
+def model_profile(model: SharedModel) -> ModelProfile | None:
     """What a model can do, by its config and tokenizer; None where they cannot be read.
 
     Why they cannot is told by the first answer: to the framework a profile may be missing.
@@ -878,30 +899,34 @@ def profile_of(model: SharedModel) -> ModelProfile | None:
     return profile
 
 
-_NAMES: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
+_REGISTRY_IDS: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
 
 
 def cache_key(
-    identifying: Mapping[str, Any], stop: Sequence[str] | str | None, given: Mapping[str, Any]
+    identity_params: Mapping[str, Any], stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
 ) -> str:
     """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
-    own = canonical(given, "a call")
-    kept = {name: value for name, value in own.items() if name not in QUIET and value is not None}
+    own = normalize_names(kwargs, "a call")
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name not in CACHE_NEUTRAL_SETTINGS and value is not None
+    }
     if kept.keys() & {"logits_processors", "stopping_criteria"}:
         kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
     if stop is not None:
-        kept["stop"] = as_stops(stop)
-    return str(sorted({**identifying, **kept}.items()))
+        kept["stop"] = as_stop_list(stop)
+    return str(sorted({**identity_params, **kept}.items()))
 
 
-def is_cached(options: ModelOptions) -> bool:
+def uses_cache(options: ModelOptions) -> bool:
     """Whether answers are looked up in a cache: the object's own, or LangChain's global one."""
     if options.cache is None or options.cache is True:
         return get_llm_cache() is not None
     return options.cache is not False
 
 
-def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+def prompt_dependencies(options: ModelOptions, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in the prompts of a model that reads apart: what it is given and can look up.
 
     Empty for others, whose prompts are what they are given. No weights are loaded for this. Keys
@@ -912,24 +937,24 @@ def what_is_read(options: ModelOptions, given: Mapping[str, Any]) -> dict[str, A
             return {}
     except RagaccelError:  # the answer will tell
         return {}
-    own = canonical(given, type(options).__name__)
-    given_too = {"references": repr(own.get("references") or [])}
-    if not looks_up_references(options, own):
-        return given_too
+    own = normalize_names(kwargs, type(options).__name__)
+    references = {"references": repr(own.get("references") or [])}
+    if not wants_auto_references(options, own):
+        return references
     from ragaccel import visible_references
 
     namespace = own.get("namespace")
     namespace = options.namespace if namespace is None else namespace
     visible = visible_references(
-        registry_of(options, own), namespace, scopes=present_caller().scopes
+        registry_for(options, own), namespace, scopes=current_caller().scopes
     )
-    registry, told = visible.registry, visible.scopes_digest
+    registry, state = visible.registry, visible.scopes_digest
     if registry is not None:
-        told += f" {_NAMES.setdefault(registry, uuid4().hex)} {registry.version}"
-    return {**given_too, "registry": f"{os.getpid()} {told}", "namespace": namespace}
+        state += f" {_REGISTRY_IDS.setdefault(registry, uuid4().hex)} {registry.version}"
+    return {**references, "registry": f"{os.getpid()} {state}", "namespace": namespace}
 
 
-def is_heard(model: ModelOptions, run_manager: Any) -> bool:
+def should_stream(model: ModelOptions, run_manager: Any) -> bool:
     """Whether an answer that is asked for whole shall be told of piece by piece.
 
     ``streaming`` says so for an object; where it is not given, handlers that take tokens do, such
@@ -939,10 +964,10 @@ def is_heard(model: ModelOptions, run_manager: Any) -> bool:
         return False
     if model.streaming is not None:
         return model.streaming
-    return any(_takes_tokens(handler) for handler in run_manager.handlers)
+    return any(_receives_tokens(handler) for handler in run_manager.handlers)
 
 
-def _takes_tokens(handler: BaseCallbackManager | BaseCallbackHandler | Any) -> bool:
+def _receives_tokens(handler: BaseCallbackManager | BaseCallbackHandler | Any) -> bool:
     if getattr(handler, "ignore_llm", False) or isinstance(handler, BaseTracer):
         return hasattr(handler, "tap_output_aiter")
     own = getattr(type(handler), "on_llm_new_token", None)

@@ -54,24 +54,24 @@ class _Collector(BaseCallbackHandler):
         """Register documents. What goes wrong is logged: no chain shall fail for this."""
         from ragaccel import auto_references_enabled
 
-        if self.is_in_charge and auto_references_enabled():
+        if self.is_active and auto_references_enabled():
             for document in documents:
-                self._register(document, is_alone=parent_run_id is None)
+                self._register(document, is_root=parent_run_id is None)
 
-    def _register(self, document: Document, *, is_alone: bool) -> None:
+    def _register(self, document: Document, *, is_root: bool) -> None:
         from langchain_ragaccel.documents import as_passage
 
         try:
-            self._keep(as_passage(document), is_alone=is_alone)
+            self._register_passage(as_passage(document), is_root=is_root)
         except Exception:
             logger.warning("a retrieved document was not registered", exc_info=True)
 
     @property
-    def is_in_charge(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it is to register anything now."""
         return True
 
-    def _keep(self, passage: Passage, *, is_alone: bool) -> None:
+    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class ReferenceCollector(_Collector):
         super().__init__()
         self.registry, self.namespace = registry, namespace
 
-    def _keep(self, passage: Passage, *, is_alone: bool) -> None:  # noqa: ARG002
+    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:  # noqa: ARG002
         self.destination.register(passage, self.namespace)
 
     @property
@@ -109,13 +109,13 @@ class _ContextCollector(ReferenceCollector):
     """
 
     @property
-    def is_in_charge(self) -> bool:
+    def is_active(self) -> bool:
         """Whether no other collector has taken its place."""
         return _COLLECTOR.get() in (self, None)
 
-    def _register(self, document: Document, *, is_alone: bool) -> None:
-        if not _is_apart(document):
-            super()._register(document, is_alone=is_alone)
+    def _register(self, document: Document, *, is_root: bool) -> None:
+        if not _is_excluded(document):
+            super()._register(document, is_root=is_root)
 
 
 class RunCollector(_Collector):
@@ -134,7 +134,7 @@ class RunCollector(_Collector):
     def __init__(self) -> None:
         super().__init__()
         self._scope: ReferenceScope | None = None  # most runs retrieve nothing
-        self._has_begun = self._is_shared = False
+        self._has_started = self._is_shared = False
 
     @property
     def scope(self) -> ReferenceScope | None:
@@ -142,7 +142,7 @@ class RunCollector(_Collector):
         return self._scope
 
     @property
-    def is_in_charge(self) -> bool:
+    def is_active(self) -> bool:
         """Whether this is a run's own collector, and no collector of a context is in its place."""
         return not self._is_shared and _COLLECTOR.get() is None
 
@@ -153,75 +153,75 @@ class RunCollector(_Collector):
 
     def belongs_to_run(self) -> bool:
         """Return whether a run has begun with this collector; else note that it is shared."""
-        self._is_shared |= not self._has_begun
+        self._is_shared |= not self._has_started
         return not self._is_shared
 
-    def _ignore(self) -> bool:
+    def _ignore_event(self) -> bool:
         # LangChain asks before it sends any event: the first time, the root run begins. To take the
         # events themselves would cost asyncio a thread for each.
-        self._has_begun = True
+        self._has_started = True
         return True
 
-    def _listen(self) -> bool:
-        return not self._ignore()
+    def _ignore_retriever(self) -> bool:
+        return not self._ignore_event()
 
-    ignore_chain = ignore_llm = ignore_chat_model = ignore_agent = property(_ignore)
-    ignore_retriever = property(_listen)
+    ignore_chain = ignore_llm = ignore_chat_model = ignore_agent = property(_ignore_event)
+    ignore_retriever = property(_ignore_retriever)
 
-    def _register(self, document: Document, *, is_alone: bool) -> None:
-        if not _is_apart(document):
-            super()._register(document, is_alone=is_alone)
+    def _register(self, document: Document, *, is_root: bool) -> None:
+        if not _is_excluded(document):
+            super()._register(document, is_root=is_root)
 
-    def _keep(self, passage: Passage, *, is_alone: bool) -> None:
+    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
         from ragaccel import ReferenceScope, current_scope, default_registry
 
         if (here := current_scope()) is not None:
             here.register(passage)
             return
         # A retriever may be a root only since it was called with callbacks of its own.
-        home = next(run_collectors(callbacks_here()), None) if is_alone else self
-        if home is None:  # it is asked by hand: it is not known who will ask next
+        owner = next(run_collectors(current_callbacks()), None) if is_root else self
+        if owner is None:  # it is asked by hand: it is not known who will ask next
             default_registry().register(passage)
             return
-        with _MAKING:
-            home._scope = home._scope or ReferenceScope()
-        home._scope.register(passage)
+        with _SCOPE_LOCK:
+            owner._scope = owner._scope or ReferenceScope()
+        owner._scope.register(passage)
 
 
-class _OfEachRoot:
+class _PerRootRunCollector:
     """Stands where LangChain has the context variable of a handler: a new one for each root run.
 
-    LangChain adds what it gets from here where no handler is a :class:`_RunsOwn`.
+    LangChain adds what it gets from here where no handler is a :class:`_StartedCollector`.
     """
 
     def get(self) -> RunCollector:
         return RunCollector()
 
 
-class _IsRunsOwn(type):
+class _StartedCollectorMeta(type):
     def __instancecheck__(cls, handler: object) -> bool:
         return isinstance(handler, RunCollector) and handler.belongs_to_run()
 
 
-class _RunsOwn(BaseCallbackHandler, metaclass=_IsRunsOwn):
+class _StartedCollector(BaseCallbackHandler, metaclass=_StartedCollectorMeta):
     """The class of the collectors that belong to a run that has begun."""
 
 
-_apart: WeakValueDictionary[int, Document] = WeakValueDictionary()
+_excluded_documents: WeakValueDictionary[int, Document] = WeakValueDictionary()
 _COLLECTOR: ContextVar[BaseCallbackHandler | None] = ContextVar("ragaccel_references", default=None)
-_MAKING = Lock()
+_SCOPE_LOCK = Lock()
 
 
-def keep_from_collectors(documents: Iterable[Document]) -> None:
+def exclude_from_collectors(documents: Iterable[Document]) -> None:
     """Let neither runs nor contexts register documents: their store has, where nobody else looks.
 
     They are known as the objects they are, through chains and retrievers that hand them on.
     """
-    _apart.update((id(document), document) for document in documents)
+    _excluded_documents.update((id(document), document) for document in documents)
 
 
-def _is_apart(document: Document) -> bool:
-    return _apart.get(id(document)) is document
+def _is_excluded(document: Document) -> bool:
+    return _excluded_documents.get(id(document)) is document
 
 
 @contextmanager
@@ -248,7 +248,9 @@ def collecting_into(
         _COLLECTOR.reset(before)
 
 
-def keep_found_by_hand(passages: Sequence[Passage], callbacks: Any, namespace: str = "") -> None:
+def register_search_results(
+    passages: Sequence[Passage], callbacks: Any, namespace: str = ""
+) -> None:
     """Register what a store found without an event: where its context or its run collects.
 
     Args:
@@ -267,10 +269,10 @@ def keep_found_by_hand(passages: Sequence[Passage], callbacks: Any, namespace: s
         return
     above = next(run_collectors(callbacks), None)
     for passage in passages:
-        (above or RunCollector())._keep(passage, is_alone=above is None)
+        (above or RunCollector())._register_passage(passage, is_root=above is None)
 
 
-def callbacks_here() -> Any:
+def current_callbacks() -> Any:
     """The callbacks of the run that this is called in, where LangChain's context tells."""
     return (var_child_runnable_config.get() or {}).get("callbacks")
 
@@ -288,8 +290,8 @@ def install() -> None:
     Modules are imported once, and so this is done once.
     """
     register_configure_hook(_COLLECTOR, inheritable=True)
-    each: Any = _OfEachRoot()
-    register_configure_hook(each, inheritable=True, handle_class=_RunsOwn)
+    each: Any = _PerRootRunCollector()
+    register_configure_hook(each, inheritable=True, handle_class=_StartedCollector)
 
 
 Piece = TypeVar("Piece")
@@ -303,40 +305,40 @@ class Caller:
     run: UUID | None = None
 
 
-_PRESENT: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
+_CURRENT_CALLER: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
 
-_ASKING: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
+_PROMPT_CALLERS: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
     "ragaccel_asking",
     default={},  # noqa: B039 - it stays empty
 )
 
 
-def caller_of(callbacks: Any) -> Caller:
+def caller_from_callbacks(callbacks: Any) -> Caller:
     """Return whoever handed callbacks down: a run manager, a manager, a list of handlers or None.
 
     LangChain's own context tells of the run above, too: a call with callbacks of its own, in the
     middle of a chain or a graph, is handed none of those of the run that makes it.
     """
-    here = callbacks_here()
+    here = current_callbacks()
     callbacks = here if callbacks is None else callbacks
     found = (one.scope for each in (callbacks, here) for one in run_collectors(each))
     scopes = dict.fromkeys(scope for scope in found if scope is not None)
     return Caller(tuple(scopes), getattr(callbacks, "parent_run_id", None))
 
 
-def caller_by(config: RunnableConfig | None) -> Caller:
+def caller_from_config(config: RunnableConfig | None) -> Caller:
     """Return whoever calls with a config."""
-    return caller_of((config or {}).get("callbacks"))
+    return caller_from_callbacks((config or {}).get("callbacks"))
 
 
-def callbacks_in(args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+def callbacks_from_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The callbacks among a call's arguments, where they may be the first or have their name."""
-    return args[0] if args else given.get("callbacks")
+    return args[0] if args else kwargs.get("callbacks")
 
 
 @contextmanager
-def called_by_each(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
-    """Let :func:`callers_of` know who asks each of several prompts.
+def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
+    """Let :func:`callers_for_prompts` know who asks each of several prompts.
 
     Args:
         prompts: all of one call.
@@ -344,56 +346,56 @@ def called_by_each(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
     """
     is_list = isinstance(callbacks, list) and bool(callbacks)
     if is_list and (callbacks[0] is None or isinstance(callbacks[0], list | BaseCallbackManager)):
-        callers = [caller_of(each) for each in callbacks]
+        callers = [caller_from_callbacks(each) for each in callbacks]
     else:
-        callers = [caller_of(callbacks)] * len(prompts)
-    asking: dict[str, list[Caller]] = {}
+        callers = [caller_from_callbacks(callbacks)] * len(prompts)
+    by_prompt: dict[str, list[Caller]] = {}
     for prompt, caller in zip(prompts, callers, strict=False):
-        asking.setdefault(prompt, []).append(caller)
+        by_prompt.setdefault(prompt, []).append(caller)
     scopes = tuple(dict.fromkeys(scope for caller in callers for scope in caller.scopes))
-    before = _ASKING.set(asking)
+    before = _PROMPT_CALLERS.set(by_prompt)
     try:
-        with called_by(Caller(scopes)):
+        with use_caller(Caller(scopes)):
             yield
     finally:
-        _ASKING.reset(before)
+        _PROMPT_CALLERS.reset(before)
 
 
-def callers_of(prompts: Sequence[str]) -> list[Caller]:
+def callers_for_prompts(prompts: Sequence[str]) -> list[Caller]:
     """Return whoever asks each of these prompts, which are all of a call or those not cached.
 
     Where it is not sure who asks, it is nobody.
     """
-    asking, left = _ASKING.get(), Counter(prompts)
+    by_prompt, remaining = _PROMPT_CALLERS.get(), Counter(prompts)
     callers = {
-        prompt: iter(asking.get(prompt, ()))
-        if len(asking.get(prompt, ())) == count or len(set(asking.get(prompt, ()))) == 1
+        prompt: iter(by_prompt.get(prompt, ()))
+        if len(by_prompt.get(prompt, ())) == count or len(set(by_prompt.get(prompt, ()))) == 1
         else iter(())
-        for prompt, count in left.items()
+        for prompt, count in remaining.items()
     }
     return [next(callers[prompt], Caller()) for prompt in prompts]
 
 
-def present_caller() -> Caller:
-    """Return whoever asks now, inside of :func:`called_by`."""
-    return _PRESENT.get()
+def current_caller() -> Caller:
+    """Return whoever asks now, inside of :func:`use_caller`."""
+    return _CURRENT_CALLER.get()
 
 
 @contextmanager
-def called_by(caller: Caller) -> Iterator[None]:
-    """Let ``present_caller`` be this one."""
-    before = _PRESENT.set(caller)
+def use_caller(caller: Caller) -> Iterator[None]:
+    """Let ``current_caller`` be this one."""
+    before = _CURRENT_CALLER.set(caller)
     try:
         yield
     finally:
-        _PRESENT.reset(before)
+        _CURRENT_CALLER.reset(before)
 
 
-def pieces_for(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
+def iterate_as_caller(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
     """Iterate pieces, each made for a caller; between two of them nothing of this is seen."""
     with closing(pieces):  # type: ignore[type-var]
         while True:
-            with called_by(caller):
+            with use_caller(caller):
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -401,8 +403,8 @@ def pieces_for(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None
             yield piece
 
 
-class PiecesFor(AsyncGenerator[Piece, Any]):
-    """Pieces for asyncio, each made for a caller as :func:`pieces_for` does.
+class CallerGenerator(AsyncGenerator[Piece, Any]):
+    """Pieces for asyncio, each made for a caller as :func:`iterate_as_caller` does.
 
     It is no generator function's, since an event loop that shuts down closes all of those at once,
     and complains of one that the one around it is closing already.
@@ -413,12 +415,12 @@ class PiecesFor(AsyncGenerator[Piece, Any]):
 
     async def asend(self, value: Any) -> Piece:
         """Go on to the next piece."""
-        with called_by(self._caller):
+        with use_caller(self._caller):
             return await self._pieces.asend(value)
 
     async def athrow(self, *error: Any) -> Piece:
         """Raise an error where the pieces are made."""
-        with called_by(self._caller):
+        with use_caller(self._caller):
             return await self._pieces.athrow(*error)
 
     async def aclose(self) -> None:
@@ -426,8 +428,8 @@ class PiecesFor(AsyncGenerator[Piece, Any]):
         await self._pieces.aclose()
 
 
-_MOST_TREES = 1024  # at one time: the oldest are given up, since some are left before their end
-_MOST_DOCUMENTS = 64  # of one run, the newest
+_MAX_TREES = 1024  # at one time: the oldest are given up, since some are left before their end
+_MAX_DOCUMENTS = 64  # of one run, the newest
 
 
 @dataclass(slots=True)
@@ -437,7 +439,7 @@ class _Tree:
     parents: dict[UUID, UUID | None] = field(default_factory=dict)
     documents: dict[UUID, OrderedDict[str, Document]] = field(default_factory=dict)
 
-    def upwards(self, run: UUID | None) -> Iterator[UUID]:
+    def ancestors(self, run: UUID | None) -> Iterator[UUID]:
         """A run and those above it, nearest first."""
         while run is not None:
             yield run
@@ -456,26 +458,26 @@ class RunTree:
         """Count the runs that are known."""
         return len(self._root_of)
 
-    def begin(self, run: UUID, parent: UUID | None) -> None:
+    def start(self, run: UUID, parent: UUID | None) -> None:
         """Note a run that others may be below."""
         with self._lock:
             root = run if parent is None else self._root_of.get(parent, run)
             tree = self._trees.setdefault(root, _Tree())
             tree.parents[run] = None if run == root else parent
             self._root_of[run] = root
-            if len(self._trees) > _MOST_TREES:
+            if len(self._trees) > _MAX_TREES:
                 self._forget(next(iter(self._trees)))
 
-    def retrieved(self, run: UUID, documents: Sequence[Document]) -> None:
+    def add_documents(self, run: UUID, documents: Sequence[Document]) -> None:
         """Note what a run retrieved, for every run above it."""
         with self._lock:
             tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.upwards(tree.parents.get(run)):
+            for ancestor in tree.ancestors(tree.parents.get(run)):
                 known = tree.documents.setdefault(ancestor, OrderedDict())
                 for document in documents:
                     known[content_id(document.page_content)] = document
                     known.move_to_end(content_id(document.page_content))
-                while len(known) > _MOST_DOCUMENTS:
+                while len(known) > _MAX_DOCUMENTS:
                     known.popitem(last=False)
 
     def end(self, run: UUID) -> None:
@@ -487,7 +489,7 @@ class RunTree:
             if run == root:
                 self._forget(root)
 
-    def documents_for(self, run: UUID | None) -> list[Document]:
+    def retrieved_below(self, run: UUID | None) -> list[Document]:
         """What was retrieved below a run, or the nearest one above it, newest first.
 
         Args:
@@ -497,7 +499,7 @@ class RunTree:
             return []
         with self._lock:
             tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.upwards(run):
+            for ancestor in tree.ancestors(run):
                 if found := tree.documents.get(ancestor):
                     return list(reversed(found.values()))
             return []
@@ -524,24 +526,24 @@ class RunTreeHandler(BaseCallbackHandler):
 
     def on_chain_start(self, *_: Any, **event: Any) -> None:
         """Note a run that others may be below."""
-        self._noting(lambda: self.tree.begin(event["run_id"], event.get("parent_run_id")))
+        self._log_errors(lambda: self.tree.start(event["run_id"], event.get("parent_run_id")))
 
     on_tool_start = on_retriever_start = on_chain_start
 
-    def on_retriever_end(self, *given: Any, **event: Any) -> None:
+    def on_retriever_end(self, *args: Any, **event: Any) -> None:
         """Note what was retrieved, and the run's end."""
-        self._noting(lambda: self.tree.retrieved(event["run_id"], given[0]))
+        self._log_errors(lambda: self.tree.add_documents(event["run_id"], args[0]))
         self.on_chain_end(**event)
 
     def on_chain_end(self, *_: Any, **event: Any) -> None:
         """Note a run's end, good or bad."""
-        self._noting(lambda: self.tree.end(event["run_id"]))
+        self._log_errors(lambda: self.tree.end(event["run_id"]))
 
     on_chain_error = on_tool_end = on_tool_error = on_retriever_error = on_chain_end
 
-    def _noting(self, note: Callable[[], None]) -> None:
+    def _log_errors(self, record: Callable[[], None]) -> None:
         try:
-            note()
+            record()
         except Exception:
             logger.warning("a run was not noted", exc_info=True)
 
@@ -559,6 +561,6 @@ def install_run_tree() -> None:
     register_configure_hook(_HANDLER, inheritable=True)
 
 
-def retrieved_for(run: UUID | None) -> list[Document]:
+def retrieved_documents(run: UUID | None) -> list[Document]:
     """What was retrieved on the way to an answer, whose caller's run is this one, if it has one."""
-    return _TREE.documents_for(run)
+    return _TREE.retrieved_below(run)

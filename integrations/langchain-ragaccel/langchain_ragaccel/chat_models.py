@@ -12,44 +12,50 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError, choose_tool, resolve_tool_calling
 
 from langchain_ragaccel.base import (
-    Ask,
     ModelOptions,
-    aanswers,
-    answers,
-    apieces,
+    Request,
+    agenerate_answers,
+    astream_answer,
     cache_key,
-    check_streamed,
-    in_thread,
-    is_cached,
-    is_heard,
-    pieces,
-    profile_of,
-    response,
-    samples_of,
-    usage,
-    what_is_read,
+    check_stream,
+    generate_answers,
+    model_profile,
+    prompt_dependencies,
+    response_metadata,
+    run_in_thread,
+    sample_requests,
+    should_stream,
+    stream_answer,
+    usage_metadata,
+    uses_cache,
 )
 from langchain_ragaccel.callbacks import (
-    PiecesFor,
-    callbacks_in,
-    called_by,
-    caller_by,
-    caller_of,
-    pieces_for,
+    CallerGenerator,
+    callbacks_from_arguments,
+    caller_from_callbacks,
+    caller_from_config,
+    iterate_as_caller,
+    use_caller,
 )
 from langchain_ragaccel.convert import (
     Conversation,
     as_passages,
-    as_turns,
-    beside,
+    as_template_messages,
     count_tokens,
-    gather,
-    given_in,
-    retrieved_in,
+    exclude_shown,
+    explicit_references,
+    find_references,
+    render_prompt,
     text_of,
-    write_prompt,
+    tool_references,
 )
-from langchain_ragaccel.tools import as_calls, as_chunks, as_tools, parsed, parser_of
+from langchain_ragaccel.tools import (
+    as_tool_call_chunks,
+    as_tool_calls,
+    as_tools,
+    output_parser_for,
+    with_parser,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -60,7 +66,7 @@ if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
     from typing_extensions import Self
 
-    from langchain_ragaccel.base import Call
+    from langchain_ragaccel.base import CallOptions
 
 
 if TYPE_CHECKING:
@@ -68,57 +74,59 @@ if TYPE_CHECKING:
 
     from ragaccel import Answer
 
-    from langchain_ragaccel.base import Ask
+    from langchain_ragaccel.base import Request
 
     Part = tuple[ChatGenerationChunk, str | Answer]
 
 
-def reply(ask: Ask, made: Sequence[Answer], model: str) -> ChatResult:
+def chat_result(request: Request, made: Sequence[Answer], model: str) -> ChatResult:
     """The messages of whole answers; ``model`` is what to call who made them."""
-    return ChatResult(generations=[_generation(ask, one, model) for one in made])
+    return ChatResult(generations=[_generation(request, one, model) for one in made])
 
 
-def _generation(ask: Ask, made: Answer, model: str) -> ChatGeneration:
-    content, calls = ask.read(made)
-    valid, invalid = as_calls(calls)
+def _generation(request: Request, made: Answer, model: str) -> ChatGeneration:
+    content, calls = request.read(made)
+    valid, invalid = as_tool_calls(calls)
     message = AIMessage(
         content=content,
         tool_calls=valid,
         invalid_tool_calls=invalid,
-        usage_metadata=usage(made),
-        response_metadata=response(made, model, content, calls_tools=bool(valid)),
+        usage_metadata=usage_metadata(made),
+        response_metadata=response_metadata(made, model, content, calls_tools=bool(valid)),
     )
     return ChatGeneration(message=message)
 
 
-def parts(ask: Ask, model: str) -> Iterator[Part]:
+def stream_chunks(request: Request, model: str) -> Iterator[Part]:
     """An answer's chunks, each with what it was made of: the last with the whole answer."""
-    told = ""
-    for part in pieces(ask):
-        for chunk in _chunks(ask, part, told, model):
+    emitted = ""
+    for part in stream_answer(request):
+        for chunk in _chunks(request, part, emitted, model):
             yield chunk, part
-        told += part if isinstance(part, str) else ""
+        emitted += part if isinstance(part, str) else ""
 
 
-async def aparts(ask: Ask, model: str) -> AsyncGenerator[Part, None]:
+async def astream_chunks(request: Request, model: str) -> AsyncGenerator[Part, None]:
     """The same for asyncio; calls are read in a thread."""
-    told = ""
-    async with aclosing(apieces(ask)) as made:
+    emitted = ""
+    async with aclosing(astream_answer(request)) as made:
         async for part in made:
-            for chunk in await _chunks_of(ask, part, told, model):
+            for chunk in await _achunks(request, part, emitted, model):
                 yield chunk, part
-            told += part if isinstance(part, str) else ""
+            emitted += part if isinstance(part, str) else ""
 
 
-async def _chunks_of(
-    ask: Ask, part: str | Answer, told: str, model: str
+async def _achunks(
+    request: Request, part: str | Answer, emitted: str, model: str
 ) -> list[ChatGenerationChunk]:
     if isinstance(part, str):
-        return list(_chunks(ask, part, told, model))
-    return await in_thread(lambda: list(_chunks(ask, part, told, model)))
+        return list(_chunks(request, part, emitted, model))
+    return await run_in_thread(lambda: list(_chunks(request, part, emitted, model)))
 
 
-def _chunks(ask: Ask, part: str | Answer, told: str, model: str) -> Iterator[ChatGenerationChunk]:
+def _chunks(
+    request: Request, part: str | Answer, emitted: str, model: str
+) -> Iterator[ChatGenerationChunk]:
     """A piece; or, after the last one, the calls and all there is to tell of the answer.
 
     That is in one chunk only: chunks are put together by adding up what they tell.
@@ -126,18 +134,18 @@ def _chunks(ask: Ask, part: str | Answer, told: str, model: str) -> Iterator[Cha
     if isinstance(part, str):
         yield ChatGenerationChunk(message=AIMessageChunk(content=part))
         return
-    content, calls = ask.read(part)
-    if content.startswith(told) and content != told:
-        yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(told) :]))
-    for chunk in as_chunks(calls):
+    content, calls = request.read(part)
+    if content.startswith(emitted) and content != emitted:
+        yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(emitted) :]))
+    for chunk in as_tool_call_chunks(calls):
         message = AIMessageChunk(content="", tool_call_chunks=[chunk])
         yield ChatGenerationChunk(message=message)
     called = any(call.is_valid for call in calls)
     message = AIMessageChunk(
         content="",
         chunk_position="last",
-        usage_metadata=usage(part) if ask.tells_usage else None,
-        response_metadata=response(part, model, content, calls_tools=called),
+        usage_metadata=usage_metadata(part) if request.includes_usage else None,
+        response_metadata=response_metadata(part, model, content, calls_tools=called),
     )
     yield ChatGenerationChunk(message=message)
 
@@ -153,7 +161,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         "response_format",
     }  # fmt: skip
 
-    _is_made: bool = PrivateAttr(default=False)
+    _is_initialized: bool = PrivateAttr(default=False)
 
     @property
     def _llm_type(self) -> str:
@@ -162,15 +170,15 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         options = self.chat_template_kwargs
-        return {**self.identifying, **({"chat_template_kwargs": options} if options else {})}
+        return {**self.identity_params, **({"chat_template_kwargs": options} if options else {})}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        known = {**self._identifying_params, **what_is_read(self, kwargs)}
+        known = {**self._identifying_params, **prompt_dependencies(self, kwargs)}
         return cache_key(known, stop, kwargs)
 
     @model_validator(mode="after")
-    def _let_it_be_known(self) -> Self:
-        self._is_made = True
+    def _mark_initialized(self) -> Self:
+        self._is_initialized = True
         return self
 
     if not TYPE_CHECKING:  # it would tell type checkers that any attribute is there
@@ -182,18 +190,18 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             model may, and no validator of the framework's shall wait for it.
             """
             found = super().__getattribute__(name)
-            if name == "profile" and found is None and self._is_made:
-                return profile_of(self.shared)
+            if name == "profile" and found is None and self._is_initialized:
+                return model_profile(self.shared)
             return found
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Count the tokens of the prompt that the chat template makes of messages and tools."""
-        asked = Conversation(
-            as_turns(messages), (), as_tools(tools or ()), self.chat_template_kwargs
+        conversation = Conversation(
+            as_template_messages(messages), (), as_tools(tools or ()), self.chat_template_kwargs
         )
-        return count_tokens(self.shared, asked)
+        return count_tokens(self.shared, conversation)
 
     def bind_tools(
         self,
@@ -235,19 +243,19 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         not fit, lacks something or is cut off: that is a ``ValueError`` of the parser's that says
         what, or ``parsing_error`` with ``include_raw``; never None.
         """
-        told = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        structured_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         if method == "json_mode":
-            asking = self.bind(ls_structured_output_format=told, **kwargs)
+            bound = self.bind(ls_structured_output_format=structured_format, **kwargs)
         elif method in ("function_calling", "json_schema"):
-            asking = self.bind_tools(
-                [schema], tool_choice="any", ls_structured_output_format=told, **kwargs
+            bound = self.bind_tools(
+                [schema], tool_choice="any", ls_structured_output_format=structured_format, **kwargs
             )
         else:
             raise ConfigurationError(
                 f"method={method!r}: there are function_calling, json_schema and json_mode"
             )
-        parser = parser_of(schema, from_call=method != "json_mode")
-        return parsed(asking, parser, include_raw=include_raw)
+        parser = output_parser_for(schema, from_call=method != "json_mode")
+        return with_parser(bound, parser, include_raw=include_raw)
 
     async def agenerate(
         self,
@@ -260,9 +268,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
         That asks for the cache's key on the event loop, so what takes long of it is done before.
         """
-        with called_by(caller_of(callbacks_in(args, kwargs))):
-            if is_cached(self):
-                await in_thread(lambda: what_is_read(self, {}))
+        with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
+            if uses_cache(self):
+                await run_in_thread(lambda: prompt_dependencies(self, {}))
             return await super().agenerate(messages, stop, *args, **kwargs)
 
     def generate(
@@ -276,7 +284,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
         Who asks is noted, since that does not tell those who stream.
         """
-        with called_by(caller_of(callbacks_in(args, kwargs))):
+        with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
             return super().generate(messages, stop, *args, **kwargs)
 
     def stream(
@@ -286,7 +294,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Answer piece by piece; arguments are those of the base class."""
-        yield from pieces_for(caller_by(config), super().stream(input, config, **kwargs))
+        yield from iterate_as_caller(
+            caller_from_config(config), super().stream(input, config, **kwargs)
+        )
 
     def astream(
         self,
@@ -296,7 +306,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> AsyncIterator[AIMessageChunk]:
         """Answer piece by piece, for asyncio; arguments are those of the base class."""
         pieces: Any = super().astream(input, config, **kwargs)  # a generator, though it says less
-        return PiecesFor(caller_by(config), pieces)
+        return CallerGenerator(caller_from_config(config), pieces)
 
     def _generate(
         self,
@@ -305,15 +315,17 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self.call(stop, kwargs)
-        ask = self._ask(messages, call, run_manager, kwargs)
-        if call.count > 1 or run_manager is None or not is_heard(self, run_manager):
-            return reply(ask, answers(samples_of(ask, call.count)), self.model_name)
+        call = self.call_options(stop, kwargs)
+        request = self._request(messages, call, run_manager, kwargs)
+        if call.count > 1 or run_manager is None or not should_stream(self, run_manager):
+            return chat_result(
+                request, generate_answers(sample_requests(request, call.count)), self.model_name
+            )
         made: Any = None
-        for chunk, part in parts(ask, self.model_name):
+        for chunk, part in stream_chunks(request, self.model_name):
             run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             made = part
-        return reply(ask, [made], self.model_name)
+        return chat_result(request, [made], self.model_name)
 
     async def _agenerate(
         self,
@@ -322,16 +334,16 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = await self.acall(stop, kwargs)
-        ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
+        call = await self.acall_options(stop, kwargs)
+        request = await run_in_thread(lambda: self._request(messages, call, run_manager, kwargs))
         made: list[Any] = []
-        if call.count > 1 or run_manager is None or not is_heard(self, run_manager):
-            made = await aanswers(samples_of(ask, call.count))
+        if call.count > 1 or run_manager is None or not should_stream(self, run_manager):
+            made = await agenerate_answers(sample_requests(request, call.count))
         else:
-            async for chunk, part in aparts(ask, self.model_name):
+            async for chunk, part in astream_chunks(request, self.model_name):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 made = [part]
-        return await in_thread(lambda: reply(ask, made, self.model_name))
+        return await run_in_thread(lambda: chat_result(request, made, self.model_name))
 
     def _stream(
         self,
@@ -340,10 +352,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self.call(stop, kwargs)
-        check_streamed(call)
-        ask = self._ask(messages, call, run_manager, kwargs)
-        for chunk, _ in parts(ask, self.model_name):
+        call = self.call_options(stop, kwargs)
+        check_stream(call)
+        request = self._request(messages, call, run_manager, kwargs)
+        for chunk, _ in stream_chunks(request, self.model_name):
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -355,51 +367,61 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = await self.acall(stop, kwargs)
-        check_streamed(call)
-        ask = await in_thread(lambda: self._ask(messages, call, run_manager, kwargs))
-        async with aclosing(aparts(ask, self.model_name)) as chunks:
+        call = await self.acall_options(stop, kwargs)
+        check_stream(call)
+        request = await run_in_thread(lambda: self._request(messages, call, run_manager, kwargs))
+        async with aclosing(astream_chunks(request, self.model_name)) as chunks:
             async for chunk, _ in chunks:
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _ask(
-        self, messages: list[BaseMessage], call: Call, run_manager: Any, given: dict[str, Any]
-    ) -> Ask:
+    def _request(
+        self,
+        messages: list[BaseMessage],
+        call: CallOptions,
+        run_manager: Any,
+        kwargs: dict[str, Any],
+    ) -> Request:
         """Lay out what is asked, and find what the answer may be copied from."""
-        model, call = self.shared, call.of(run_manager)
+        model, call = self.shared, call.for_run(run_manager)
         llm = model.load()
-        tools = as_tools(given.get("tools") or ())
-        choice = choose_tool(tools, given.get("tool_choice"))
+        tools = as_tools(kwargs.get("tools") or ())
+        choice = choose_tool(tools, kwargs.get("tool_choice"))
         tools = [] if choice == "none" else tools
-        wanted = call.response_format
-        if wanted is not None and wanted.tool is not None and choice in (None, "none"):
-            tools = as_tools([*tools, wanted.tool])  # one of them is called: a tool, or the answer
+        response_format = call.response_format
+        if (
+            response_format is not None
+            and response_format.tool is not None
+            and choice in (None, "none")
+        ):
+            tools = as_tools(
+                [*tools, response_format.tool]
+            )  # one of them is called: a tool, or the answer
             choice = choose_tool(tools, "any")
-        options = {**self.chat_template_kwargs, **(given.get("chat_template_kwargs") or {})}
-        documents = as_passages(given.get("documents"))
+        options = {**self.chat_template_kwargs, **(kwargs.get("chat_template_kwargs") or {})}
+        documents = as_passages(kwargs.get("documents"))
         calls = None
         if tools:
-            parallel = given.get("parallel_tool_calls") is not False
+            parallel = kwargs.get("parallel_tool_calls") is not False
             stop = call.settings.get("stop")
             calls = resolve_tool_calling(llm.tokenizer, tools, choice, stop=stop, parallel=parallel)
-        prompt = write_prompt(
-            model, call, Conversation(as_turns(messages), documents, tools, options)
+        prompt = render_prompt(
+            model, call, Conversation(as_template_messages(messages), documents, tools, options)
         )
         if calls is not None and calls.opening:
             prompt = [*prompt, *calls.opening_ids]
-        text, given_too = text_of(messages), [*given_in(messages), *documents]
-        retrieved = retrieved_in(messages)
-        found = gather(llm, call, text, given_too, retrieved=retrieved)
-        return Ask(
+        text, explicit = text_of(messages), [*explicit_references(messages), *documents]
+        retrieved = tool_references(messages)
+        found = find_references(llm, call, text, explicit, retrieved=retrieved)
+        return Request(
             llm,
             prompt,
-            beside(prompt, found),
+            exclude_shown(prompt, found),
             call.settings,
             call.timeout,
-            call.began,
+            call.started,
             calls,
-            wanted,
-            call.tells_usage,
+            response_format,
+            call.includes_usage,
         )

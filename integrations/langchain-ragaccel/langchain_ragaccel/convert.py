@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from ragaccel import LLM, SharedModel
 
-    from langchain_ragaccel.base import Call
+    from langchain_ragaccel.base import CallOptions
 
 
-Turn = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 _ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -46,15 +46,15 @@ _ROLES: dict[type[BaseMessage], str] = {
     ToolMessage: "tool",
     FunctionMessage: "tool",
 }
-_TEXT = frozenset({"text", "text-plain"})
-_NO_TEXT = frozenset({
+_TEXT_BLOCKS = frozenset({"text", "text-plain"})
+_SKIPPED_BLOCKS = frozenset({
     "tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call",
     "reasoning", "thinking", "redacted_thinking", "reasoning_content",
 })  # fmt: skip
 """Blocks that are left out: calls stand in ``tool_calls``, and thoughts are not read again."""
 
 
-def as_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+def as_template_messages(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
     """Turn messages into the dicts that chat templates read.
 
     Raises:
@@ -62,7 +62,7 @@ def as_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
     """
     if not messages:
         raise ConfigurationError("there is no message to answer")
-    return [_as_turn(message) for message in messages]
+    return [_as_template_message(message) for message in messages]
 
 
 def text_of(messages: Sequence[BaseMessage]) -> str:
@@ -70,12 +70,12 @@ def text_of(messages: Sequence[BaseMessage]) -> str:
     return "\n\n".join(filter(None, (_text(message) for message in messages)))
 
 
-def _as_turn(message: BaseMessage) -> Turn:
-    turn: Turn = {"role": _role(message), "content": _text(message)}
+def _as_template_message(message: BaseMessage) -> TemplateMessage:
+    template_message: TemplateMessage = {"role": _role(message), "content": _text(message)}
     if message.name:
-        turn["name"] = message.name
+        template_message["name"] = message.name
     if isinstance(message, AIMessage) and message.tool_calls:
-        turn["tool_calls"] = [
+        template_message["tool_calls"] = [
             {
                 "type": "function",
                 "id": call["id"],
@@ -84,8 +84,8 @@ def _as_turn(message: BaseMessage) -> Turn:
             for call in message.tool_calls
         ]
     if isinstance(message, ToolMessage):
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
+        template_message["tool_call_id"] = message.tool_call_id
+    return template_message
 
 
 def _role(message: BaseMessage) -> str:
@@ -106,9 +106,9 @@ def _text_of_block(block: str | Mapping[str, Any]) -> str:
     if isinstance(block, str):
         return block
     kind = block.get("type")
-    if kind in _TEXT:
+    if kind in _TEXT_BLOCKS:
         return str(block.get("text") or "")
-    if kind in _NO_TEXT:
+    if kind in _SKIPPED_BLOCKS:
         return ""
     raise ConfigurationError(
         f"a message holds a block of type {kind!r}: this model reads text only, so leave it out or "
@@ -119,14 +119,14 @@ def _text_of_block(block: str | Mapping[str, Any]) -> str:
 AnyReference = str | Passage | Reference
 
 
-def as_references(given: Iterable[Any]) -> list[AnyReference]:
+def as_references(values: Iterable[Any]) -> list[AnyReference]:
     """Turn what a caller gave into references.
 
     Raises:
         ConfigurationError: something that is neither str, Document, Passage nor Reference.
     """
     made: list[AnyReference] = []
-    for one in given:
+    for one in values:
         if isinstance(one, Document):
             made.append(as_passage(one))
         elif isinstance(one, AnyReference):
@@ -156,7 +156,7 @@ def as_passages(documents: Any) -> tuple[Passage, ...]:
     return passages
 
 
-def given_in(messages: Iterable[BaseMessage]) -> list[AnyReference]:
+def explicit_references(messages: Iterable[BaseMessage]) -> list[AnyReference]:
     """The references that a human gave with messages."""
     found: list[AnyReference] = []
     for message in messages:
@@ -166,7 +166,7 @@ def given_in(messages: Iterable[BaseMessage]) -> list[AnyReference]:
     return found
 
 
-def retrieved_in(messages: Sequence[BaseMessage]) -> list[AnyReference]:
+def tool_references(messages: Sequence[BaseMessage]) -> list[AnyReference]:
     """The documents that tools gave back, the latest tool's first.
 
     Artifacts of tools are other people's objects, so what is no reference there is passed over.
@@ -182,19 +182,21 @@ def retrieved_in(messages: Sequence[BaseMessage]) -> list[AnyReference]:
     return found
 
 
-def beside(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
+def exclude_shown(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
     """The references that a prompt does not bring itself; two passages may have one id."""
-    own = {_known_by(one) for one in prompt.passages} if isinstance(prompt, Prompt) else set()
-    return [one for one in references if not isinstance(one, Passage) or _known_by(one) not in own]
+    own = {_passage_key(one) for one in prompt.passages} if isinstance(prompt, Prompt) else set()
+    return [
+        one for one in references if not isinstance(one, Passage) or _passage_key(one) not in own
+    ]
 
 
-def _known_by(passage: Passage) -> tuple[str, str]:
+def _passage_key(passage: Passage) -> tuple[str, str]:
     return passage.passage_id, passage.text
 
 
-def gather(
+def find_references(
     llm: LLM,
-    call: Call,
+    call: CallOptions,
     text: str,
     given: Sequence[AnyReference] = (),
     *,
@@ -205,11 +207,11 @@ def gather(
     What is ``retrieved`` for it counts like what is found, and ``given`` before all.
     """
     explicit, retrieved = [*as_references(call.references), *given], list(retrieved)
-    if call.follows_runs:
-        from langchain_ragaccel.callbacks import retrieved_for
+    if call.uses_run_tree:
+        from langchain_ragaccel.callbacks import retrieved_documents
 
-        retrieved += map(as_passage, retrieved_for(call.caller.run))
-    visible = call.visible
+        retrieved += map(as_passage, retrieved_documents(call.caller.run))
+    visible = call.visible_references
     if visible is None and not explicit:
         return []
     return gather_references(
@@ -228,13 +230,13 @@ def gather(
 class Conversation:
     """What a chat template is given."""
 
-    turns: list[Turn]
+    messages: list[TemplateMessage]
     documents: tuple[Passage, ...] = ()
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = field(default_factory=dict)
 
 
-def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> Any:
+def render_prompt(model: SharedModel, call: CallOptions, conversation: str | Conversation) -> Any:
     """Turn a text or a conversation into what ``LLM.generate`` takes.
 
     A text stays as it is, and a conversation goes through the chat template. Documents go where
@@ -247,48 +249,54 @@ def write_prompt(model: SharedModel, call: Call, asked: str | Conversation) -> A
         CapacityError: not one document fits.
     """
     llm = model.load()
-    if isinstance(asked, str):
-        return _apart(llm, call, asked) if model.is_documents_only else asked
-    if not asked.tools and not asked.template_options:
-        if asked.documents:
-            return _with_documents(llm, call, asked)
+    if isinstance(conversation, str):
+        return (
+            _documents_only_prompt(llm, call, conversation)
+            if model.is_documents_only
+            else conversation
+        )
+    if not conversation.tools and not conversation.template_options:
+        if conversation.documents:
+            return _prompt_with_documents(llm, call, conversation)
         if model.is_documents_only:
-            return _apart(llm, call, asked.turns)
-    turns, inputs = _laid_out(model, asked)
-    return llm.tokenizer.chat(turns, **inputs) if inputs else turns
+            return _documents_only_prompt(llm, call, conversation.messages)
+    messages, inputs = _template_inputs(model, conversation)
+    return llm.tokenizer.chat(messages, **inputs) if inputs else messages
 
 
-def count_tokens(model: SharedModel, asked: Conversation) -> int:
+def count_tokens(model: SharedModel, conversation: Conversation) -> int:
     """How many tokens the chat template makes of a conversation."""
-    turns, inputs = _laid_out(model, asked)
-    return len(model.tokenizer.chat(turns, **inputs))
+    messages, inputs = _template_inputs(model, conversation)
+    return len(model.tokenizer.chat(messages, **inputs))
 
 
-def _apart(llm: LLM, call: Call, asked: str | list[Turn]) -> Any:
+def _documents_only_prompt(
+    llm: LLM, call: CallOptions, conversation: str | list[TemplateMessage]
+) -> Any:
     return parse_prompt(
-        asked,
+        conversation,
         llm.tokenizer,
-        call.visible,
+        call.visible_references,
         given=as_references(call.references),
         namespace=call.namespace,
-        max_tokens=_room(llm, call),
+        max_tokens=_max_prompt_tokens(llm, call),
     )
 
 
-def _with_documents(llm: LLM, call: Call, asked: Conversation) -> Any:
-    *history, last = asked.turns
+def _prompt_with_documents(llm: LLM, call: CallOptions, conversation: Conversation) -> Any:
+    *history, last = conversation.messages
     if last["role"] != "user":
         raise ConfigurationError("documents go with a question: end with a message of the human's")
     return build_prompt(
         llm.tokenizer,
         last["content"],
-        asked.documents,
+        conversation.documents,
         history=history,
-        max_tokens=_room(llm, call),
+        max_tokens=_max_prompt_tokens(llm, call),
     )
 
 
-def _room(llm: LLM, call: Call) -> int | None:
+def _max_prompt_tokens(llm: LLM, call: CallOptions) -> int | None:
     """How long a prompt may be, beside its answer."""
     if llm.context_length is None:
         return None
@@ -296,26 +304,30 @@ def _room(llm: LLM, call: Call) -> int | None:
     return llm.context_length - answer
 
 
-def _laid_out(model: SharedModel, asked: Conversation) -> tuple[list[Turn], dict[str, Any]]:
+def _template_inputs(
+    model: SharedModel, conversation: Conversation
+) -> tuple[list[TemplateMessage], dict[str, Any]]:
     """Turns that the chat template accepts, and what goes in beside them."""
-    inputs = _inputs(model, asked)
-    turns = adapt_messages(asked.turns, lambda some: model.tokenizer.chat_text(some, **inputs))
-    return turns, inputs
+    inputs = _template_arguments(model, conversation)
+    messages = adapt_messages(
+        conversation.messages, lambda some: model.tokenizer.chat_text(some, **inputs)
+    )
+    return messages, inputs
 
 
-def _inputs(model: SharedModel, asked: Conversation) -> dict[str, Any]:
+def _template_arguments(model: SharedModel, conversation: Conversation) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
-    if asked.documents:
+    if conversation.documents:
         if not model.tokenizer.takes_documents:
             raise ConfigurationError(
                 "this model's chat template has no place for documents beside tools or template "
                 "options: write them into a message"
             )
-        inputs["documents"] = [_as_document(passage) for passage in asked.documents]
-    if asked.tools:
-        inputs["tools"] = asked.tools
-    if asked.template_options:
-        inputs["template_options"] = asked.template_options
+        inputs["documents"] = [_as_document(passage) for passage in conversation.documents]
+    if conversation.tools:
+        inputs["tools"] = conversation.tools
+    if conversation.template_options:
+        inputs["template_options"] = conversation.template_options
     return inputs
 
 

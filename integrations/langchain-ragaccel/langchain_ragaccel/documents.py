@@ -12,7 +12,7 @@ from ragaccel import Passage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DIGITS = 9  # of a page's number: longer ones are none, and of some Python makes no number
+_MAX_PAGE_DIGITS = 9  # of a page's number: longer ones are none, and of some Python makes no number
 
 
 def as_passage(document: Document) -> Passage:
@@ -24,7 +24,7 @@ def as_passage(document: Document) -> Passage:
     the piece begins, as LangChain's text splitters write them.
     """
     text, metadata = document.page_content, document.metadata
-    start = _whole(metadata, "start_index") or 0
+    start = _non_negative_int(metadata, "start_index") or 0
     return Passage(
         passage_id=document.id or content_id(text),
         text=text,
@@ -33,7 +33,7 @@ def as_passage(document: Document) -> Passage:
         start=start,
         end=start + len(text),
         page=_page(metadata),
-        line=_whole(metadata, "line"),
+        line=_non_negative_int(metadata, "line"),
         score=_score(metadata),
     )
 
@@ -43,7 +43,7 @@ def as_document(passage: Passage, metadata: dict[str, Any]) -> Document:
     return Document(id=passage.passage_id, page_content=passage.text, metadata=metadata)
 
 
-def place_of(passage: Passage) -> dict[str, Any]:
+def passage_metadata(passage: Passage) -> dict[str, Any]:
     """What is known of a found passage's place, and its score, as a document's metadata."""
     metadata: dict[str, Any] = {
         "score": passage.score,
@@ -65,14 +65,14 @@ def content_id(text: str) -> str:
 def _page(metadata: Mapping[str, Any]) -> int | None:
     """The page, counted from 1: loaders that count from 0 give a label beside it."""
     label = metadata.get("page_label")
-    if isinstance(label, str) and label.isdecimal() and len(label) <= _DIGITS:
+    if isinstance(label, str) and label.isdecimal() and len(label) <= _MAX_PAGE_DIGITS:
         return int(label)
     if label is None and "total_pages" not in metadata:  # as PDF loaders write, which count from 0
-        return _whole(metadata, "page_number") or _whole(metadata, "page")
+        return _non_negative_int(metadata, "page_number") or _non_negative_int(metadata, "page")
     return None
 
 
-def _whole(metadata: Mapping[str, Any], name: str) -> int | None:
+def _non_negative_int(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         return None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ragaccel import Embedder
 
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "cache_folder": "name a folder as model=, or fill the local cache first",
     "encode_kwargs": "vectors are of length 1, and batches are chosen here",
     "model_kwargs": "a ready ragaccel.Embedder, of any options, is given as embedder=",
@@ -46,7 +46,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
     @classmethod
     def _check_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+            check_arguments(cls.__name__, values, cls.model_fields, _REPLACEMENTS)
         return values
 
     def model_post_init(self, context: Any, /) -> None:
@@ -79,7 +79,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
         Raises:
             ModelNotFoundError: There is no such model.
         """
-        embedder: Embedder = _shared(self.model) if self.embedder is None else self.embedder
+        embedder: Embedder = _load_shared(self.model) if self.embedder is None else self.embedder
         return embedder
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -94,7 +94,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
 
 
 @lru_cache(maxsize=8)
-def _shared(model: str | Path | None) -> Embedder:
+def _load_shared(model: str | Path | None) -> Embedder:
     from ragaccel import load_embedder
 
     return load_embedder(model)

@@ -11,24 +11,29 @@ from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
 
 from langchain_ragaccel.base import (
-    Ask,
     ModelOptions,
-    aanswers,
-    answers,
-    apieces,
-    as_stops,
-    check_streamed,
-    in_thread,
-    is_cached,
-    is_heard,
-    pieces,
-    response,
-    samples_of,
+    Request,
+    agenerate_answers,
+    as_stop_list,
+    astream_answer,
+    check_stream,
+    generate_answers,
+    prompt_dependencies,
+    response_metadata,
+    run_in_thread,
+    sample_requests,
+    should_stream,
+    stream_answer,
     token_usage,
-    what_is_read,
+    uses_cache,
 )
-from langchain_ragaccel.callbacks import callbacks_in, called_by_each, caller_of, callers_of
-from langchain_ragaccel.convert import beside, gather, write_prompt
+from langchain_ragaccel.callbacks import (
+    callbacks_from_arguments,
+    caller_from_callbacks,
+    callers_for_prompts,
+    use_prompt_callers,
+)
+from langchain_ragaccel.convert import exclude_shown, find_references, render_prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
     from ragaccel import Answer, SharedModel
     from typing_extensions import Self
 
-    from langchain_ragaccel.base import Call
+    from langchain_ragaccel.base import CallOptions
 
 
 class RagaccelLLM(ModelOptions, BaseLLM):
@@ -50,7 +55,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
 
     model_config = ConfigDict(extra="forbid")
 
-    _read: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _prompt_dependencies: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
     def _llm_type(self) -> str:
@@ -58,7 +63,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**self.identifying, **self._read}
+        return {**self.identity_params, **self._prompt_dependencies}
 
     def generate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
@@ -68,17 +73,17 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         What a call sets, and what the object stops at, become part of what an answer is cached
         under, which they are not in the base class.
         """
-        with called_by_each(prompts, callbacks_in(args, kwargs)):
-            model, stops = self._for_call(kwargs), self._stops(stop)
+        with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
+            model, stops = self._for_call(kwargs), self._effective_stop(stop)
             return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Complete prompts as ``generate`` does, for asyncio."""
-        with called_by_each(prompts, callbacks_in(args, kwargs)):
-            model = await in_thread(lambda: self._for_call(kwargs))
-            stops = self._stops(stop)
+        with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
+            model = await run_in_thread(lambda: self._for_call(kwargs))
+            stops = self._effective_stop(stop)
             return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
@@ -118,12 +123,12 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self.call(stop, kwargs)
-        asks = self._asks(prompts, call, run_manager)
-        if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
-            return self._result(answers(asks), call.count)
+        call = self.call_options(stop, kwargs)
+        requests = self._requests(prompts, call, run_manager)
+        if len(requests) > 1 or run_manager is None or not should_stream(self, run_manager):
+            return self._result(generate_answers(requests), call.count)
         made = []
-        for part in pieces(asks[0]):
+        for part in stream_answer(requests[0]):
             chunk = self._chunk(part)
             run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             made += [] if isinstance(part, str) else [part]
@@ -136,12 +141,12 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = await self.acall(stop, kwargs)
-        asks = await in_thread(lambda: self._asks(prompts, call, run_manager))
-        if len(asks) > 1 or run_manager is None or not is_heard(self, run_manager):
-            return self._result(await aanswers(asks), call.count)
+        call = await self.acall_options(stop, kwargs)
+        requests = await run_in_thread(lambda: self._requests(prompts, call, run_manager))
+        if len(requests) > 1 or run_manager is None or not should_stream(self, run_manager):
+            return self._result(await agenerate_answers(requests), call.count)
         made = []
-        async for part in apieces(asks[0]):
+        async for part in astream_answer(requests[0]):
             chunk = self._chunk(part)
             await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             made += [] if isinstance(part, str) else [part]
@@ -154,10 +159,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self.call(stop, kwargs)
-        check_streamed(call)
-        (ask,) = self._asks([prompt], call, run_manager)
-        for part in pieces(ask):
+        call = self.call_options(stop, kwargs)
+        check_stream(call)
+        (request,) = self._requests([prompt], call, run_manager)
+        for part in stream_answer(request):
             chunk = self._chunk(part)
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -170,44 +175,46 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = await self.acall(stop, kwargs)
-        check_streamed(call)
-        (ask,) = await in_thread(lambda: self._asks([prompt], call, run_manager))
-        async with aclosing(apieces(ask)) as parts:
+        call = await self.acall_options(stop, kwargs)
+        check_stream(call)
+        (request,) = await run_in_thread(lambda: self._requests([prompt], call, run_manager))
+        async with aclosing(astream_answer(request)) as parts:
             async for part in parts:
                 chunk = self._chunk(part)
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _for_call(self, given: dict[str, Any]) -> Self:
+    def _for_call(self, kwargs: dict[str, Any]) -> Self:
         """This object as the base class caches its answers: all that counts is its own."""
-        model = self.with_settings(given)
-        if is_cached(model) and (read := what_is_read(self, given)):
+        model = self.with_settings(kwargs)
+        if uses_cache(model) and (read := prompt_dependencies(self, kwargs)):
             model = model.model_copy()
-            model._read = read
+            model._prompt_dependencies = read
         return model
 
-    def _stops(self, stop: list[str] | str | None) -> list[str] | None:
-        return as_stops(self.stop if stop is None else stop)
+    def _effective_stop(self, stop: list[str] | str | None) -> list[str] | None:
+        return as_stop_list(self.stop if stop is None else stop)
 
-    def _asks(self, prompts: list[str], call: Call, run_manager: Any) -> list[Ask]:
+    def _requests(self, prompts: list[str], call: CallOptions, run_manager: Any) -> list[Request]:
         """Find for each prompt what its answers may be copied from."""
         model = self.shared
         if run_manager is not None and len(prompts) == 1:
-            callers = [caller_of(run_manager)]
+            callers = [caller_from_callbacks(run_manager)]
         else:  # the base class tells of the first one's run only
-            callers = callers_of(prompts)
-        asks = [
-            self._ask(model, call.of(None, caller), prompt)
+            callers = callers_for_prompts(prompts)
+        requests = [
+            self._request(model, call.for_run(None, caller), prompt)
             for prompt, caller in zip(prompts, callers, strict=True)
         ]
-        return [one for ask in asks for one in samples_of(ask, call.count)]
+        return [one for request in requests for one in sample_requests(request, call.count)]
 
-    def _ask(self, model: SharedModel, call: Call, text: str) -> Ask:
-        llm, prompt = model.load(), write_prompt(model, call, text)
-        found = gather(llm, call, text)
-        return Ask(llm, prompt, beside(prompt, found), call.settings, call.timeout, call.began)
+    def _request(self, model: SharedModel, call: CallOptions, text: str) -> Request:
+        llm, prompt = model.load(), render_prompt(model, call, text)
+        found = find_references(llm, call, text)
+        return Request(
+            llm, prompt, exclude_shown(prompt, found), call.settings, call.timeout, call.started
+        )
 
     def _chunk(self, part: str | Answer) -> GenerationChunk:
         """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.
@@ -216,14 +223,15 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         """
         if isinstance(part, str):
             return GenerationChunk(text=part)
-        return GenerationChunk(text="", generation_info=self._info(part))
+        return GenerationChunk(text="", generation_info=self._generation_info(part))
 
-    def _info(self, answer: Answer) -> dict[str, Any]:
-        return {**response(answer, self.model_name), "token_usage": token_usage([answer])}
+    def _generation_info(self, answer: Answer) -> dict[str, Any]:
+        return {**response_metadata(answer, self.model_name), "token_usage": token_usage([answer])}
 
     def _result(self, made: list[Answer], count: int = 1) -> LLMResult:
         found = [
-            Generation(text=answer.text, generation_info=self._info(answer)) for answer in made
+            Generation(text=answer.text, generation_info=self._generation_info(answer))
+            for answer in made
         ]
         generations = [found[at : at + count] for at in range(0, len(found), count)]
         output = {"token_usage": token_usage(made), "model_name": self.model_name}

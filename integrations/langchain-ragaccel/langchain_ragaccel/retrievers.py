@@ -11,7 +11,7 @@ from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError, check_arguments
 
-from langchain_ragaccel.documents import as_document, place_of
+from langchain_ragaccel.documents import as_document, passage_metadata
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "search_kwargs": "give its fields by their own names, such as k=3",
     "search_type": 'mode="dense", "text" or "fused"',
     "vectorstore": "RagaccelVectorStore(...).as_retriever() makes one of a store",
@@ -59,14 +59,14 @@ class RagaccelRetriever(BaseRetriever):
     """What the index was made with; for an index file only."""
 
     _source: Any = PrivateAttr()
-    _place: Path | None = PrivateAttr(default=None)
+    _index_path: Path | None = PrivateAttr(default=None)
     _options: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+            check_arguments(cls.__name__, values, cls.model_fields, _REPLACEMENTS)
         return values
 
     def model_post_init(self, context: Any, /) -> None:
@@ -79,8 +79,8 @@ class RagaccelRetriever(BaseRetriever):
         """
         super().model_post_init(context)
         if isinstance(self.index, str | Path):
-            self._place = Path(self.index).absolute()
-            self._source = _opened(self._place, self.embeddings)
+            self._index_path = Path(self.index).absolute()
+            self._source = _open_index(self._index_path, self.embeddings)
         elif callable(getattr(self.index, "search", None)):
             self._source = self.index
         else:
@@ -105,7 +105,7 @@ class RagaccelRetriever(BaseRetriever):
     def __getstate__(self) -> dict[Any, Any]:
         """Leave out an open index: it is opened again from its path."""
         state = super().__getstate__()
-        if self._place is not None:
+        if self._index_path is not None:
             private = dict(state["__pydantic_private__"] or {})
             private.pop("_source", None)
             state = {**state, "__pydantic_private__": private}
@@ -114,8 +114,8 @@ class RagaccelRetriever(BaseRetriever):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Open the index again; errors are those of making a retriever."""
         super().__setstate__(state)
-        if self._place is not None:
-            self._source = _opened(self._place, self.embeddings)
+        if self._index_path is not None:
+            self._source = _open_index(self._index_path, self.embeddings)
 
     @classmethod
     def from_folder(
@@ -152,7 +152,7 @@ class RagaccelRetriever(BaseRetriever):
         k: int | None = None,
     ) -> list[Document]:
         found = self._source.search(query, self.k if k is None else k, **self._options)
-        return [as_document(passage, place_of(passage)) for passage in found]
+        return [as_document(passage, passage_metadata(passage)) for passage in found]
 
     async def _aget_relevant_documents(
         self,
@@ -174,7 +174,7 @@ class RagaccelRetriever(BaseRetriever):
         return params
 
 
-def _opened(path: Path, embeddings: RagaccelEmbeddings) -> Any:
+def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
     from ragaccel import default_index_path, open_retriever
 
     place = default_index_path(path) if path.is_dir() else path

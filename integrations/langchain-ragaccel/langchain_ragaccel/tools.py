@@ -54,7 +54,7 @@ def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
     return made
 
 
-def as_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[InvalidToolCall]]:
+def as_tool_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[InvalidToolCall]]:
     """Calls as LangChain's messages hold them: those that could be read, and the others."""
     whole = [
         tool_call(name=call.name, args=call.arguments, id=_id(call))
@@ -69,7 +69,7 @@ def as_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[Inval
     return whole, broken
 
 
-def as_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
+def as_tool_call_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
     """Calls as the chunks of a stream hold them.
 
     A chunk has no place for an error.
@@ -77,7 +77,7 @@ def as_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
     return [
         tool_call_chunk(
             name=call.name,
-            args=_written(call),
+            args=_arguments_text(call),
             id=_id(call),
             index=index,
         )
@@ -85,7 +85,7 @@ def as_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
     ]
 
 
-def _written(call: ToolCall) -> str:
+def _arguments_text(call: ToolCall) -> str:
     """A call's arguments; its text if it could not be read, in quotes if LangChain would mend it.
 
     It mends JSON that was cut off, and would make a call of it that the model never made.
@@ -93,10 +93,10 @@ def _written(call: ToolCall) -> str:
     if call.is_valid:
         return json.dumps(call.arguments, ensure_ascii=False)
     try:
-        mended = parse_partial_json(call.text)
+        repaired = parse_partial_json(call.text)
     except ValueError:
         return call.text
-    return json.dumps(call.text, ensure_ascii=False) if isinstance(mended, dict) else call.text
+    return json.dumps(call.text, ensure_ascii=False) if isinstance(repaired, dict) else call.text
 
 
 def _id(call: ToolCall) -> str:
@@ -104,10 +104,10 @@ def _id(call: ToolCall) -> str:
     return call.call_id or uuid4().hex[:9]
 
 
-_LENGTHEN = "; the answer was cut off at its length: give it more max_tokens"
+_TRUNCATION_HINT = "; the answer was cut off at its length: give it more max_tokens"
 
 
-class CallParser(BaseGenerationOutputParser[Any]):
+class ToolCallParser(BaseGenerationOutputParser[Any]):
     """Reads the object out of the call of one tool, and says why where there is none.
 
     LangChain's own parsers answer None where no call could be read.
@@ -132,13 +132,14 @@ class CallParser(BaseGenerationOutputParser[Any]):
             call["name"] == self.name for call in message.tool_calls
         ):
             raise OutputParserException(
-                f"the model called no {self.name}{_why(message)}", llm_output=result[0].text
+                f"the model called no {self.name}{_explain_failure(message)}",
+                llm_output=result[0].text,
             )
         found = self.reader.parse_result(result, partial=partial)
-        return _whole(found, self.required, message)
+        return _require_keys(found, self.required, message)
 
 
-class KeyedJsonParser(JsonOutputParser):
+class RequiredKeysJsonParser(JsonOutputParser):
     """Reads an answer as JSON, of which some keys are required at the end."""
 
     required: tuple[str, ...] = ()
@@ -153,25 +154,25 @@ class KeyedJsonParser(JsonOutputParser):
         found = super().parse_result(result, partial=partial)
         if partial:
             return found
-        return _whole(found, self.required, getattr(result[0], "message", None))
+        return _require_keys(found, self.required, getattr(result[0], "message", None))
 
 
-def parser_of(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
+def output_parser_for(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
     """What turns an answer into the schema's object; a dict where the schema is no class."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     if not from_call:
         if is_class:
             return PydanticOutputParser(pydantic_object=schema)
-        return KeyedJsonParser(required=_required(schema))
+        return RequiredKeysJsonParser(required=_required_keys(schema))
     name = convert_to_openai_tool(schema)["function"]["name"]
     if is_class:
         reader = PydanticToolsParser(tools=[schema], first_tool_only=True)
-        return CallParser(name=name, reader=reader)
+        return ToolCallParser(name=name, reader=reader)
     keyed = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-    return CallParser(name=name, reader=keyed, required=_required(schema))
+    return ToolCallParser(name=name, reader=keyed, required=_required_keys(schema))
 
 
-def parsed(
+def with_parser(
     llm: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool
 ) -> Runnable[Any, Any]:
     """Answers as objects; or as ``raw``, ``parsed`` and ``parsing_error`` beside one another."""
@@ -207,10 +208,10 @@ class ResponseFormat:
         others = [call for call in calls if call.name != name]
         if any(call.is_valid for call in others):
             return "", others
-        told = "".join(f": {call.error}" for call in calls if call.error)
-        why = told + (_LENGTHEN if finish_reason == "length" else "")
+        errors = "".join(f": {call.error}" for call in calls if call.error)
+        why = errors + (_TRUNCATION_HINT if finish_reason == "length" else "")
         if name is None:
-            found = _object_in(content, why)
+            found = _parse_json_object(content, why)
         else:
             own = [call.arguments for call in calls if call.name == name and call.is_valid]
             if not own:
@@ -227,7 +228,7 @@ class ResponseFormat:
         return json.dumps(found, ensure_ascii=False), []
 
 
-def response_format_of(given: Any) -> ResponseFormat | None:
+def parse_response_format(value: Any) -> ResponseFormat | None:
     """Read ``response_format``; None where any text will do.
 
     It is ``{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}``, a schema or a
@@ -236,19 +237,19 @@ def response_format_of(given: Any) -> ResponseFormat | None:
     Raises:
         ConfigurationError: it is none of these, or a schema of something else than an object.
     """
-    if given in (None, "", "text") or given == {"type": "text"}:
+    if value in (None, "", "text") or value == {"type": "text"}:
         return None
-    if given in ("json", "json_object") or given == {"type": "json_object"}:
+    if value in ("json", "json_object") or value == {"type": "json_object"}:
         return ResponseFormat()
-    if isinstance(given, type):
-        return ResponseFormat(convert_to_openai_tool(given), _required(given))
-    named = given.get("json_schema", given) if isinstance(given, Mapping) else None
+    if isinstance(value, type):
+        return ResponseFormat(convert_to_openai_tool(value), _required_keys(value))
+    named = value.get("json_schema", value) if isinstance(value, Mapping) else None
     schema = named.get("schema", named) if isinstance(named, Mapping) else None
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise ConfigurationError(
             'response_format is {"type": "json_schema", "json_schema": {"name": ..., "schema": '
             '{"type": "object", ...}}} or {"type": "json_object"}, not '
-            f"{given!r}"
+            f"{value!r}"
         )
     assert isinstance(named, Mapping)
     function = {
@@ -260,7 +261,7 @@ def response_format_of(given: Any) -> ResponseFormat | None:
     return ResponseFormat(tool, tuple(schema.get("required") or ()))
 
 
-def _object_in(content: str, why: str) -> dict[str, Any]:
+def _parse_json_object(content: str, why: str) -> dict[str, Any]:
     try:
         found = parse_json_markdown(content)
     except ValueError as error:
@@ -275,33 +276,34 @@ def _object_in(content: str, why: str) -> dict[str, Any]:
     return found
 
 
-def _required(schema: Any) -> tuple[str, ...]:
+def _required_keys(schema: Any) -> tuple[str, ...]:
     """The keys that an object of a schema must have."""
     if isinstance(schema, dict):
         function = schema.get("function", schema)
-        told = function.get("parameters", function).get("required") or ()
-        return tuple(told)
+        required = function.get("parameters", function).get("required") or ()
+        return tuple(required)
     if not isinstance(schema, type):
         return ()
-    told = convert_to_openai_tool(schema)["function"]["parameters"].get("required") or ()
-    own = getattr(schema, "__required_keys__", frozenset(told))  # LangChain takes all of them
-    return tuple(name for name in told if name in own)
+    required = convert_to_openai_tool(schema)["function"]["parameters"].get("required") or ()
+    own = getattr(schema, "__required_keys__", frozenset(required))  # LangChain takes all of them
+    return tuple(name for name in required if name in own)
 
 
-def _whole(found: Any, required: tuple[str, ...], message: Any) -> Any:
+def _require_keys(found: Any, required: tuple[str, ...], message: Any) -> Any:
     missing = [name for name in required if not isinstance(found, dict) or name not in found]
     if missing:
         raise OutputParserException(
-            f"the model's object lacks {', '.join(missing)}{_why(message)}", llm_output=str(found)
+            f"the model's object lacks {', '.join(missing)}{_explain_failure(message)}",
+            llm_output=str(found),
         )
     return found
 
 
-def _why(message: Any) -> str:
+def _explain_failure(message: Any) -> str:
     """What an answer that was no good tells of itself."""
     if not isinstance(message, AIMessage):
         return ""
     errors = [call.get("error") for call in message.invalid_tool_calls]
-    told = "".join(f": {error}" for error in errors if error)
+    reasons = "".join(f": {error}" for error in errors if error)
     is_cut = message.response_metadata.get("finish_reason") == "length"
-    return told + (_LENGTHEN if is_cut else "")
+    return reasons + (_TRUNCATION_HINT if is_cut else "")

@@ -15,7 +15,11 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from ragaccel import Collection, ConfigurationError, auto_references_enabled, check_arguments
 
-from langchain_ragaccel.callbacks import callbacks_here, keep_found_by_hand, keep_from_collectors
+from langchain_ragaccel.callbacks import (
+    current_callbacks,
+    exclude_from_collectors,
+    register_search_results,
+)
 from langchain_ragaccel.documents import as_document, as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
@@ -32,7 +36,7 @@ Filter = Mapping[str, Any] | Callable[[Document], bool]
 Condition = Callable[[Document], bool]
 
 
-def as_condition(given: Filter | None) -> Condition | None:
+def as_condition(filter: Filter | None) -> Condition | None:  # noqa: A002
     """Turn a filter into a condition on a document; None if there is none.
 
     ``{"source": "log.pdf"}`` asks for equal metadata, ``{"year": {"$gte": 1874}}`` compares
@@ -43,21 +47,21 @@ def as_condition(given: Filter | None) -> Condition | None:
     Raises:
         ConfigurationError: It is neither a dictionary of such kind nor a function.
     """
-    if given is None or callable(given):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"a filter is a dictionary or a function, not {given!r}")
-    conditions = [_on_metadata(name, asked) for name, asked in given.items()]
+    if filter is None or callable(filter):
+        return filter
+    if not isinstance(filter, Mapping):
+        raise ConfigurationError(f"a filter is a dictionary or a function, not {filter!r}")
+    conditions = [_metadata_condition(name, asked) for name, asked in filter.items()]
     return lambda document: all(holds(document.metadata) for holds in conditions)
 
 
-def _on_metadata(name: str, asked: Any) -> Callable[[Mapping[str, Any]], bool]:
+def _metadata_condition(name: str, asked: Any) -> Callable[[Mapping[str, Any]], bool]:
     if name in ("$and", "$or"):
         joined = all if name == "$and" else any
-        parts = [_on_all(part) for part in _several(name, asked)]
+        parts = [_joint_condition(part) for part in _require_list(name, asked)]
         return lambda metadata: joined(holds(metadata) for holds in parts)
     if name == "$not":
-        holds = _on_all(asked)
+        holds = _joint_condition(asked)
         return lambda metadata: not holds(metadata)
     if name.startswith("$"):
         raise ConfigurationError(f"a filter combines by $and, $or and $not, not by {name}")
@@ -67,10 +71,10 @@ def _on_metadata(name: str, asked: Any) -> Callable[[Mapping[str, Any]], bool]:
     return lambda metadata: all(test(metadata, name) for test in tests)
 
 
-def _on_all(asked: Any) -> Callable[[Mapping[str, Any]], bool]:
+def _joint_condition(asked: Any) -> Callable[[Mapping[str, Any]], bool]:
     if not isinstance(asked, Mapping):
         raise ConfigurationError(f"a part of a filter is a dictionary, not {asked!r}")
-    conditions = [_on_metadata(name, value) for name, value in asked.items()]
+    conditions = [_metadata_condition(name, value) for name, value in asked.items()]
     return lambda metadata: all(holds(metadata) for holds in conditions)
 
 
@@ -81,21 +85,21 @@ def _comparison(key: str, value: Any) -> Callable[[Mapping[str, Any], str], bool
         same = _comparison("$eq" if key == "$ne" else "$in", value)
         return lambda metadata, name: not same(metadata, name)
     if key == "$in":
-        values = _several(key, value)
+        values = _require_list(key, value)
         return lambda metadata, name: name in metadata and metadata[name] in values
     if key not in _ORDERS:
-        raise ConfigurationError(f"{key} is no comparison: use one of {', '.join(_KNOWN)}")
-    return lambda metadata, name: name in metadata and _compares(key, metadata[name], value)
+        raise ConfigurationError(f"{key} is no comparison: use one of {', '.join(_COMPARISONS)}")
+    return lambda metadata, name: name in metadata and _compare(key, metadata[name], value)
 
 
-def _compares(key: str, held: Any, value: Any) -> bool:
+def _compare(key: str, held: Any, value: Any) -> bool:
     try:
         return bool(_ORDERS[key](held, value))
     except TypeError:  # a text and a number have no order
         return False
 
 
-def _several(key: str, value: Any) -> AnyCollection[Any]:
+def _require_list(key: str, value: Any) -> AnyCollection[Any]:
     if isinstance(value, str | Mapping) or not isinstance(value, AnyCollection):
         raise ConfigurationError(f"{key} takes a list, not {value!r}")
     return list(value)
@@ -108,20 +112,22 @@ _ORDERS = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-_KNOWN = (*_ORDERS, "$ne", "$in", "$nin", "$exists")
+_COMPARISONS = (*_ORDERS, "$ne", "$in", "$nin", "$exists")
 
 
 def as_where(
     filter: Filter | None = None,  # noqa: A002
-    **more: object,
+    **kwargs: object,
 ) -> Callable[[Stored], bool] | None:
     """Turn a filter on documents into a condition on what is stored.
 
     Raises:
         TypeError: Something else was given to a search.
     """
-    if more:
-        raise TypeError(f"this search takes no {', '.join(sorted(more))}: beside k there is filter")
+    if kwargs:
+        raise TypeError(
+            f"this search takes no {', '.join(sorted(kwargs))}: beside k there is filter"
+        )
     holds = as_condition(filter)
     return (
         None
@@ -138,7 +144,7 @@ def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namesp
     if registry is not None:
         registry.register(passages, namespace)
     else:
-        keep_found_by_hand(passages, callbacks_here(), namespace)
+        register_search_results(passages, current_callbacks(), namespace)
 
 
 def _id(given: object, document: Document) -> str:
@@ -177,19 +183,19 @@ def _require_unicode(text: str) -> None:
         ) from None
 
 
-def list_of_ids(ids: Sequence[str]) -> list[str]:
+def as_id_list(ids: Sequence[str]) -> list[str]:
     """A list of ids, as texts; one alone is meant as well: not its letters."""
     return [ids] if isinstance(ids, str) else [str(name) for name in ids]
 
 
-def refuse_arguments(more: Mapping[str, object]) -> None:
+def reject_arguments(kwargs: Mapping[str, object]) -> None:
     """Refuse what a vector store may be given and this one does not know, as Python itself would.
 
     Raises:
         TypeError: With its name.
     """
-    if more:
-        raise TypeError(f"unexpected keyword argument {next(iter(more))!r}")
+    if kwargs:
+        raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
 
 
 def text_batches(documents: Sequence[Document], size: int | None) -> Iterator[list[str]]:
@@ -217,7 +223,7 @@ if TYPE_CHECKING:
 MODES = ("dense", "text", "fused")
 
 
-class Searching(VectorStore):
+class CollectionSearch(VectorStore):
     """A vector store that searches a collection, and registers what it finds."""
 
     collection: Collection
@@ -226,7 +232,7 @@ class Searching(VectorStore):
     namespace: str
 
     def similarity_search(
-        self, query: str, k: int = 4, *, mode: str = "dense", **how: Any
+        self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
     ) -> list[Document]:
         """Find the k documents that bear most on a question, best first.
 
@@ -234,69 +240,77 @@ class Searching(VectorStore):
             query: The question.
             k: How many; fewer come back when there are no more.
             mode: ``"dense"``: by the vectors; ``"text"``: by words (BM25); ``"fused"``: by both.
-            **how: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
-        vector = self.embedding.embed_query(query) if _takes_vector(mode) else []
-        return self._by_mode(mode, query, vector, k=k, **how)
+        vector = self.embedding.embed_query(query) if _needs_vector(mode) else []
+        return self._search_by_mode(mode, query, vector, k=k, **kwargs)
 
     async def asimilarity_search(
-        self, query: str, k: int = 4, *, mode: str = "dense", **how: Any
+        self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
     ) -> list[Document]:
         """:meth:`similarity_search`, awaited."""
-        vector = await self.embedding.aembed_query(query) if _takes_vector(mode) else []
-        return await run_in_executor(None, self._by_mode, mode, query, vector, k=k, **how)
+        vector = await self.embedding.aembed_query(query) if _needs_vector(mode) else []
+        return await run_in_executor(None, self._search_by_mode, mode, query, vector, k=k, **kwargs)
 
-    def similarity_search_with_score(self, query: str, k: int = 4, **how: Any) -> Scored:
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
         """Find the k documents nearest to a question with their cosines, the nearest first."""
         vector = self.embedding.embed_query(query)
-        return self.similarity_search_with_score_by_vector(vector, k, **how)
+        return self.similarity_search_with_score_by_vector(vector, k, **kwargs)
 
-    async def asimilarity_search_with_score(self, query: str, k: int = 4, **how: Any) -> Scored:
+    async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
         """:meth:`similarity_search_with_score`, awaited."""
         vector = await self.embedding.aembed_query(query)
-        return await self.asimilarity_search_with_score_by_vector(vector, k, **how)
+        return await self.asimilarity_search_with_score_by_vector(vector, k, **kwargs)
 
     def similarity_search_with_score_by_vector(
-        self, embedding: list[float], k: int = 4, **how: Any
+        self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> Scored:
         """Find the k documents nearest to a vector with their cosines, the nearest first.
 
         Args:
             embedding: The vector.
             k: How many; fewer come back only when there are no more.
-            **how: ``filter``: metadata to be equal, ``{"source": "log.pdf"}``, or compared,
+            **kwargs: ``filter``: metadata to be equal, ``{"source": "log.pdf"}``, or compared,
                 ``{"year": {"$gte": 1874}}``, or a function of the document; all that
                 :func:`langchain_ragaccel.vectorstores.as_condition` takes.
         """
-        found = self.collection.search(embedding, k, where=as_where(**how))
-        return list(zip(self._told(found), (item.passage.score for item in found), strict=True))
+        found = self.collection.search(embedding, k, where=as_where(**kwargs))
+        return list(
+            zip(
+                self._registered_documents(found),
+                (item.passage.score for item in found),
+                strict=True,
+            )
+        )
 
     async def asimilarity_search_with_score_by_vector(
-        self, embedding: list[float], k: int = 4, **how: Any
+        self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> Scored:
         """:meth:`similarity_search_with_score_by_vector`, awaited."""
         search = self.similarity_search_with_score_by_vector
-        return await run_in_executor(None, search, embedding, k, **how)
+        return await run_in_executor(None, search, embedding, k, **kwargs)
 
     def similarity_search_by_vector(
-        self, embedding: list[float], k: int = 4, **how: Any
+        self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> list[Document]:
         """Find the k documents nearest to a vector, the nearest first."""
-        found = self.similarity_search_with_score_by_vector(embedding, k, **how)
+        found = self.similarity_search_with_score_by_vector(embedding, k, **kwargs)
         return [document for document, _ in found]
 
-    def max_marginal_relevance_search(self, query: str, *args: Any, **how: Any) -> list[Document]:
+    def max_marginal_relevance_search(
+        self, query: str, *args: Any, **kwargs: Any
+    ) -> list[Document]:
         """Find near documents that do not say the same; arguments as for the one by vector."""
         vector = self.embedding.embed_query(query)
-        return self.max_marginal_relevance_search_by_vector(vector, *args, **how)
+        return self.max_marginal_relevance_search_by_vector(vector, *args, **kwargs)
 
     async def amax_marginal_relevance_search(
-        self, query: str, *args: Any, **how: Any
+        self, query: str, *args: Any, **kwargs: Any
     ) -> list[Document]:
         """:meth:`max_marginal_relevance_search`, awaited."""
         vector = await self.embedding.aembed_query(query)
         search = self.max_marginal_relevance_search_by_vector
-        return await run_in_executor(None, search, vector, *args, **how)
+        return await run_in_executor(None, search, vector, *args, **kwargs)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -304,7 +318,7 @@ class Searching(VectorStore):
         k: int = 4,
         fetch_k: int = 20,
         lambda_mult: float = 0.5,
-        **how: Any,
+        **kwargs: Any,
     ) -> list[Document]:
         """Find k documents near to a vector that do not say the same (maximal marginal relevance).
 
@@ -313,35 +327,37 @@ class Searching(VectorStore):
             k: How many.
             fetch_k: The nearest that they are chosen from.
             lambda_mult: 1 looks at nearness alone, 0 only at how unlike they are.
-            **how: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
-        where = as_where(**how)
+        where = as_where(**kwargs)
         search = partial(self.collection.search_diverse, among=fetch_k, balance=lambda_mult)
-        return self._told(search(embedding, k, where=where))
+        return self._registered_documents(search(embedding, k, where=where))
 
-    def _by_mode(
-        self, mode: str, query: str, vector: list[float], *, k: int, **how: Any
+    def _search_by_mode(
+        self, mode: str, query: str, vector: list[float], *, k: int, **kwargs: Any
     ) -> list[Document]:
-        where = as_where(**how)
+        where = as_where(**kwargs)
         if mode == "dense":
-            return self._told(self.collection.search(vector, k, where=where))
+            return self._registered_documents(self.collection.search(vector, k, where=where))
         if mode == "text":
-            return self._told(self.collection.search_words(query, k, where=where))
-        return self._told(self.collection.search_fused(query, vector, k, where=where))
+            return self._registered_documents(self.collection.search_words(query, k, where=where))
+        return self._registered_documents(
+            self.collection.search_fused(query, vector, k, where=where)
+        )
 
-    def _told(self, found: list[Stored]) -> list[Document]:
+    def _registered_documents(self, found: list[Stored]) -> list[Document]:
         """What was found as documents, registered; a search by hand is no event to listen to."""
         register(found, self.registry, self.namespace)
         return self._documents(found)
 
     def _documents(self, found: Iterable[Stored]) -> list[Document]:
         documents = [as_document(item.passage, item.metadata) for item in found]
-        if self._is_apart:
-            keep_from_collectors(documents)
+        if self._has_own_registry:
+            exclude_from_collectors(documents)
         return documents
 
     @property
-    def _is_apart(self) -> bool:
+    def _has_own_registry(self) -> bool:
         """Whether what is found is registered in a place of its own, and in no other."""
         return self.registry is not None or bool(self.namespace)
 
@@ -350,14 +366,14 @@ class Searching(VectorStore):
         return partial(max, 0.0)
 
 
-def _takes_vector(mode: str) -> bool:
+def _needs_vector(mode: str) -> bool:
     if mode not in MODES:
         raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
     return mode != "text"
 
 
 _NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")
-_INSTEAD = {
+_REPLACEMENTS = {
     "collection_name": "one file holds one collection: path=",
     "connection": "the store is one file of this machine: path=",
     "embedding_function": "it is named embedding here, and comes first",
@@ -365,7 +381,7 @@ _INSTEAD = {
 }
 
 
-class RagaccelVectorStore(Searching):
+class RagaccelVectorStore(CollectionSearch):
     """Documents with their vectors in one SQLite file, searched in memory by FAISS.
 
     Adding under a known id replaces; every change is kept when the call returns. Threads may share
@@ -397,7 +413,7 @@ class RagaccelVectorStore(Searching):
         namespace: str = "",
         **others: Any,
     ) -> None:
-        check_arguments(type(self).__name__, others, _NAMES, _INSTEAD)
+        check_arguments(type(self).__name__, others, _NAMES, _REPLACEMENTS)
         if collection is not None and (path is not None or fingerprint):
             raise ConfigurationError("a ready collection has its own path and fingerprint")
         if isinstance(embedding, RagaccelEmbeddings) and not fingerprint:
@@ -435,7 +451,7 @@ class RagaccelVectorStore(Searching):
         *,
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> list[str]:
         """Add documents, or replace those of the same ids, all or none; return their ids.
 
@@ -443,9 +459,9 @@ class RagaccelVectorStore(Searching):
             documents: With ids of their own, or without.
             ids: Theirs, which go before; where there is neither, one is made.
             batch_size: How many are embedded at once.
-            **more: Refused: a name written wrong shall not pass unseen.
+            **kwargs: Refused: a name written wrong shall not pass unseen.
         """
-        refuse_arguments(more)
+        reject_arguments(kwargs)
         named = with_ids(documents, ids)
         vectors: list[list[float]] = []
         for texts in text_batches(named, batch_size):
@@ -458,10 +474,10 @@ class RagaccelVectorStore(Searching):
         *,
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> list[str]:
         """:meth:`add_documents`, awaited."""
-        refuse_arguments(more)
+        reject_arguments(kwargs)
         named = with_ids(documents, ids)
         vectors: list[list[float]] = []
         for texts in text_batches(named, batch_size):
@@ -490,21 +506,21 @@ class RagaccelVectorStore(Searching):
         """:meth:`add_texts`, awaited."""
         return await super().aadd_texts(list(texts), metadatas, ids=ids, **kwargs)
 
-    def delete(self, ids: Sequence[str] | None = None, **more: Any) -> bool:
+    def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
         """Take documents out by their ids, those that are there; everything without ids.
 
         What was found of them before stays registered; ``registry.clear`` forgets that.
         """
-        refuse_arguments(more)
+        reject_arguments(kwargs)
         if ids is None:
             self.collection.clear()
         elif ids:
-            self.collection.drop(list_of_ids(ids))
+            self.collection.drop(as_id_list(ids))
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Documents by their ids, in the order given; those that are not there are left out."""
-        return self._documents(self.collection.get(list_of_ids(ids)))
+        return self._documents(self.collection.get(as_id_list(ids)))
 
     # Making
 

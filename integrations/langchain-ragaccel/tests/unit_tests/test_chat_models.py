@@ -122,8 +122,8 @@ def test_one_stop_string_is_a_list_of_one_in_calls_objects_and_keys(bare, texts)
     expected = plain.invoke(QUESTIONS[0], stop=letters).content
     assert chat.invoke(QUESTIONS[0], stop=letters).content == expected
     one = ChatRagaccel(llm=bare, stop=stop)
-    assert one.identifying == ChatRagaccel(llm=bare, stop=[stop]).identifying
-    assert one.identifying != ChatRagaccel(llm=bare).identifying
+    assert one.identity_params == ChatRagaccel(llm=bare, stop=[stop]).identity_params
+    assert one.identity_params != ChatRagaccel(llm=bare).identity_params
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])

@@ -186,11 +186,11 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     assert RagaccelLLM(llm=tiny_llm(name="")).model_name == "ragaccel"
     assert RagaccelLLM(llm=tiny_llm(), model="mine").model_name == "mine"
     assert RagaccelLLM().model_name == "ragaccel-reader"
-    named = RagaccelLLM(llm=tiny_llm(), model="mine").identifying
-    assert named == RagaccelLLM(model="mine").identifying
+    named = RagaccelLLM(llm=tiny_llm(), model="mine").identity_params
+    assert named == RagaccelLLM(model="mine").identity_params
     first, second = RagaccelLLM(llm=tiny_llm()), RagaccelLLM(llm=tiny_llm(None))
-    assert first.identifying["llm"] != second.identifying["llm"]
-    assert first.identifying == RagaccelLLM(llm=tiny_llm()).identifying
+    assert first.identity_params["llm"] != second.identity_params["llm"]
+    assert first.identity_params == RagaccelLLM(llm=tiny_llm()).identity_params
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")

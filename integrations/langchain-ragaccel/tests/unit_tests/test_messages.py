@@ -10,7 +10,7 @@ from langchain_core.messages import (
 )
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.convert import as_turns, text_of
+from langchain_ragaccel.convert import as_template_messages, text_of
 
 CALL = {"name": "tide", "args": {"place": "çatı"}, "id": "abc", "type": "tool_call"}
 
@@ -28,7 +28,7 @@ def test_every_kind_of_message_has_its_role():
         FunctionMessage(name="wind", content="e"),
         ChatMessage(role="critic", content="f"),
     ]
-    assert as_turns(messages) == [
+    assert as_template_messages(messages) == [
         turn("system", "a"),
         {**turn("user", "b"), "name": "Ann"},
         {
@@ -55,7 +55,7 @@ def test_text_blocks_are_text_and_calls_and_thoughts_are_not():
         {"type": "tool_use", "id": "abc", "name": "tide", "input": {}},
         {"type": "text-plain", "text": " three"},
     ]
-    assert as_turns([AIMessage(content)])[0]["content"] == "One two three"
+    assert as_template_messages([AIMessage(content)])[0]["content"] == "One two three"
     assert text_of([SystemMessage("a"), HumanMessage(content), AIMessage("")]) == (
         "a\n\nOne two three"
     )
@@ -64,11 +64,11 @@ def test_text_blocks_are_text_and_calls_and_thoughts_are_not():
 @pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "input_audio", None])
 def test_what_is_no_text_is_refused_by_name(kind):
     with pytest.raises(ConfigurationError, match=f"block of type {kind!r}"):
-        as_turns([HumanMessage([{"type": kind, "image_url": {"url": "x"}}])])
+        as_template_messages([HumanMessage([{"type": kind, "image_url": {"url": "x"}}])])
 
 
 def test_a_conversation_needs_messages_of_known_kinds():
     with pytest.raises(ConfigurationError, match="no message"):
-        as_turns([])
+        as_template_messages([])
     with pytest.raises(ConfigurationError, match="RemoveMessage has no place"):
-        as_turns([RemoveMessage(id="x")])
+        as_template_messages([RemoveMessage(id="x")])

@@ -24,7 +24,7 @@ from scripted_llm import scripted_llm
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
-from langchain_ragaccel.convert import as_passages, as_references, beside
+from langchain_ragaccel.convert import as_passages, as_references, exclude_shown
 
 WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."
@@ -235,10 +235,10 @@ def test_what_is_given_becomes_references():
 def test_a_prompt_that_brings_its_passages_does_not_get_them_again():
     own, other, ids = Passage("a", WICK), Passage("b", TIDE), Reference((1,))
     prompt = Prompt((1, 2), passages=(own,))
-    assert beside(prompt, [own, other, ids]) == [other, ids]
+    assert exclude_shown(prompt, [own, other, ids]) == [other, ids]
     namesake = Passage("a", TIDE)
-    assert beside(prompt, [own, namesake]) == [namesake]
-    assert beside("text", [own, other, ids]) == [own, other, ids]
+    assert exclude_shown(prompt, [own, namesake]) == [namesake]
+    assert exclude_shown("text", [own, other, ids]) == [own, other, ids]
 
 
 def test_spans_say_which_of_two_passages_of_one_id_they_are_from():

@@ -130,19 +130,19 @@ def texts(found):
 def test_the_nearest_run_above_that_retrieved_anything_counts():
     tree = RunTree()
     root, left, right, find, more = (uuid4() for _ in range(5))
-    tree.begin(root, None)
-    tree.begin(left, root)
-    tree.begin(right, root)
-    tree.begin(find, left)
-    tree.retrieved(find, documents("a", "b"))
-    tree.begin(more, right)
-    tree.retrieved(more, documents("c"))
-    assert texts(tree.documents_for(right)) == ["c"]
-    assert texts(tree.documents_for(root)) == ["c", "b", "a"]
-    assert tree.documents_for(None) == []
+    tree.start(root, None)
+    tree.start(left, root)
+    tree.start(right, root)
+    tree.start(find, left)
+    tree.add_documents(find, documents("a", "b"))
+    tree.start(more, right)
+    tree.add_documents(more, documents("c"))
+    assert texts(tree.retrieved_below(right)) == ["c"]
+    assert texts(tree.retrieved_below(root)) == ["c", "b", "a"]
+    assert tree.retrieved_below(None) == []
     tree.end(root)
     assert len(tree) == 0
-    assert tree.documents_for(right) == []
+    assert tree.retrieved_below(right) == []
 
 
 def test_who_answers_the_same_prompt_for_nobody_gets_nobodys_documents(given):
@@ -159,14 +159,14 @@ def test_who_answers_the_same_prompt_for_nobody_gets_nobodys_documents(given):
 
 
 def test_trees_and_documents_are_bounded(monkeypatch):
-    monkeypatch.setattr(run_tree, "_MOST_TREES", 3)
-    monkeypatch.setattr(run_tree, "_MOST_DOCUMENTS", 2)
+    monkeypatch.setattr(run_tree, "_MAX_TREES", 3)
+    monkeypatch.setattr(run_tree, "_MAX_DOCUMENTS", 2)
     tree = RunTree()
     for _ in range(10):
         root, find = uuid4(), uuid4()
-        tree.begin(root, None)
-        tree.begin(find, root)
-        tree.retrieved(find, documents("a", "b", "c"))
+        tree.start(root, None)
+        tree.start(find, root)
+        tree.add_documents(find, documents("a", "b", "c"))
     assert len(tree) <= 6
-    assert texts(tree.documents_for(root)) == ["c", "b"]
+    assert texts(tree.retrieved_below(root)) == ["c", "b"]
     tree.end(uuid4())  # one that was never begun
