@@ -20,25 +20,25 @@ def rejecting(*roles):
     return lay_out
 
 
-def test_turns_that_are_taken_stay_as_they_are():
+def test_accepted_messages_stay_as_they_are():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
     assert adapt_messages(turns, rejecting("system", "user", "user")) is turns
 
 
-def test_neighbours_of_one_role_are_put_together_first():
+def test_adjacent_messages_of_one_role_are_merged_first():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", ""), turn("user", "c")]
     taken = adapt_messages(turns, rejecting("system", "user"))
     assert taken == [turn("system", "a"), turn("user", "b\n\nc")]
     assert turns[1] == turn("user", "b")
 
 
-def test_then_the_system_speaks_before_the_user():
+def test_then_the_system_message_joins_the_users():
     turns = [turn("system", "a"), turn("user", "b"), turn("assistant", "c"), turn("user", "d")]
     taken = adapt_messages(turns, rejecting("user", "assistant", "user"))
     assert taken == [turn("user", "a\n\nb"), turn("assistant", "c"), turn("user", "d")]
 
 
-def test_turns_that_call_or_tell_or_hold_other_than_text_stay_by_themselves():
+def test_tool_messages_and_messages_of_parts_are_not_merged():
     apart = [
         turn("assistant", "", tool_calls=[{}]),
         turn("assistant", "c"),
@@ -52,7 +52,7 @@ def test_turns_that_call_or_tell_or_hold_other_than_text_stay_by_themselves():
     assert taken == [turn("user", "a\n\nb"), *apart, turn("user", "g")]
 
 
-def test_what_no_way_is_taken_is_said_of_the_turns_as_they_were():
+def test_the_error_is_that_of_the_messages_as_given():
     turns = [turn("system", "a"), turn("user", "b"), turn("user", "c")]
     with pytest.raises(ConfigurationError, match=r"\['system', 'user', 'user'\]"):
         adapt_messages(turns, rejecting("assistant"))

@@ -30,7 +30,7 @@ def gathered(text=PROMPT, given=(), registered=(FERRY, FARES, KEEPER), **options
     return gather_references(text, given, **options)
 
 
-def test_passages_of_the_prompt_come_in_its_order_and_their_neighbours_as_tokens():
+def test_passages_come_in_the_prompts_order_and_adjacent_chunks_as_tokens():
     ferry, keeper, *near = gathered()
     assert (ferry, keeper) == (FERRY, KEEPER)
     assert {type(one) for one in near} == {Reference}
@@ -51,7 +51,7 @@ def test_what_was_retrieved_for_a_prompt_that_does_not_show_it_shares_the_room_o
         gathered(retrieved=[7])
 
 
-def test_neighbours_weigh_less_than_all_that_stands_in_the_prompt():
+def test_adjacent_chunks_weigh_less_than_passages_in_the_prompt():
     made = make_references(gathered(), TOKENIZER, None)
     weights = {
         name: [r.weight for r in made if r.passage_id == name] for name in ("keeper", "fares")
@@ -59,7 +59,7 @@ def test_neighbours_weigh_less_than_all_that_stands_in_the_prompt():
     assert max(weights["fares"]) < min(weights["keeper"])
 
 
-def test_neighbours_can_be_left_out_and_then_nothing_is_tokenized():
+def test_adjacent_chunks_can_be_switched_off_and_then_nothing_is_tokenized():
     assert gathered(adjacent_chunks=False, tokenizer=Untouched()) == [FERRY, KEEPER]
     assert gathered(KEEPER.text, tokenizer=Untouched()) == [KEEPER]
 

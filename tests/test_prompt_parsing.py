@@ -43,14 +43,14 @@ def tokenizer():
     return Tokenizer(tiny_tokenizer(DOCUMENTS_TEMPLATE))
 
 
-def test_only_a_template_of_documents_and_one_question_reads_apart(tokenizer):
+def test_only_a_template_of_documents_and_one_question_is_documents_only(tokenizer):
     assert is_documents_only(tokenizer)
     assert not is_documents_only(Tokenizer(tiny_tokenizer(TEMPLATE)))
     assert not is_documents_only(Tokenizer(tiny_tokenizer(None)))
     assert not is_documents_only(ByteTokenizer())
 
 
-def test_a_template_that_writes_documents_and_the_chat_does_not_read_apart():
+def test_a_template_that_writes_documents_and_the_chat_is_not_documents_only():
     both = (
         "{% for document in documents %}{{ document['text'] }}{% endfor %}"
         "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -171,7 +171,7 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     assert SharedModel(ready=named).is_documents_only
 
 
-def test_ready_llms_are_told_apart():
+def test_ready_llms_have_identities_of_their_own():
     one, other = SharedModel(ready=tiny_llm()), SharedModel(ready=object.__new__(LLM))
     assert one == SharedModel(ready=tiny_llm())
     assert hash(one) == hash(SharedModel(ready=tiny_llm()))

@@ -178,7 +178,7 @@ def _claim(work: Path, schooling: Schooling, lessons: Lessons, options: argparse
 
 
 def _continuations(text: Text, target: Target, options: argparse.Namespace) -> list[Job]:
-    """Pieces of held-out text to go on from, other ones than the adapter was judged on."""
+    """KGrams of held-out text to go on from, other ones than the adapter was judged on."""
     length = 64 if options.shape == "tiny" else 128
     prompts = draw_prompts(
         text.held_out, options.limit, shortest=length, longest=length, seed=PROMPT_SEED

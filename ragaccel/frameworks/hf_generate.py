@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ragaccel.decoding.session import Drafter
 
 
-_NAME = "_ragaccel_stock_engine"
-_GIVING_PLACES = Lock()
+_SLOT_ATTRIBUTE = "_ragaccel_engine"
+_SLOT_LOCK = Lock()
 
 
-class StockEngine:
+class GenerateEngine:
     """An engine over a model of transformers, with its scheduler and its guesses."""
 
     def __init__(self, model: Any) -> None:
@@ -47,7 +47,7 @@ class StockEngine:
         self.guessing = Guessing(None, None, None, target.vocab_size)
 
 
-class _Place:
+class _EngineSlot:
     """Where a model keeps its engine: an attribute, so that both end together.
 
     A table of weak references could not: the engine itself refers to the model. Copies of the
@@ -56,14 +56,14 @@ class _Place:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.engine: StockEngine | None = None
+        self.engine: GenerateEngine | None = None
         self.structure: tuple[Any, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 
-def engine_for(model: Any) -> StockEngine:
+def engine_for(model: Any) -> GenerateEngine:
     """The engine of a model; made at its first use, and anew once its modules are others.
 
     Raises:
@@ -78,16 +78,16 @@ def engine_for(model: Any) -> StockEngine:
             "passes of several callers are computed together, which autocast is not known to: "
             "leave its block, or load the model with the dtype that you want"
         )
-    with _GIVING_PLACES:
-        place = model.__dict__.get(_NAME)
-        if place is None:
-            place = model.__dict__[_NAME] = _Place()
-    with place.lock:
+    with _SLOT_LOCK:
+        slot = model.__dict__.get(_SLOT_ATTRIBUTE)
+        if slot is None:
+            slot = model.__dict__[_SLOT_ATTRIBUTE] = _EngineSlot()
+    with slot.lock:
         structure = tuple(_structure(model))
-        if place.engine is None or place.structure != structure:
-            place.engine = None  # its packed weights go before others are made
-            place.engine, place.structure = StockEngine(model), structure
-        engine: StockEngine = place.engine
+        if slot.engine is None or slot.structure != structure:
+            slot.engine = None  # its packed weights go before others are made
+            slot.engine, slot.structure = GenerateEngine(model), structure
+        engine: GenerateEngine = slot.engine
         return engine
 
 
@@ -171,14 +171,14 @@ class CustomGenerate:
         requests = [
             call.request(row, own, seeds[row], self.namespace) for row, own in enumerate(given)
         ]
-        return call.output(self._answers(engine, requests, pads=call.pads))
+        return call.output(self._generate(engine, requests, pads=call.pads))
 
     def _references(
         self, call: StockCall, references: Sequence[Any], vocab_size: int
     ) -> list[tuple[Reference, ...]]:
         """The references of every row, in token ids."""
         references = [] if references is None else references
-        each = _for_rows(references, call.num_rows, call.config.num_return_sequences or 1)
+        each = _references_per_row(references, call.num_rows, call.config.num_return_sequences or 1)
         texts = any(not isinstance(one, Reference) for own in each for one in own)
         if texts and self.tokenizer is None:
             raise ConfigurationError(
@@ -194,22 +194,22 @@ class CustomGenerate:
                 rows.append(read_prompt(call.prompt(row), own, tokenizer, vocab_size).references)
         return rows
 
-    def _answers(
-        self, engine: StockEngine, requests: Sequence[Request], *, pads: bool
+    def _generate(
+        self, engine: GenerateEngine, requests: Sequence[Request], *, pads: bool
     ) -> list[list[int]]:
         runner = Runner(engine.scheduler, engine.guessing, self.token_budget)
         for request in requests:
             engine.scheduler.engine.check_fits(request)
-        answers = self._decoded(runner, requests)
+        answers = self._decode(runner, requests)
         width = max(map(len, answers))
         short = [] if pads else [row for row, ids in enumerate(answers) if len(ids) < width]
         if short:  # the stock loop goes on with them until the last row ends
-            more = [_continued(requests[row], answers[row], width) for row in short]
-            for row, rest in zip(short, self._decoded(runner, more), strict=True):
+            more = [_continuation(requests[row], answers[row], width) for row in short]
+            for row, rest in zip(short, self._decode(runner, more), strict=True):
                 answers[row] += rest
         return answers
 
-    def _decoded(self, runner: Runner, requests: Sequence[Request]) -> list[list[int]]:
+    def _decode(self, runner: Runner, requests: Sequence[Request]) -> list[list[int]]:
         jobs = [Job(request, self.drafter, self.remember) for request in requests]
         answers: list[list[int]] = [[] for _ in jobs]
         with closing(runner.all(jobs)) as steps:
@@ -218,7 +218,9 @@ class CustomGenerate:
         return answers
 
 
-def _for_rows(references: Sequence[Any], num_rows: int, num_returned: int) -> list[list[Any]]:
+def _references_per_row(
+    references: Sequence[Any], num_rows: int, num_returned: int
+) -> list[list[Any]]:
     """The references of every row: rows of one prompt stand together."""
     as_given = references_per_prompt(
         [_as_reference(one) for one in references], num_rows // num_returned
@@ -235,7 +237,7 @@ def _as_reference(one: Any) -> Any:
     return one
 
 
-def _continued(request: Request, answer: Sequence[int], width: int) -> Request:
+def _continuation(request: Request, answer: Sequence[int], width: int) -> Request:
     """What is still to come of a row that has met its rules."""
     return replace(
         request,

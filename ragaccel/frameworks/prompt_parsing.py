@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 _EARLIER = "An earlier turn."
 _LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]*:[\s*]*", re.I)
 _NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
-_LEAST_PARAGRAPH = 24  # characters: shorter ones are headings
+_MIN_PARAGRAPH = 24  # characters: shorter ones are headings
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 _RULES = re.compile(r"^[ \t]*[-=_*#]{3,}[ \t]*$", re.M)  # frame what was retrieved
-_BARE = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")  # a rule, or a label of what was cut out
-_END_OF_ANOTHER = re.compile(r"^[\W_]+")  # sentence: part of a text may begin with its mark
-_ENDS = ("?", "？", "؟", ".", "!", "。")
+# A rule, or the label of a passage that was cut out.
+_LABEL_ONLY = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")
+_LEADING_MARKS = re.compile(r"^[\W_]+")  # sentence: part of a text may begin with its mark
+_SENTENCE_ENDS = ("?", "？", "؟", ".", "!", "。")
 
 
 def is_documents_only(tokenizer: Tokenizer) -> bool:
@@ -71,22 +72,22 @@ def parse_prompt(
         CapacityError: the question, or every single passage, is too long.
     """
     texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
-    asking = _last_of_user(prompt)
+    last_user = _last_user_message(prompt)
     known = [one for one in (_registry_of(given, namespace), registry) if one is not None]
     found = [_matches(text, known, namespace) for text in texts]
-    found[asking], question = _question_among(texts[asking], found[asking])
+    found[last_user], question = _split_question(texts[last_user], found[last_user])
     if not question:
         raise ConfigurationError(
             "no question is found in this prompt: this model reads passages and one question; "
             "write the question behind 'Question:'"
         )
-    standing = dict.fromkeys(
-        _as_it_stands(text, match)
+    matched = dict.fromkeys(
+        _matched_passage(text, match)
         for text, matches in zip(texts, found, strict=True)
         for match in matches
     )
-    telling = list(standing) or _paragraphs_beside(question, prompt, texts, asking)
-    return build_prompt(tokenizer, question, telling, max_tokens=max_tokens)
+    candidates = list(matched) or _other_paragraphs(question, prompt, texts, last_user)
+    return build_prompt(tokenizer, question, candidates, max_tokens=max_tokens)
 
 
 def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> Lookup | None:
@@ -109,25 +110,25 @@ def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
     return sorted(kept, key=lambda match: match.start)
 
 
-def _as_it_stands(text: str, match: Match) -> Passage:
+def _matched_passage(text: str, match: Match) -> Passage:
     """A passage; or as much of it as stands in a text: the rest is nothing that was said here."""
     if match.whole:
         return match.passage
-    part = _END_OF_ANOTHER.sub("", text[match.start : match.end])
+    part = _LEADING_MARKS.sub("", text[match.start : match.end])
     before = max(0, match.passage.text.find(part))
     return replace(match.passage.cut(before, before + len(part)), text=part)
 
 
-def _question_among(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
+def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
     """The question of a text, and its passages: a question may be a registered text itself."""
     spans = [(match.start, match.end) for match in found]
     labels = [label.end() for label in _LABEL.finditer(text)]
     asked = {end for end in labels if not any(start < end < stop for start, stop in spans)}
     passages = [match for match in found if match.start not in asked]
-    rest = _without(text, [(match.start, match.end) for match in passages])
-    if not asked and not _asking(rest):
+    rest = _cut_spans(text, [(match.start, match.end) for match in passages])
+    if not asked and not _question_paragraphs(rest):
         for match in reversed(passages):
-            if _asking(text[match.start : match.end]):
+            if _question_paragraphs(text[match.start : match.end]):
                 passages.remove(match)
                 return passages, " ".join(text[match.start : match.end].split())
     return passages, find_question(rest)
@@ -138,13 +139,13 @@ def find_question(text: str) -> str:
     labels = list(_LABEL.finditer(text))
     if labels and (labelled := _sentence_at_start(text[labels[-1].end() :])):
         return labelled
-    paragraphs = [part for part in _paragraphs(text) if not _BARE.match(part)]
-    return " ".join((_asking(text) or paragraphs or [""])[-1].split())
+    paragraphs = [part for part in _paragraphs(text) if not _LABEL_ONLY.match(part)]
+    return " ".join((_question_paragraphs(text) or paragraphs or [""])[-1].split())
 
 
-def _asking(text: str) -> list[str]:
+def _question_paragraphs(text: str) -> list[str]:
     """The paragraphs of a text that end as questions do."""
-    return [part for part in _paragraphs(text) if part.endswith(_ENDS[:3])]
+    return [part for part in _paragraphs(text) if part.endswith(_SENTENCE_ENDS[:3])]
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -159,25 +160,25 @@ def _sentence_at_start(text: str) -> str:
         if not stripped or (lines and _NEXT_LABEL.match(line)):
             break
         lines.append(stripped)
-        if stripped.endswith(_ENDS):
+        if stripped.endswith(_SENTENCE_ENDS):
             break
     return " ".join(" ".join(lines).split())
 
 
-def _paragraphs_beside(
-    question: str, prompt: str | Sequence[Message], texts: Sequence[str], asking: int
+def _other_paragraphs(
+    question: str, prompt: str | Sequence[Message], texts: Sequence[str], last_user: int
 ) -> list[Passage]:
     """What a text or a chat tells besides its question, a passage a paragraph."""
-    telling = [
+    candidates = [
         text
         for number, text in enumerate(texts)
-        if number == asking or (_role(prompt, number) in ("system", "tool"))
+        if number == last_user or (_role(prompt, number) in ("system", "tool"))
     ]
-    paragraphs = [part for text in telling for part in _paragraphs(_RULES.sub("\n", text))]
+    paragraphs = [part for text in candidates for part in _paragraphs(_RULES.sub("\n", text))]
     kept = [
         part
         for part in paragraphs
-        if len(part) >= _LEAST_PARAGRAPH
+        if len(part) >= _MIN_PARAGRAPH
         and not part.endswith(":")
         and question not in " ".join(part.split())
     ]
@@ -188,7 +189,7 @@ def _role(prompt: str | Sequence[Message], number: int) -> str:
     return "user" if isinstance(prompt, str) else str(prompt[number].get("role"))
 
 
-def _last_of_user(prompt: str | Sequence[Message]) -> int:
+def _last_user_message(prompt: str | Sequence[Message]) -> int:
     if isinstance(prompt, str):
         return 0
     asked = [number for number, message in enumerate(prompt) if message.get("role") == "user"]
@@ -203,7 +204,7 @@ def _text_of(message: Message) -> str:
     return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
 
 
-def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+def _cut_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
     """A text without some stretches of it, a blank line in place of each."""
     kept, at = [], 0
     for start, end in sorted(spans):

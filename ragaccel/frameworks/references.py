@@ -60,14 +60,16 @@ def gather_references(
     check_references(given)
     check_references(retrieved)
     contents = _Contents(max_tokens)
-    gathered: list[str | Passage | Reference] = [item for item in given if contents.take(item)]
+    gathered: list[str | Passage | Reference] = [item for item in given if contents.add(item)]
     if registry is None:
         return gathered
     matched = [match.passage for match in registry.match(text, namespace)]
-    gathered += [item for item in (*matched, *retrieved) if contents.take_if_it_fits(item)]
+    gathered += [item for item in (*matched, *retrieved) if contents.add_if_fits(item)]
     if adjacent_chunks:
-        for near in registry.adjacent_chunks(matched, namespace, max_characters=contents.room):
-            if contents.take_if_it_fits(near):
+        for near in registry.adjacent_chunks(
+            matched, namespace, max_characters=contents.bytes_left
+        ):
+            if contents.add_if_fits(near):
                 name = near.passage_id
                 gathered += references_from_text(
                     near.text, tokenizer, weight=_ADJACENT_WEIGHT, passage_id=name
@@ -79,21 +81,21 @@ class _Contents:
     """Different contents, and the room that is left for more, in bytes of UTF-8."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.room = max_tokens * _BYTES_PER_TOKEN
-        self._taken: set[str | tuple[int, ...]] = set()
+        self.bytes_left = max_tokens * _BYTES_PER_TOKEN
+        self._seen: set[str | tuple[int, ...]] = set()
 
-    def take(self, item: str | Passage | Reference) -> bool:
+    def add(self, item: str | Passage | Reference) -> bool:
         """Take a content, unless it was taken before."""
         content = _content(item)
-        is_new = content not in self._taken
+        is_new = content not in self._seen
         if is_new:
-            self._taken.add(content)
-            self.room -= _num_bytes(content)
+            self._seen.add(content)
+            self.bytes_left -= _num_bytes(content)
         return is_new
 
-    def take_if_it_fits(self, item: str | Passage | Reference) -> bool:
+    def add_if_fits(self, item: str | Passage | Reference) -> bool:
         """Take a content there is room for, unless it was taken before."""
-        return _num_bytes(_content(item)) <= self.room and self.take(item)
+        return _num_bytes(_content(item)) <= self.bytes_left and self.add(item)
 
 
 def _content(item: str | Passage | Reference) -> str | tuple[int, ...]:

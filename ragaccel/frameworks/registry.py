@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.frameworks.text_matching import (
-    ANCHOR,
-    ANCHOR_BYTES,
-    AnchorIndex,
-    Occurrence,
-    Pieces,
+    FINGERPRINT_BYTES,
+    KGRAM_LENGTH,
+    Alignment,
+    FingerprintIndex,
+    KGrams,
     SearchedText,
-    anchor_keys,
-    find_occurrences,
-    squeeze,
+    find_alignments,
+    kgram_keys,
+    remove_whitespace,
 )
 from ragaccel.passage import Passage
 from ragaccel.paths import PerProcess
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-_MOST_NEAR = 32  # passages on either side of one that are looked at
+_MAX_ADJACENT = 32  # passages on either side of one that are looked at
 
 
 class DocumentOrder:
@@ -71,7 +71,7 @@ class DocumentOrder:
         near: dict[int, int] = {}
         for place in set(starts):
             middle = bisect_left(order, (place + 1, 0))
-            for start, number in order[max(0, middle - _MOST_NEAR) : middle + _MOST_NEAR]:
+            for start, number in order[max(0, middle - _MAX_ADJACENT) : middle + _MAX_ADJACENT]:
                 distance = abs(start - place)
                 near[number] = min(distance, near.get(number, distance))
         return near
@@ -79,8 +79,8 @@ class DocumentOrder:
 
 DEFAULT_BYTES = 128 << 20
 ADJACENT_CHARACTERS = 8_000
-_MOST_CHARACTERS = 1_000_000  # of a text: no prompt holds more, and others would wait for it
-_LEAST_BYTES = 64 << 10
+_MAX_CHARACTERS = 1_000_000  # of a text: no prompt holds more, and others would wait for it
+_MIN_BYTES = 64 << 10
 _ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, measured
 
 
@@ -103,8 +103,8 @@ class _Entry:
     passage: Passage
     namespace: str
     key: bytes
-    squeezed: str
-    anchors: tuple[int, ...]
+    compact: str
+    fingerprints: tuple[int, ...]
     registered: int  # the higher, the later
 
     @property
@@ -114,10 +114,10 @@ class _Entry:
     @property
     def num_bytes(self) -> int:
         passage = self.passage
-        texts = {id(text): text for text in (passage.text, self.squeezed)}  # often it is the same
+        texts = {id(text): text for text in (passage.text, self.compact)}  # often it is the same
         names = (passage.passage_id, passage.title, passage.path)
         size = sum(map(getsizeof, (*texts.values(), *names)))
-        return size + ANCHOR_BYTES * len(self.anchors) + _ENTRY_BYTES
+        return size + FINGERPRINT_BYTES * len(self.fingerprints) + _ENTRY_BYTES
 
 
 class ReferenceRegistry:
@@ -138,16 +138,16 @@ class ReferenceRegistry:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_BYTES) -> None:
-        if max_bytes < _LEAST_BYTES:
-            raise ConfigurationError(f"max_bytes must be {_LEAST_BYTES:,} or more, not {max_bytes}")
+        if max_bytes < _MIN_BYTES:
+            raise ConfigurationError(f"max_bytes must be {_MIN_BYTES:,} or more, not {max_bytes}")
         self.max_bytes = max_bytes
         self._lock = Lock()
         self._new_number, self._now = count().__next__, count().__next__
         self._version = 0
-        self._forget_all()
+        self._reset()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     @property
     def num_bytes(self) -> int:
@@ -163,7 +163,9 @@ class ReferenceRegistry:
     def digest(self) -> str:
         """The same for registries that hold the same passages; made from all of them."""
         with self._lock:
-            held = sorted(repr((entry.namespace, entry.passage)) for entry in self._kept.values())
+            held = sorted(
+                repr((entry.namespace, entry.passage)) for entry in self._entries.values()
+            )
         return _key("\n".join(held)).hex()
 
     def register(self, passages: Passage | Iterable[Passage], namespace: str = "") -> None:
@@ -174,7 +176,7 @@ class ReferenceRegistry:
         Raises:
             ConfigurationError: something that is no passage, or a namespace that is no string.
         """
-        _require_name(namespace)
+        _check_namespace(namespace)
         for passage in [passages] if isinstance(passages, Passage) else passages:
             if not isinstance(passage, Passage):
                 raise ConfigurationError(
@@ -194,19 +196,19 @@ class ReferenceRegistry:
         Raises:
             ConfigurationError: a namespace that is no string.
         """
-        _require_name(namespace)
-        if not self._num_in[namespace]:
+        _check_namespace(namespace)
+        if not self._num_by_namespace[namespace]:
             return []
         searched = SearchedText(text)
-        keys = anchor_keys(searched.squeezed, _seed(namespace))
+        keys = kgram_keys(searched.compact, _seed(namespace))
         with self._lock:
             alignments = self._index.find(keys)
-            entries = {number: self._kept[number] for number in set(alignments.number.tolist())}
+            entries = {number: self._entries[number] for number in set(alignments.number.tolist())}
         entries = {  # keys of two namespaces may agree by chance
             number: entry for number, entry in entries.items() if entry.namespace == namespace
         }
-        found = find_occurrences(searched, entries, alignments)
-        self._use([one.number for one in found])
+        found = find_alignments(searched, entries, alignments)
+        self._touch([one.number for one in found])
         return [_match(entries[one.number].passage, one, searched) for one in found]
 
     def adjacent_chunks(
@@ -224,14 +226,14 @@ class ReferenceRegistry:
         Raises:
             ConfigurationError: a namespace that is no string.
         """
-        _require_name(namespace)
+        _check_namespace(namespace)
         given = list(passages)
-        texts = [squeeze(passage.text) for passage in given]
+        texts = [remove_whitespace(passage.text) for passage in given]
         known = {_key(text) for text in texts}
         found: list[Passage] = []
-        for entry in self._nearest(given, namespace):
+        for entry in self._nearest_entries(given, namespace):
             size = len(entry.passage.text)
-            if not entry.passage.path and not any(text in entry.squeezed for text in texts):
+            if not entry.passage.path and not any(text in entry.compact for text in texts):
                 continue  # another text of the same id
             if entry.key not in known and size <= max_characters:
                 max_characters -= size
@@ -242,107 +244,111 @@ class ReferenceRegistry:
         """Forget a namespace, or everything."""
         with self._lock:
             if namespace is None:
-                self._forget_all()
+                self._reset()
                 return
-            for number in [n for n, entry in self._kept.items() if entry.namespace == namespace]:
-                self._take_out(number)
+            for number in [n for n, entry in self._entries.items() if entry.namespace == namespace]:
+                self._remove(number)
 
     def _register(self, passage: Passage, namespace: str) -> None:
         if getsizeof(passage.text) > self.max_bytes:
             return
-        squeezed = squeeze(passage.text)
-        if not ANCHOR <= len(squeezed) <= _MOST_CHARACTERS:
+        compact = remove_whitespace(passage.text)
+        if not KGRAM_LENGTH <= len(compact) <= _MAX_CHARACTERS:
             return
-        key = _key(squeezed)
+        key = _key(compact)
         if self._refresh(passage, namespace, key):
             return
-        pieces = _pieces(squeezed, key, _seed(namespace))
+        kgrams = _kgrams(compact, key, _seed(namespace))
         with self._lock:
-            self._put(_Entry(passage, namespace, key, squeezed, (), 0), pieces)
+            self._add(_Entry(passage, namespace, key, compact, (), 0), kgrams)
 
     def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
         """Whether a text is known and can be found: it is this passage's now."""
         with self._lock:
             number = self._numbers.get((namespace, key))
-            if number is None or self._index.is_hidden(number, self._kept[number].anchors):
+            if number is None or self._index.is_displaced(
+                number, self._entries[number].fingerprints
+            ):
                 return False
-            known = self._take_place(number)
+            known = self._pop(number)
             self._version += known.passage != passage
-            self._give_place(number, replace(known, passage=passage, registered=self._now()))
+            self._insert(number, replace(known, passage=passage, registered=self._now()))
             self._shrink()
             return True
 
-    def _nearest(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
+    def _nearest_entries(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
         """Passages of the same documents, the nearest first, of equally near ones the newest."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
             starts.setdefault(_document_of(passage), []).append(passage.start)
         with self._lock:
             near = [
-                (distance, self._kept[number])
-                for path, places in starts.items()
-                for number, distance in self._documents.nearest((namespace, path), places).items()
+                (distance, self._entries[number])
+                for path, positions in starts.items()
+                for number, distance in self._documents.nearest(
+                    (namespace, path), positions
+                ).items()
             ]
         near.sort(key=lambda item: (item[0], -item[1].registered))
         return [entry for _, entry in near]
 
-    def _use(self, numbers: Iterable[int]) -> None:
+    def _touch(self, numbers: Iterable[int]) -> None:
         with self._lock:
             for number in numbers:
-                if number in self._kept:
-                    self._kept.move_to_end(number)
+                if number in self._entries:
+                    self._entries.move_to_end(number)
 
-    def _put(self, entry: _Entry, pieces: Pieces) -> None:
+    def _add(self, entry: _Entry, kgrams: KGrams) -> None:
         """Take an entry in, the lock being held."""
         if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
-            self._take_out(known)
+            self._remove(known)
         number = self._new_number()
-        anchors = self._index.add(number, pieces)
-        entry = replace(entry, anchors=anchors, registered=self._now())
+        fingerprints = self._index.add(number, kgrams)
+        entry = replace(entry, fingerprints=fingerprints, registered=self._now())
         if self._index.num_bytes + entry.num_bytes > self.max_bytes:
-            self._index.remove(number, anchors)
+            self._index.remove(number, fingerprints)
             return
         self._numbers[entry.namespace, entry.key] = number
-        self._give_place(number, entry)
+        self._insert(number, entry)
         self._version += 1
         self._shrink()
 
-    def _give_place(self, number: int, entry: _Entry) -> None:
-        self._kept[number] = entry
-        self._num_in[entry.namespace] += 1
+    def _insert(self, number: int, entry: _Entry) -> None:
+        self._entries[number] = entry
+        self._num_by_namespace[entry.namespace] += 1
         self._documents.add(number, entry.document, entry.passage.start)
         self._num_bytes += entry.num_bytes
 
-    def _take_place(self, number: int) -> _Entry:
-        entry = self._kept.pop(number)
-        self._num_in[entry.namespace] -= 1
-        if not self._num_in[entry.namespace]:
-            del self._num_in[entry.namespace]
+    def _pop(self, number: int) -> _Entry:
+        entry = self._entries.pop(number)
+        self._num_by_namespace[entry.namespace] -= 1
+        if not self._num_by_namespace[entry.namespace]:
+            del self._num_by_namespace[entry.namespace]
         self._documents.remove(number, entry.document, entry.passage.start)
         self._num_bytes -= entry.num_bytes
         return entry
 
-    def _take_out(self, number: int) -> None:
-        entry = self._take_place(number)
+    def _remove(self, number: int) -> None:
+        entry = self._pop(number)
         self._version += 1
-        self._index.remove(number, entry.anchors)
+        self._index.remove(number, entry.fingerprints)
         del self._numbers[entry.namespace, entry.key]
 
     def _shrink(self) -> None:
         while self._num_bytes > self.max_bytes:
-            self._take_out(next(iter(self._kept)))
+            self._remove(next(iter(self._entries)))
 
-    def _forget_all(self) -> None:
-        self._kept: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
+    def _reset(self) -> None:
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
         self._numbers: dict[tuple[str, bytes], int] = {}
-        self._num_in: Counter[str] = Counter()  # passages of each namespace
-        self._index = AnchorIndex(self.max_bytes // 64)
+        self._num_by_namespace: Counter[str] = Counter()  # passages of each namespace
+        self._index = FingerprintIndex(self.max_bytes // 64)
         self._documents = DocumentOrder()
         self._num_bytes = self._index.num_bytes
         self._version += 1
 
 
-def _match(passage: Passage, found: Occurrence, searched: SearchedText) -> Match:
+def _match(passage: Passage, found: Alignment, searched: SearchedText) -> Match:
     start, end = searched.original(found.start, found.end)
     if not found.whole:
         own = SearchedText(passage.text)
@@ -355,43 +361,43 @@ def _document_of(passage: Passage) -> str:
     return passage.path or f"\0{passage.passage_id}"
 
 
-def _require_name(namespace: str) -> None:
+def _check_namespace(namespace: str) -> None:
     if not isinstance(namespace, str):
         raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
 
 
-def _key(squeezed: str) -> bytes:
-    return blake2b(squeezed.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _key(compact: str) -> bytes:
+    return blake2b(compact.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_PIECES: dict[tuple[bytes, int], Pieces] = {}  # by text and seed: numbers alone, no text is kept
-_MOST_PIECES, _LARGEST_KEPT = 512, 4_000  # at most 20 MB
+_KGRAMS: dict[tuple[bytes, int], KGrams] = {}  # by text and seed: numbers alone, no text is kept
+_MAX_CACHED_TEXTS, _MAX_CACHED_CHARACTERS = 512, 4_000  # at most 20 MB
 
 
-def _pieces(squeezed: str, key: bytes, seed: int) -> Pieces:
+def _kgrams(compact: str, key: bytes, seed: int) -> KGrams:
     """A text's pieces: each run has a registry of its own, and runs often retrieve the same."""
-    pieces = _PIECES.get((key, seed))
-    if pieces is None:
-        pieces = Pieces(anchor_keys(squeezed, seed))
-        if len(squeezed) <= _LARGEST_KEPT:
-            if len(_PIECES) >= _MOST_PIECES:
-                _PIECES.clear()
-            _PIECES[key, seed] = pieces
-    return pieces
+    kgrams = _KGRAMS.get((key, seed))
+    if kgrams is None:
+        kgrams = KGrams(kgram_keys(compact, seed))
+        if len(compact) <= _MAX_CACHED_CHARACTERS:
+            if len(_KGRAMS) >= _MAX_CACHED_TEXTS:
+                _KGRAMS.clear()
+            _KGRAMS[key, seed] = kgrams
+    return kgrams
 
 
 def _seed(namespace: str) -> int:
-    """What makes the same text's anchors others in each namespace."""
+    """What makes the same text's fingerprints others in each namespace."""
     name = namespace.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
 
 
-_OWN = PerProcess(ReferenceRegistry)
+_DEFAULT = PerProcess(ReferenceRegistry)
 
 
 def default_registry() -> ReferenceRegistry:
     """Return the registry that all of a process shares, made when first used."""
-    return _OWN.get()
+    return _DEFAULT.get()
 
 
 def auto_references_enabled() -> bool:
@@ -401,7 +407,7 @@ def auto_references_enabled() -> bool:
 
 
 _MAX_BYTES = 8 << 20  # of one scope: what some hundred retrievals find
-_MAKING = Lock()
+_LOCK = Lock()
 
 
 class ReferenceScope:
@@ -414,7 +420,7 @@ class ReferenceScope:
 
     def register(self, passages: Passage | Iterable[Passage]) -> None:
         """Keep passages, as ``ReferenceRegistry.register`` does; errors are those of that."""
-        with _MAKING:
+        with _LOCK:
             if self._registry is None:
                 self._registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
         self._registry.register(passages)
@@ -458,7 +464,7 @@ class VisibleReferences:
         self, scopes: Sequence[ReferenceScope] = (), registry: ReferenceRegistry | None = None
     ) -> None:
         known = [scope.registry for scope in dict.fromkeys(scopes)]
-        self._of_scopes = [one for one in known if one is not None]
+        self._scope_registries = [one for one in known if one is not None]
         self._registry = registry
         self._found: list[tuple[ReferenceRegistry, Passage]] = []
 
@@ -470,12 +476,12 @@ class VisibleReferences:
     @property
     def scopes_digest(self) -> str:
         """The same where the scopes hold the same passages."""
-        return " ".join(registry.digest for registry in self._of_scopes)
+        return " ".join(registry.digest for registry in self._scope_registries)
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
         """Find the passages that stand in a text, in the order in which they do."""
         kept: list[Match] = []
-        for registry, name in self._places(namespace):
+        for registry, name in self._lookups(namespace):
             found = registry.match(text, name)
             self._found += ((registry, match.passage) for match in found)
             if kept:
@@ -496,15 +502,15 @@ class VisibleReferences:
     ) -> list[Passage]:
         """Find the passages of the same documents as some that ``match`` found."""
         wanted, found = set(map(id, passages)), []
-        for registry, name in self._places(namespace):
+        for registry, name in self._lookups(namespace):
             own = [one for place, one in self._found if place is registry and id(one) in wanted]
             for one in registry.adjacent_chunks(own, name, max_characters=max_characters):
                 max_characters -= len(one.text)
                 found.append(one)
         return found
 
-    def _places(self, namespace: str) -> Iterator[tuple[ReferenceRegistry, str]]:
-        yield from ((registry, "") for registry in self._of_scopes)
+    def _lookups(self, namespace: str) -> Iterator[tuple[ReferenceRegistry, str]]:
+        yield from ((registry, "") for registry in self._scope_registries)
         if self._registry is not None:
             yield self._registry, namespace
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 READER_NAME = "ragaccel-reader"
 _UNNAMED = "ragaccel"
-_AS_TEXT = ("dtype", "device")
+_NAMED_OPTIONS = ("dtype", "device")
 
 
 class SharedModel:
@@ -63,7 +63,7 @@ class SharedModel:
                 from ragaccel.llm import LLM
 
                 # Made anew for every request, it must not be loaded anew; two fill the memory.
-                _LATEST[:] = [self]
+                _LAST_LOADED[:] = [self]
                 self._llm = LLM.load(self.name, **self.options)
             return self._llm
 
@@ -79,7 +79,7 @@ class SharedModel:
         return await asyncio.shield(asyncio.wrap_future(self._start_loading()))
 
     def _start_loading(self) -> Future[LLM]:
-        with _SHARING:
+        with _LOCK:
             if self._loading is None or self._loading.done():
                 thread = ThreadPoolExecutor(1, thread_name_prefix="ragaccel-loading")
                 self._loading = thread.submit(self.load)
@@ -161,8 +161,8 @@ class SharedModel:
 
 
 _SHARED: WeakValueDictionary[str, SharedModel] = WeakValueDictionary()
-_LATEST: list[SharedModel] = []
-_SHARING = Lock()
+_LAST_LOADED: list[SharedModel] = []
+_LOCK = Lock()
 _IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
 
 
@@ -177,10 +177,10 @@ def get_shared_model(name_or_path: str | Path | None = None, /, **options: Any) 
         **options: those of ``LLM.load``. Types and devices of torch count as their names.
     """
     name = None if name_or_path is None else str(name_or_path)
-    for option in _AS_TEXT:
+    for option in _NAMED_OPTIONS:
         if options.get(option) is not None:
             options[option] = str(options[option]).removeprefix("torch.")
-    with _SHARING:
+    with _LOCK:
         key = _key(name, options)
         known = _SHARED.get(key)
         if known is None:
@@ -194,5 +194,5 @@ def _key(name: str | None, options: Mapping[str, Any]) -> str:
 
 def _identity_of(llm: LLM) -> str:
     """Tells a ready LLM from every other: nothing else says what its weights are."""
-    with _SHARING:
+    with _LOCK:
         return _IDENTITIES.setdefault(llm, uuid4().hex)

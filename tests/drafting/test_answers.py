@@ -88,7 +88,7 @@ def test_nothing_of_one_namespace_is_found_in_another():
     assert memory.figures().entries == memory.figures().num_bytes == 0
 
 
-def test_what_was_used_longest_ago_is_let_go():
+def test_the_least_recently_used_is_evicted():
     def filled():
         memory = AnswerMemory(embed, max_bytes=1024)
         memory.add("moon 0", "x" * 200)

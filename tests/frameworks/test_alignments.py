@@ -76,7 +76,7 @@ def test_passages_of_real_documents_are_found_however_they_are_shown(shown):
     assert hits >= 0.99 * wanted
 
 
-def test_places_are_told_in_the_characters_of_the_text_that_was_given():
+def test_positions_are_characters_of_the_given_text():
     text = prose(1, 400)
     shown = "Q:\n" + rewrapped(text, 33) + "\n\nA:"
     (match,) = registered([f"  {text}\n"]).match(shown)
@@ -129,7 +129,7 @@ def test_of_versions_that_look_the_same_in_a_part_the_newest_is_found():
 
 
 @pytest.mark.parametrize("size", [150, 600, 2_500])
-def test_what_many_texts_share_tells_nothing(size):
+def test_text_shared_by_many_is_not_distinctive(size):
     licence = prose(6, size)
     texts = [
         f"{licence}\n\n{prose(n, 300)}" if n % 2 else f"{prose(n, 300)}\n\n{licence}"
@@ -156,7 +156,7 @@ def test_a_text_that_is_boilerplate_is_found_for_itself():
     assert found(registry, f"Explain: {licence}") == [40]
 
 
-def test_rows_that_hardly_differ_are_told_apart():
+def test_rows_that_hardly_differ_are_distinguished():
     rows = [
         f"Name: Person {n}\nDepartment: {'Sales' if n % 3 else 'Support'}\nCity: "
         f"{'Oslo' if n % 2 else 'Rome'}\nSince: {1990 + n % 30}"
@@ -223,7 +223,7 @@ def test_a_passage_that_stands_there_a_thousand_times_is_found_once():
     assert found(registry, f"{text[50:]}\n" * 40) in ([0], [1])
 
 
-def test_what_is_kept_is_found_while_others_are_let_go():
+def test_kept_passages_are_found_while_others_are_evicted():
     registry = ReferenceRegistry(max_bytes=1 << 20)
     texts = [prose(n, 200 + 37 * (n % 40)) for n in range(1_000)]
     for number, text in enumerate(texts):

@@ -2,18 +2,18 @@ import random
 
 import pytest
 
-from ragaccel.frameworks.text_matching import ANCHOR, AnchorIndex, Pieces, anchor_keys
+from ragaccel.frameworks.text_matching import KGRAM_LENGTH, FingerprintIndex, KGrams, kgram_keys
 
 
 def index_of(*texts):
-    index = AnchorIndex(1 << 16)
+    index = FingerprintIndex(1 << 16)
     for number, text in enumerate(texts):
-        index.add(number, Pieces(anchor_keys(text, 0)))
+        index.add(number, KGrams(kgram_keys(text, 0)))
     return index
 
 
 def found(index, text):
-    alignments = index.find(anchor_keys(text, 0))
+    alignments = index.find(kgram_keys(text, 0))
     return set(zip(alignments.number.tolist(), alignments.shift.tolist(), strict=True))
 
 
@@ -21,18 +21,18 @@ def letters(seed, size):
     return "".join(random.Random(seed).choices("abcdefghij", k=size))
 
 
-def test_equal_pieces_have_equal_keys_and_other_seeds_others():
+def test_equal_kgrams_have_equal_keys_and_other_seeds_others():
     text = letters(1, 200)
-    keys = anchor_keys(text, 7)
-    assert len(keys) == 200 - ANCHOR + 1 == len(set(keys.tolist()))
-    assert keys[50] == anchor_keys(text[50 : 50 + ANCHOR], 7)[0]
-    assert not set(keys.tolist()) & set(anchor_keys(text, 8).tolist())
-    assert len(anchor_keys(text[: ANCHOR - 1], 7)) == 0
+    keys = kgram_keys(text, 7)
+    assert len(keys) == 200 - KGRAM_LENGTH + 1 == len(set(keys.tolist()))
+    assert keys[50] == kgram_keys(text[50 : 50 + KGRAM_LENGTH], 7)[0]
+    assert not set(keys.tolist()) & set(kgram_keys(text, 8).tolist())
+    assert len(kgram_keys(text[: KGRAM_LENGTH - 1], 7)) == 0
 
 
 @pytest.mark.parametrize("characters", ["ab", "日本語", "é🙂", "\ud800x"])
 def test_any_characters_have_keys(characters):
-    keys = anchor_keys(characters * 30, 0)
+    keys = kgram_keys(characters * 30, 0)
     assert len(set(keys.tolist())) == len(characters)
 
 
@@ -49,12 +49,12 @@ def test_the_very_first_text_is_found_at_any_shift(shift):
     assert found(index_of(text + "??"), "?" * shift + text[max(0, -shift) :]) == {(0, shift)}
 
 
-def test_texts_that_share_all_they_have_share_out_their_places():
+def test_texts_that_share_everything_split_their_positions():
     index = index_of(*[letters(5, 300)] * 200)
     assert len(found(index, letters(5, 300))) == 200
 
 
-def test_what_tells_a_text_apart_becomes_its_anchor():
+def test_the_distinctive_part_of_a_text_becomes_its_fingerprint():
     common = letters(6, 400)
     texts = [common[:200] + f"<{number:03}>" + common[200:] for number in range(900)]
     index = index_of(*texts)
@@ -62,50 +62,54 @@ def test_what_tells_a_text_apart_becomes_its_anchor():
         assert (number, -181) in found(index, texts[number][181:224])
 
 
-def test_what_tells_a_text_apart_at_its_very_end_becomes_its_anchor():
+def test_a_distinctive_end_of_a_text_becomes_its_fingerprint():
     common = letters(6, 150)
     index = index_of(*[f"{common}<{number:03}>" for number in range(900)])
     for number in range(0, 900, 37):
         assert (number, -120) in found(index, f"{common}<{number:03}>"[120:])
 
 
-def test_what_is_taken_out_is_not_found_and_leaves_nothing():
+def test_a_removed_text_is_not_found_and_leaves_nothing():
     texts = [letters(7, 300), letters(7, 300), letters(8, 300)]
-    index = AnchorIndex(1 << 16)
-    anchors = [index.add(number, Pieces(anchor_keys(text, 0))) for number, text in enumerate(texts)]
-    index.remove(0, anchors[0])
+    index = FingerprintIndex(1 << 16)
+    fingerprints = [
+        index.add(number, KGrams(kgram_keys(text, 0))) for number, text in enumerate(texts)
+    ]
+    index.remove(0, fingerprints[0])
     assert found(index, texts[0]) == {(1, 0)}
-    index.remove(1, anchors[1])
-    index.remove(2, anchors[2])
+    index.remove(1, fingerprints[1])
+    index.remove(2, fingerprints[2])
     assert found(index, texts[0] + texts[2]) == set()
     assert not any(index._counters)
-    assert not index._places
+    assert not index._positions
 
 
-def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_known():
-    text = letters(9, ANCHOR)
+def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_displaced():
+    text = letters(9, KGRAM_LENGTH)
     index = index_of(*[text] * 40)
     assert {number for number, _ in found(index, text)} == set(range(24, 40))
-    own = tuple(anchor_keys(text, 0).tolist())
-    assert index.is_hidden(3, own)
+    own = tuple(kgram_keys(text, 0).tolist())
+    assert index.is_displaced(3, own)
     index.remove(3, own)
     assert index._displaced == set(range(24)) - {3}
 
 
-def test_a_text_is_hidden_when_others_have_all_its_anchors():
+def test_a_text_is_displaced_when_others_have_all_its_fingerprints():
     common, own = letters(9, 67), letters(8, 67)
-    index = AnchorIndex(1 << 16)
-    anchors = [index.add(n, Pieces(anchor_keys(text, 0))) for n, text in enumerate([common, own])]
-    assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [False, False]
+    index = FingerprintIndex(1 << 16)
+    fingerprints = [
+        index.add(n, KGrams(kgram_keys(text, 0))) for n, text in enumerate([common, own])
+    ]
+    assert [index.is_displaced(n, fingerprints[n]) for n in (0, 1)] == [False, False]
     for number in range(2, 400):
-        index.add(number, Pieces(anchor_keys(common, 0)))
-    assert [index.is_hidden(n, anchors[n]) for n in (0, 1)] == [True, False]
+        index.add(number, KGrams(kgram_keys(common, 0)))
+    assert [index.is_displaced(n, fingerprints[n]) for n in (0, 1)] == [True, False]
 
 
-def test_many_places_are_bounded_and_rare_ones_come_first():
+def test_many_positions_are_bounded_and_rare_ones_come_first():
     line, rare = letters(10, 60), letters(11, 60)
     index = index_of(*[line] * 300, rare)
-    alignments = index.find(anchor_keys(line * 2_000 + rare, 0))
+    alignments = index.find(kgram_keys(line * 2_000 + rare, 0))
     assert (alignments.number[0], alignments.shift[0]) == (300, 120_000)
     assert len(set(alignments.number.tolist())) > 10
     assert len(alignments) <= 1_001

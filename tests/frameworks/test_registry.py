@@ -91,7 +91,7 @@ def test_keys_that_agree_by_chance_do_not_show_one_namespace_to_another(monkeypa
     assert registry.match(FERRY, "y") == []
 
 
-def test_what_was_used_longest_ago_is_let_go():
+def test_the_least_recently_used_is_evicted():
     registry = filled(50, max_bytes=128 << 10)
     room = len(filled(500, max_bytes=128 << 10))
     assert 50 < room < 200
@@ -103,7 +103,7 @@ def test_what_was_used_longest_ago_is_let_go():
     assert registry.match(sentence(4)) == []
 
 
-def test_the_bound_holds_and_nothing_is_left_of_what_went():
+def test_the_bound_holds_and_evicted_passages_leave_nothing():
     registry = filled(3_000, max_bytes=256 << 10)
     assert registry.num_bytes <= 256 << 10
     kept = len(registry)
@@ -118,7 +118,7 @@ def test_the_bound_holds_and_nothing_is_left_of_what_went():
     )
     registry.register(Passage("ferry", FERRY))
     registry.clear("")
-    assert (len(registry), registry._numbers, registry._index._places) == (0, {}, {})
+    assert (len(registry), registry._numbers, registry._index._positions) == (0, {}, {})
 
 
 def test_what_can_never_fit_costs_nothing(monkeypatch):
@@ -137,7 +137,7 @@ def test_a_passage_that_is_retrieved_again_is_found_again():
     assert names(registry.match("x" * 23)) == ["3"]
 
 
-def test_neighbours_are_of_the_same_document_nearest_first():
+def test_adjacent_chunks_are_of_the_same_document_nearest_first():
     registry = ReferenceRegistry()
     parts = [Passage(str(n), sentence(n), path="log.md", start=100 * n) for n in range(30)]
     registry.register([*parts, Passage("else", FERRY, path="other.md", start=1_000)])
@@ -148,20 +148,20 @@ def test_neighbours_are_of_the_same_document_nearest_first():
     assert len(near) == 28
 
 
-def test_a_passage_without_a_path_has_no_neighbours():
+def test_a_passage_without_a_path_has_no_adjacent_chunks():
     registry = ReferenceRegistry()
     registry.register([Passage("a", FERRY), Passage("b", KEEPER)])
     assert registry.adjacent_chunks([Passage("a", FERRY)]) == []
 
 
-def test_where_no_starts_are_told_the_newest_of_a_document_are_its_neighbours():
+def test_without_starts_the_newest_passages_of_a_document_are_adjacent():
     registry = ReferenceRegistry()
     registry.register(Passage(str(n), sentence(n), path="log.md") for n in range(200))
     near = registry.adjacent_chunks([Passage("0", sentence(0), path="log.md")], max_characters=250)
     assert [passage.passage_id for passage in near] == ["199", "198", "197"]
 
 
-def test_neighbours_that_do_not_fit_are_passed_over():
+def test_adjacent_chunks_that_do_not_fit_are_skipped():
     registry = ReferenceRegistry()
     whole = Passage("whole", "".join(map(sentence, range(200))), path="log.md")
     parts = [Passage(str(n), sentence(n), path="log.md", start=100 * n) for n in (4, 5, 9)]
@@ -204,7 +204,7 @@ def test_what_cannot_work_is_refused():
         ReferenceRegistry(max_bytes=9)
 
 
-def test_the_version_tells_whether_something_else_may_be_found():
+def test_the_version_changes_when_matches_may_change():
     registry = ReferenceRegistry()
     seen = [registry.version]
     for change in (
@@ -232,8 +232,8 @@ def test_what_no_prompt_can_hold_is_not_kept():
 
 
 def test_what_is_kept_of_texts_for_other_registries_is_bounded_and_changes_nothing():
-    registry_module._PIECES.clear()
-    passages = [Passage(str(n), sentence(n)) for n in range(registry_module._MOST_PIECES + 40)]
+    registry_module._KGRAMS.clear()
+    passages = [Passage(str(n), sentence(n)) for n in range(registry_module._MAX_CACHED_TEXTS + 40)]
     large = Passage("large", " ".join(f"word{n}" for n in range(2_000)))
     prompt = "\n".join(passage.text for passage in passages[-50:])
     found = []
@@ -241,8 +241,8 @@ def test_what_is_kept_of_texts_for_other_registries_is_bounded_and_changes_nothi
         registry = ReferenceRegistry()
         registry.register([*passages, large])
         found.append(registry.match(prompt))
-        assert 40 <= len(registry_module._PIECES) <= registry_module._MOST_PIECES
-        assert max(len(kept.keys) for kept in registry_module._PIECES.values()) < 100
+        assert 40 <= len(registry_module._KGRAMS) <= registry_module._MAX_CACHED_TEXTS
+        assert max(len(kept.keys) for kept in registry_module._KGRAMS.values()) < 100
     assert found[0] == found[1]
     assert names(found[0]) == [passage.passage_id for passage in passages[-50:]]
     registry = ReferenceRegistry()

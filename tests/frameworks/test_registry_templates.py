@@ -51,18 +51,18 @@ def prompt_of(numbers, texts):
     return "\n---\n".join(shown)
 
 
-def squeezed(text):
+def compact(text):
     return "".join(text.split())
 
 
 def common_runs(text, prompt):
     """Every longest run of 96 characters or more that both have, as its place in the prompt."""
-    places = {}
+    positions = {}
     for at in range(len(prompt) - 95):
-        places.setdefault(prompt[at : at + 96], []).append(at)
+        positions.setdefault(prompt[at : at + 96], []).append(at)
     runs = set()
     for own in range(len(text) - 95):
-        for at in places.get(text[own : own + 96], ()):
+        for at in positions.get(text[own : own + 96], ()):
             if own and at and text[own - 1] == prompt[at - 1]:
                 continue  # it began before
             size = 96
@@ -80,17 +80,17 @@ def test_what_an_obvious_matcher_finds_in_texts_of_templates_is_found(seed):
     registry.register(Passage(str(n), text) for n, text in enumerate(texts))
     for _ in range(2):
         prompt = prompt_of(numbers, texts)
-        whole = squeezed(prompt)
+        whole = compact(prompt)
         matches = registry.match(prompt)
         found = {int(match.passage.passage_id): match for match in matches}
         told = [(match.passage.passage_id, match.passage.text) for match in matches]
         assert len(set(told)) == len(told)
         assert {n for n, match in found.items() if match.whole} == {
-            n for n, text in enumerate(texts) if squeezed(text) in whole
+            n for n, text in enumerate(texts) if compact(text) in whole
         }
         for match in matches:
-            part = squeezed(prompt[match.start : match.end])
-            assert part == squeezed(match.passage.text)  # nothing that does not stand there
+            part = compact(prompt[match.start : match.end])
+            assert part == compact(match.passage.text)  # nothing that does not stand there
             assert match.passage.text in texts[int(match.passage.passage_id)]
             assert match.whole or len(" ".join(prompt[match.start : match.end].split())) >= 96
         assert_the_rest_is_covered_or_shared(texts, whole, found)
@@ -98,7 +98,7 @@ def test_what_an_obvious_matcher_finds_in_texts_of_templates_is_found(seed):
 
 def assert_the_rest_is_covered_or_shared(texts, prompt, found):
     """No text that was not found has a part that tells of it: no other has it, few at most."""
-    runs = {n: common_runs(squeezed(text), prompt) for n, text in enumerate(texts)}
+    runs = {n: common_runs(compact(text), prompt) for n, text in enumerate(texts)}
     sharing, covered = np.zeros(len(prompt), int), np.zeros(len(prompt), bool)
     for number, own in runs.items():
         for begin, end in own:

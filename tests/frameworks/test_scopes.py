@@ -50,7 +50,7 @@ def test_a_passage_that_stands_there_in_part_is_handed_out_as_that_part():
     assert [one.passage_id for one in registry.adjacent_chunks([found])] == ["ours", "next"]
 
 
-def test_the_rest_of_a_passage_without_a_path_is_its_only_neighbour():
+def test_the_rest_of_a_passage_without_a_path_is_its_only_adjacent_chunk():
     registry = ReferenceRegistry()
     whole = Passage("7", CLAUSE + SECRET)
     registry.register([Passage("7", NEXT.text * 3), whole, Passage("8", SECRET)])
@@ -58,7 +58,7 @@ def test_the_rest_of_a_passage_without_a_path_is_its_only_neighbour():
     assert registry.adjacent_chunks([match.passage]) == [whole]
 
 
-def test_every_piece_of_a_passage_that_stands_there_is_told():
+def test_every_piece_of_a_passage_in_the_prompt_is_matched():
     middle = " ".join(f"word{number}" for number in range(60))
     registry = ReferenceRegistry()
     registry.register(Passage("p", f"{CLAUSE} {middle} {SECRET}{SECRET[::-1]}", start=7))
@@ -70,7 +70,7 @@ def test_every_piece_of_a_passage_that_stands_there_is_told():
     assert {match.passage.passage_id for match in found} == {"p"}
 
 
-def test_what_nobody_was_given_is_seen_by_nobody():
+def test_a_request_sees_only_what_it_was_given():
     default_registry().register([OURS, NEXT])
     default_registry().register(OURS, "theirs")
     assert names(visible_references()) == []
@@ -122,7 +122,7 @@ def test_a_scope_follows_its_context_and_no_other():
         assert pool.submit(entered).result() == ["ours"]
 
 
-def test_neighbours_come_from_where_the_passage_came_from():
+def test_adjacent_chunks_come_from_the_registry_of_the_passage():
     shared = ReferenceRegistry()
     theirs = Passage("theirs", SECRET, path="handbook.md", start=300)
     shared.register(theirs)

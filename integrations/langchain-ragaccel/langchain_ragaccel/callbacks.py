@@ -404,7 +404,7 @@ def iterate_as_caller(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piec
 
 
 class CallerGenerator(AsyncGenerator[Piece, Any]):
-    """Pieces for asyncio, each made for a caller as :func:`iterate_as_caller` does.
+    """KGrams for asyncio, each made for a caller as :func:`iterate_as_caller` does.
 
     It is no generator function's, since an event loop that shuts down closes all of those at once,
     and complains of one that the one around it is closing already.
