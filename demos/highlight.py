@@ -14,8 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG, FocusedRetriever, Highlighter, Retriever, Segment, Store
-from ragaccel import default_index_path, index_folder, load_embedder
+from ragaccel import LLM, RAG, Retriever, Store
+from ragaccel.answer import Highlighter, Segment
+from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel import index_folder, load_embedder
+from ragaccel.retrieval.store import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What should I do if battery acid gets on my skin?"

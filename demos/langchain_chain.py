@@ -18,7 +18,9 @@ from langchain_ragaccel import ChatRagaccel, RagaccelRetriever
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import FocusedRetriever, default_index_path, open_retriever
+from ragaccel import open_retriever
+from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.store import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "How high may the swell be for a landing at Gannet Ledge?"

@@ -18,8 +18,10 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Answer, Drafter, FocusedRetriever, NoDrafter, Prompt, Retriever
-from ragaccel import SpaceDrafter, Store, default_index_path, index_folder, load_embedder
+from ragaccel import LLM, RAG, Answer, Drafter, NoDrafter, Prompt, Retriever
+from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel import SpaceDrafter, Store, index_folder, load_embedder
+from ragaccel.retrieval.store import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"

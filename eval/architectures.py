@@ -266,7 +266,7 @@ def _tried(configuration: Configuration, dtype: torch.dtype) -> Row:
 def _compared(model: Any) -> Row:
     """Answer alone and together, drafted and not, and say what came of it."""
     from ragaccel import LLM, NoDrafter, Reference
-    from ragaccel.errors import ModelRefusedError
+    from ragaccel.errors import UnsupportedModelError
 
     chance = random.Random(5)
     prompts = [random_prompt(chance, length) for length in LENGTHS]
@@ -293,7 +293,7 @@ def _compared(model: Any) -> Row:
         batch = llm.generate(prompts, references=guesses, **_SETTINGS)
     except OverdueError:
         raise
-    except ModelRefusedError as error:
+    except UnsupportedModelError as error:
         return {**row, "status": REFUSED, "why": first_line(error)}
     except Exception as error:  # one of ours as well: what was accepted at load must be answered
         return {**row, "status": WRONG, "why": f"{type(error).__name__}: {first_line(error)}"}

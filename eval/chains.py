@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import RAG, is_documents_only
+from ragaccel import RAG
+from ragaccel.frameworks.prompt_parsing import is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

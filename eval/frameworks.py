@@ -34,7 +34,8 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel import LLM, build_prompt, is_documents_only
+from ragaccel import LLM, build_prompt
+from ragaccel.frameworks.prompt_parsing import is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from eval.ledger import write_whole
 from eval.script import measured, new_parser, result
-from ragaccel import LLM, RAG, FocusedRetriever, Retriever, Store, index_folder, load_embedder
+from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
+from ragaccel.retrieval.focusing import FocusedRetriever
 from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from eval.jobs import Job
 from eval.passes import synchronize
 from eval.rag_clock import Clock
 from eval.stock import greedy
-from ragaccel import LLM, NoDrafter, build_prompt, is_documents_only
+from ragaccel import LLM, NoDrafter, build_prompt
+from ragaccel.frameworks.prompt_parsing import is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -361,8 +361,8 @@ def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Ask all in each mode, and count what was seen."""
-    from ragaccel import default_registry
     from ragaccel.drafting.policy import REHEARSAL
+    from ragaccel.frameworks.registry import default_registry
 
     REHEARSAL.start()
     REHEARSAL.wait(300)

@@ -651,7 +651,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     """Run blocking work beside the event loop.
 
     Raises:
-        ForkError: this process was forked from one that had used a model.
+        ConfigurationError: this process was forked from one that had used a model.
         RuntimeError: in place of a SystemExit or KeyboardInterrupt, which would end the event loop
             and with it the requests of all others. No signal raises one in these threads: a
             callback of the request did.

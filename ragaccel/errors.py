@@ -16,23 +16,28 @@ from typing import Any
 
 
 class RagaccelError(Exception):
-    """Any error of this package that a user can act on."""
+    """Base class of all errors of this package that a user can act on."""
 
 
 class ConfigurationError(RagaccelError, ValueError):
-    """A setting or argument that cannot work; raised at the start of a request."""
+    """A setting, an argument or a process that cannot work; raised before a request starts.
 
-
-class UnknownArgumentError(RagaccelError, TypeError):
-    """An argument that a class or a call does not take; the message says what to use instead."""
+    A process that was forked after its parent had used a model is one of them: load models after
+    the fork.
+    """
 
 
 class CapacityError(ConfigurationError):
-    """A prompt and its answer do not fit the model's context."""
+    """The prompt and its answer do not fit the model's context."""
 
 
 class MissingExtraError(RagaccelError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed.
+
+    Args:
+        what: the package that is missing.
+        extra: the extra of ragaccel that brings it.
+    """
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed: pip install 'ragaccel[{extra}]'")
@@ -41,43 +46,34 @@ class MissingExtraError(RagaccelError, ImportError):
 
 
 class ModelNotFoundError(RagaccelError):
-    """No model of that name: neither a folder, nor in the local cache, nor on the hub."""
+    """The name is neither a folder, nor a model in the local cache, nor one on the hub."""
 
 
-class ModelRefusedError(RagaccelError):
-    """A model that cannot be decoded exactly; the message names the cause."""
-
-
-class ForkError(RagaccelError):
-    """A model in a process that was forked from one that had already used a model."""
+class UnsupportedModelError(RagaccelError):
+    """The model cannot be decoded exactly, or is damaged; the message names the cause."""
 
 
 class DocumentError(RagaccelError):
-    """A file that cannot be read as a document."""
+    """A file cannot be read as a document."""
 
 
-class NothingIndexedError(RagaccelError):
-    """There is no passage to answer from."""
+class EmptyIndexError(RagaccelError):
+    """No passage was found to answer from."""
 
 
-class IndexMismatchError(RagaccelError):
-    """An index made with other settings; the message carries the command that rebuilds it."""
-
-
-class IndexCorruptError(RagaccelError):
-    """An index file that is damaged; the message carries the command that rebuilds it."""
+class IndexUnusableError(RagaccelError):
+    """An index is damaged or was made with other settings; the message says how to rebuild it."""
 
 
 class IndexBusyError(RagaccelError):
     """Another process is writing to the index."""
 
 
-class IndexWriteError(RagaccelError):
-    """An index that cannot be written: the disk is full or permission is missing."""
+class StorageError(RagaccelError):
+    """A file cannot be written: the disk is full or permission is missing.
 
-
-class MemoryWriteError(RagaccelError):
-    """A memory's file that cannot be written; what was saved before is whole."""
+    What was saved before is still whole.
+    """
 
 
 Check = Callable[[str, Any], Any]
@@ -325,7 +321,7 @@ def check_arguments(
         instead: advice for names of other libraries, before that of ``ELSEWHERE``.
 
     Raises:
-        UnknownArgumentError: a name that there is not; the message says what to use instead.
+        TypeError: a name that there is not; the message says what to use instead.
     """
     names = sorted(known)
     unknown = sorted(set(given).difference(names))
@@ -334,7 +330,7 @@ def check_arguments(
         told = [f"{name}: {advice[name]}" for name in unknown if name in advice]
         others = [_corrected(name, names) for name in unknown if name not in advice]
         listed = [f"there are {', '.join(names)}"] if others else []
-        raise UnknownArgumentError(f"{who} takes no {'; '.join([*told, *others, *listed])}")
+        raise TypeError(f"{who} takes no {'; '.join([*told, *others, *listed])}")
 
 
 def _corrected(name: str, known: list[str]) -> str:

@@ -408,9 +408,9 @@ class LLM:
             ``do_sample`` does not.
 
     Raises:
-        ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
-        ConfigurationError: arguments that cannot work, or exclude each other.
-        ForkError: this process was forked from one that had used a model; requests raise it too.
+        UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
+        ConfigurationError: arguments cannot work or exclude each other; or this process was forked
+            from one that had used a model (requests raise that too).
     """
 
     def __init__(
@@ -496,7 +496,7 @@ class LLM:
 
         Raises:
             ModelNotFoundError: there is no such folder or model.
-            ModelRefusedError: the model cannot be decoded exactly; the message names the cause.
+            UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
             ConfigurationError: arguments that exclude each other.
         """
         options: dict[str, Any] = {

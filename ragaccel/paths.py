@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
-from ragaccel.errors import ForkError
+from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -275,12 +275,12 @@ def claim_torch() -> None:
     pool, and for locks that others held at the fork.
 
     Raises:
-        ForkError: A process that this one was forked from has claimed it.
+        ConfigurationError: A process that this one was forked from has claimed it.
     """
     if not _torch_owner:
         _torch_owner.append(os.getpid())
     if not owns_torch():
-        raise ForkError(
+        raise ConfigurationError(
             "this process was forked from one that had already used a model, and cannot use any: "
             "load models after the fork, in each process, or start processes by spawn"
         )

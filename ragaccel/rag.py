@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.config import check_settings, remembers
-from ragaccel.errors import ConfigurationError, NothingIndexedError, positive, shown, text
+from ragaccel.errors import ConfigurationError, EmptyIndexError, positive, shown, text
 from ragaccel.passage import Passage
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_texts, build_prompt, check_history, check_passage
@@ -86,7 +86,7 @@ class RAG:
         ``history`` is the chat so far, as messages; ``settings`` are those of ``LLM.generate``.
 
         Raises:
-            NothingIndexedError: there is no passage to answer from.
+            EmptyIndexError: there is no passage to answer from.
             CapacityError: the question, or every single passage, is too long for the context.
         """
         return self.stream(question, history, **settings).finish()
@@ -189,7 +189,7 @@ class RAG:
         if found and (whole := asked_before(question, history)):
             found = _alternate(found, self._found(whole))[: self.k]
         if not found:
-            raise NothingIndexedError(
+            raise EmptyIndexError(
                 "there is no passage to answer from: index a folder first, with "
                 "`ragaccel index FOLDER` or ragaccel.index_folder"
             )

@@ -18,7 +18,7 @@ import asyncio, os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import torch
 import ragaccel
-from ragaccel import LLM, RAG, ForkError, Passage, load_embedder
+from ragaccel import LLM, RAG, ConfigurationError, Passage, load_embedder
 
 
 def in_child(work):
@@ -36,7 +36,7 @@ def in_child(work):
 def is_refused(use):
     try:
         use()
-    except ForkError as error:
+    except ConfigurationError as error:
         return "forked from one that had already used a model" in str(error)
     return False
 """

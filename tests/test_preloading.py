@@ -105,8 +105,8 @@ def test_workers_of_a_server_that_loaded_a_model_are_refused_and_the_parent_goes
     with served(folder, "model") as asked:
         for process in (FIRST, SECOND, FIRST):
             refusal = asked(process, "ask", "What burns?")
-            assert list(refusal) == ["ForkError"]
-            assert "load models after the fork" in refusal["ForkError"]
+            assert list(refusal) == ["ConfigurationError"]
+            assert "load models after the fork" in refusal["ConfigurationError"]
         assert asked(FIRST, "search", "boat") == ["The boat is called Petrel."]
         assert isinstance(asked(PARENT, "ask", "What burns?"), str)
         _require_reads_go_on(asked)

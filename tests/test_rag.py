@@ -7,7 +7,7 @@ from ragaccel.drafting.answer_memory import AnswerMemory
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.policy import REHEARSAL
 from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError
+from ragaccel.errors import CapacityError, ConfigurationError, EmptyIndexError
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG
 
@@ -101,7 +101,7 @@ def test_passages_that_do_not_fit_are_reported():
 
 
 def test_no_passages_no_answer():
-    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+    with pytest.raises(EmptyIndexError, match="ragaccel index"):
         RAG(tiny_llm(), Shelf()).ask(QUESTION)
 
 

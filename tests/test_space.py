@@ -13,11 +13,11 @@ from ragaccel import (
     ConfigurationError,
     ModelNotFoundError,
     NoDrafter,
-    PaperSpaceDrafter,
     SpaceAdapter,
     SpaceDrafter,
 )
 from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.space import PaperSpaceDrafter
 from ragaccel.engine.engine import EngineVerifier
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]

@@ -13,7 +13,7 @@ from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, History
 from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
 from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
 from ragaccel.drafting.policy import REHEARSAL
-from ragaccel.errors import NothingIndexedError
+from ragaccel.errors import EmptyIndexError
 from ragaccel.retrieval.focusing import nearest_sentences
 
 if TYPE_CHECKING:
@@ -332,13 +332,13 @@ class TimedRetriever:
         """The piped-in passages, then the nearest ones of the index, k in all.
 
         Raises:
-            NothingIndexedError: there is none.
+            EmptyIndexError: there is none.
         """
         began = time.perf_counter()
         passages = [*self.first, *self._retriever.search(query, k)][:k]
         self.seconds += time.perf_counter() - began
         if not passages:
-            raise NothingIndexedError(f"no passage of {self._name} has to do with the question")
+            raise EmptyIndexError(f"no passage of {self._name} has to do with the question")
         return passages
 
     @property
@@ -403,8 +403,8 @@ def open_session(
     """Index what is new, load the model and open the history.
 
     Raises:
-        NothingIndexedError: there is nothing to answer from.
-        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+        EmptyIndexError: there is nothing to answer from.
+        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
     """
     from ragaccel.rag import RAG
 
@@ -449,7 +449,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     """Load the language model that the settings name, or the bundled reader.
 
     Raises:
-        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
     """
     terminal.pass_on_warnings()
     name, memory = settings.model, settings.memory

@@ -176,7 +176,7 @@ def search(
     from ragaccel.cli.ask import read_question
     from ragaccel.cli.index import open_index
     from ragaccel.cli.terminal import ExitCode
-    from ragaccel.errors import NothingIndexedError
+    from ragaccel.errors import EmptyIndexError
 
     asked = read_question(terminal, target, query, index, verb="search")
     with open_index(terminal, asked.source, settings) as opened:
@@ -190,7 +190,7 @@ def search(
             }
         )
     if not passages:
-        raise NothingIndexedError(f"no passage of {asked.source.name} has to do with it")
+        raise EmptyIndexError(f"no passage of {asked.source.name} has to do with it")
     if not json:
         for number, passage in enumerate(passages, start=1):
             _show_found(terminal, number, passage, full=full)
@@ -409,11 +409,11 @@ def _agrees(terminal: "Terminal", source: "Source") -> bool:
 
 
 def _delete(source: "Source") -> None:
-    from ragaccel.errors import NothingIndexedError
+    from ragaccel.errors import EmptyIndexError
     from ragaccel.retrieval.store import Store
 
     if not source.index.exists():
-        raise NothingIndexedError(f"there is no index at {source.index}")
+        raise EmptyIndexError(f"there is no index at {source.index}")
     Store(source.index).discard()
 
 

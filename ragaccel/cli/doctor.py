@@ -169,7 +169,7 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
     """Measure, show and keep what passes of the model cost on this device.
 
     Raises:
-        ModelNotFoundError, ModelRefusedError: the model cannot be used.
+        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
     """
     from ragaccel.models.packing import forget_packing
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.cli.terminal import UsageError, explain, indexing_progress, printable
-from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError, NothingIndexedError
+from ragaccel.errors import EmptyIndexError, IndexBusyError, IndexUnusableError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -128,12 +128,12 @@ def open_store(source: Source) -> Iterator[Store]:
     """Open an index to look into it.
 
     Raises:
-        NothingIndexedError: there is none; the message says how to make one.
+        EmptyIndexError: there is none; the message says how to make one.
     """
     from ragaccel.retrieval.store import Store
 
     if not source.index.exists():
-        raise NothingIndexedError(
+        raise EmptyIndexError(
             f"there is no index at {source.index}: make one with `{source.index_command()}`"
         )
     with Store(source.index) as store:
@@ -188,7 +188,7 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     another process is at it or there is no room or permission; stderr says so.
 
     Raises:
-        NothingIndexedError: there is no passage in it.
+        EmptyIndexError: there is no passage in it.
     """
     from ragaccel.retrieval.retriever import Retriever
     from ragaccel.retrieval.store import Store
@@ -199,18 +199,18 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     embedder = load_embedder(settings)
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
-            raise hindrance or NothingIndexedError(_nothing(source))
+            raise hindrance or EmptyIndexError(_nothing(source))
         yield OpenIndex(Retriever(store, embedder), embedder, settings.k)
 
 
 def _bring_up_to_date(
     terminal: Terminal, source: Source, settings: Settings
-) -> IndexBusyError | IndexWriteError | None:
+) -> IndexBusyError | StorageError | None:
     """Index what is new; or return what is in the way of that."""
     try:
         report = index_source(terminal, source, settings, retry_failed=False)
         tell_report(terminal, source, report)
-    except (IndexBusyError, IndexWriteError) as error:
+    except (IndexBusyError, StorageError) as error:
         if not source.index.is_file():
             raise
         terminal.warn(f"{explain(error)} (this answer is from the index as it is)")
@@ -257,12 +257,12 @@ def index_health(source: Source, settings: Settings) -> str:
     """Read an index through and say how it is.
 
     Raises:
-        IndexCorruptError, IndexMismatchError: it is damaged, or of another embedding model.
+        IndexUnusableError, IndexUnusableError: it is damaged, or of another embedding model.
     """
     with open_store(source) as store:
         if problems := store.check():
             again = source.index_command(rebuild=True)
-            raise IndexCorruptError(
+            raise IndexUnusableError(
                 f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
             )
         store.require_embedder(load_embedder(settings).fingerprint)

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ragaccel.errors import CapacityError, ConfigurationError, NothingIndexedError, RagaccelError
+from ragaccel.errors import CapacityError, ConfigurationError, EmptyIndexError, RagaccelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -364,7 +364,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """The exit code that an error ends the command with."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, NothingIndexedError):
+    if isinstance(error, EmptyIndexError):
         return ExitCode.NOTHING
     if isinstance(error, ConfigurationError) and not isinstance(error, CapacityError):
         return ExitCode.USAGE

@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from ragaccel.drafting.calibration import Calibration, SpaceCalibration
 from ragaccel.drafting.history import Figures, History, MemoryFigures
-from ragaccel.errors import ConfigurationError, MemoryWriteError
+from ragaccel.errors import ConfigurationError, StorageError
 from ragaccel.paths import PerProcess, atomic_write
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Filed(ABC):
 
         Raises:
             ConfigurationError: there is no path, or the file there was refused.
-            MemoryWriteError: it cannot be written; what was saved before is whole.
+            StorageError: it cannot be written; what was saved before is whole.
         """
         if self.path is None:
             raise ConfigurationError("there is no file to save to: make the memory with path=…")
@@ -184,7 +184,7 @@ class Filed(ABC):
             try:
                 write_archive(self.path, {**own, **header}, arrays)
             except OSError as error:
-                raise MemoryWriteError(
+                raise StorageError(
                     f"{self.path} cannot be written ({error.strerror or error}): free some space, "
                     f"allow writing there, or choose another path"
                 ) from error

@@ -169,7 +169,7 @@ class Scheduler:
         Raises:
             BaseException: what the first of them raised that raised anything.
             Cancelled: this was asked for, at the latest before the last round; none has a step.
-            ForkError: this process was forked from one that had used a model.
+            ConfigurationError: this process was forked from one that had used a model.
             ValueError: there are none.
         """
         if not sessions:

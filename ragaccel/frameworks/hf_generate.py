@@ -68,7 +68,7 @@ def engine_for(model: Any) -> GenerateEngine:
 
     Raises:
         ConfigurationError: the model is in training mode, or called under autocast.
-        ModelRefusedError: it cannot be decoded exactly.
+        UnsupportedModelError: it cannot be decoded exactly.
     """
     if model.training:
         raise ConfigurationError("the model is in training mode: call model.eval() first")
@@ -155,8 +155,8 @@ class CustomGenerate:
             ConfigurationError: something that cannot be done exactly, or not at all: beams, scores,
                 a cache that is passed in.
             CapacityError: a prompt and its answer do not fit the model's context.
-            ModelRefusedError: the model cannot be decoded exactly.
-            ForkError: this process was forked from one that had used a model.
+            UnsupportedModelError: the model cannot be decoded exactly.
+            ConfigurationError: this process was forked from one that had used a model.
         """
         claim_torch()
         mask = model_kwargs.get("attention_mask")

@@ -339,7 +339,7 @@ class HuggingFaceModel:
         findings: what it showed, for targets that are such copies themselves.
 
     Raises:
-        ModelRefusedError: if the model cannot be decoded exactly; the message names the cause.
+        UnsupportedModelError: if the model cannot be decoded exactly; the message names the cause.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
     ModelNotFoundError,
-    ModelRefusedError,
+    UnsupportedModelError,
     shown,
 )
 from ragaccel.models.hf_model import HuggingFaceModel
@@ -62,7 +62,7 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
 
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
-        ModelRefusedError: it needs code of its own, or its config rules exact decoding out.
+        UnsupportedModelError: it needs code of its own, or its config rules exact decoding out.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _located(name, model_kwargs)
@@ -104,7 +104,7 @@ def load_model(
 
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
-        ModelRefusedError: a model that cannot be decoded exactly, or needs code of its own.
+        UnsupportedModelError: a model that cannot be decoded exactly, or needs code of its own.
         MissingExtraError: what spreads models is not installed.
         ConfigurationError: arguments that exclude each other.
     """
@@ -170,7 +170,7 @@ def as_target(
         check_folder: where it is remembered which architectures were checked past their lengths.
 
     Raises:
-        ModelRefusedError: the model cannot be decoded exactly.
+        UnsupportedModelError: the model cannot be decoded exactly.
         ConfigurationError: it is no model of transformers.
     """
     claim_torch()
@@ -338,7 +338,7 @@ def _reading(
         raise
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"{str(name)!r} brings code of its own: read it, then load with "
                 "trust_remote_code=True"
             ) from error
@@ -351,9 +351,9 @@ def _reading(
         raise _refused(name, part, error) from error
 
 
-def _refused(name: str | Path, part: str, error: BaseException) -> ModelRefusedError:
+def _refused(name: str | Path, part: str, error: BaseException) -> UnsupportedModelError:
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return ModelRefusedError(
+    return UnsupportedModelError(
         f"cannot load {str(name)!r}: its {part} cannot be read ({kind}{_first_line(error)})"
     )
 

@@ -34,7 +34,7 @@ from transformers import AttentionInterface
 
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.model_input import run_rows, together, tree_rows
-from ragaccel.errors import ModelRefusedError
+from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.support import NoCopyError, lengths_of, make_small_copy, quantization_of
 from ragaccel.paths import atomic_write, data_dir
 
@@ -59,7 +59,7 @@ _TIMES_NOISE = 4.0
 _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
-class NotItselfError(ModelRefusedError):
+class NotItselfError(UnsupportedModelError):
     """Transformers' own passes disagree with each other; ``difference`` says by how much."""
 
     def __init__(self, name: str, difference: str, cause: str) -> None:
@@ -103,13 +103,13 @@ def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX
         lengths: tokens before the tree, for each sample; those that the model reads are taken.
 
     Raises:
-        ModelRefusedError: the model reads too little, or is no causal one.
+        UnsupportedModelError: the model reads too little, or is no causal one.
     """
     vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
     limit = target.max_positions
     behind = len(_PARENTS) + 1
     if limit is not None and limit < min(lengths) + behind:
-        raise ModelRefusedError(f"{_name(target)} reads {limit} tokens: too few to be of use")
+        raise UnsupportedModelError(f"{_name(target)} reads {limit} tokens: too few to be of use")
     samples = [
         _sample(vocab_size, length)
         for length in lengths
@@ -126,7 +126,7 @@ def check_model(target: HuggingFaceTarget, expected: Expected) -> None:
     """Verify trees, keep one branch of each, go on from it, and compare with plain passes.
 
     Raises:
-        ModelRefusedError: naming the step that deviates and by how much.
+        UnsupportedModelError: naming the step that deviates and by how much.
     """
     for sample, wanted in zip(expected.samples, expected.logits, strict=True):
         with torch.inference_mode(), _explained(target):
@@ -138,7 +138,7 @@ def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
     """Check as ``check_model`` does, with the rows of all samples in one pass.
 
     Raises:
-        ModelRefusedError: naming the step that deviates and by how much.
+        UnsupportedModelError: naming the step that deviates and by how much.
     """
     with torch.inference_mode(), _explained(target):
         found = _ours(target, expected.samples)
@@ -150,7 +150,7 @@ def passes_check(target: HuggingFaceTarget, expected: Expected) -> bool:
     """Whether ``check_model`` finds nothing wrong."""
     try:
         check_model(target, expected)
-    except ModelRefusedError as refusal:
+    except UnsupportedModelError as refusal:
         logger.debug("decoding with the model's own attention: %s", refusal)
         return False
     return True
@@ -165,10 +165,10 @@ def _sample(vocab_size: int, length: int) -> Sample:
 def _explained(target: HuggingFaceTarget) -> Iterator[None]:
     try:
         yield
-    except ModelRefusedError:
+    except UnsupportedModelError:
         raise
     except Exception as error:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{_name(target)} cannot verify a tree of guesses over our cache: "
             f"{type(error).__name__}: {error}"
         ) from error
@@ -279,7 +279,7 @@ def _compare(
     for step, ours, theirs in zip(_STEPS, found, wanted, strict=True):
         deviation = float((ours - theirs).abs().max())
         if not deviation <= allowed:
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"{_name(target)} deviates from plain decoding when {step}: logits differ by "
                 f"{deviation:.2g}, {allowed:.2g} would be rounding. It cannot be decoded exactly."
             )
@@ -348,7 +348,7 @@ def check_lengths(
         folder: where findings are remembered; ``None`` remembers them in this process only.
 
     Raises:
-        ModelRefusedError: it cannot be decoded exactly past a length; the message names which.
+        UnsupportedModelError: it cannot be decoded exactly past a length; the message names which.
     """
     key = _key(model)
     found = None if key is None else (_FOUND.get(key) or _remembered(folder, key))
@@ -359,7 +359,7 @@ def check_lengths(
     if key is not None:
         _FOUND[key] = found
     if found.refusal:
-        raise ModelRefusedError(found.refusal)
+        raise UnsupportedModelError(found.refusal)
     if found.most_tokens is not None:
         logger.warning(
             "no small copy of %s can be checked: it is used for up to %s tokens, below the first "
@@ -411,7 +411,7 @@ def _found_by(
     copy = make_small_copy(model, seed)
     try:
         expected = expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
-    except ModelRefusedError as refusal:
+    except UnsupportedModelError as refusal:
         return Findings(refusal=_why_not_itself(model, make, seed, refusal))
     ways = [Findings(takes_ours=True), Findings(takes_ours=False)]
     if architecture.window is not None:
@@ -423,7 +423,7 @@ def _found_by(
             continue
         try:
             check_model(target, expected)
-        except ModelRefusedError as refusal:
+        except UnsupportedModelError as refusal:
             refusals.append(str(refusal))
             continue
         return replace(way, joins=not target.attends or _joins(target, expected))
@@ -433,7 +433,7 @@ def _found_by(
 def _joins(target: HuggingFaceTarget, expected: Expected) -> bool:
     try:
         check_batch(target, expected)
-    except ModelRefusedError as refusal:
+    except UnsupportedModelError as refusal:
         logger.info("%s: %s", UNBATCHABLE, refusal)
         return False
     return True
@@ -443,7 +443,7 @@ def _why_not_itself(
     model: Any,
     make: Callable[[Any, Findings], HuggingFaceTarget],
     seed: int,
-    refusal: ModelRefusedError,
+    refusal: UnsupportedModelError,
 ) -> str:
     """Say why transformers' own passes over a copy disagree, or cannot be run."""
     window = lengths_of(model.config).get("sliding_window")
@@ -452,7 +452,7 @@ def _why_not_itself(
     try:
         copy = make_small_copy(model, seed, windowed=False)
         expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
-    except (ModelRefusedError, NoCopyError):
+    except (UnsupportedModelError, NoCopyError):
         return _at_lengths(model, make, seed, str(refusal))
     return (
         f"{type(model).__name__} does not know the sliding_window={window} of its config: its "
@@ -476,7 +476,7 @@ def _at_lengths(
         copy = make_small_copy(model, seed, shortened=False)
         target = make(copy, Findings(takes_ours=False))
         check_model(target, expected_passes(target, _LENGTHS))
-    except (ModelRefusedError, NoCopyError):
+    except (UnsupportedModelError, NoCopyError):
         return refusal  # it is nothing that begins at a length
     return f"{refusal.rstrip('.')}. This shows past the lengths of its config: {named}"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from ragaccel.engine.engine import TargetModel
-from ragaccel.errors import ModelRefusedError
+from ragaccel.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,13 +73,13 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     """Read what decoding needs from a model.
 
     Raises:
-        ModelRefusedError: for models that cannot be verified in blocks or rolled back.
+        UnsupportedModelError: for models that cannot be verified in blocks or rolled back.
     """
     model = cast("Any", model)
     name = type(model).__name__
     _refuse_by_class(model, name)
     if getattr(model, "is_loaded_in_8bit", False):
-        raise ModelRefusedError(_INT8.format(name=name))
+        raise UnsupportedModelError(_INT8.format(name=name))
     refuse_by_config(model.config, {}, name)
     config: Any = model.config.get_text_config(decoder=True)
     attention = getattr(config, "_attn_implementation", None) or "eager"
@@ -88,7 +88,7 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     kinds = set(layer_types)
     window = getattr(config, "sliding_window", None) if _SLIDING in kinds else None
     if _SLIDING in kinds and not window:
-        raise ModelRefusedError(f"{name} has sliding layers but its config names no window")
+        raise UnsupportedModelError(f"{name} has sliding layers but its config names no window")
     softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # beyond SDPA
     return Architecture(
         max_positions=read_max_positions(config),
@@ -104,19 +104,21 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
     """Refuse what the configuration alone rules out, before any weights are loaded.
 
     Raises:
-        ModelRefusedError: naming the cause.
+        UnsupportedModelError: naming the cause.
     """
     name = name or f"a {config.model_type} model"
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefusedError(f"{name} is an encoder-decoder: only causal models are decoded")
+        raise UnsupportedModelError(f"{name} is an encoder-decoder: only causal models are decoded")
     text_config = config.get_text_config(decoder=True)
     if getattr(text_config, "alibi", False):
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} tells places by alibi, whose biases it counts in its cache and not by "
             "position_ids: a tree of guesses cannot be placed in it"
         )
     if not getattr(text_config, "is_causal", True):
-        raise ModelRefusedError(f"{name} attends to what follows: only causal models are decoded")
+        raise UnsupportedModelError(
+            f"{name} attends to later tokens: only causal models can be decoded"
+        )
     _layer_types(text_config, name)
     for quantization in (
         getattr(config, "quantization_config", None),
@@ -125,7 +127,7 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
     ):
         as_dict = quantization if isinstance(quantization, Mapping) else _fields(quantization)
         if as_dict.get("load_in_8bit") or as_dict.get("_load_in_8bit"):
-            raise ModelRefusedError(_INT8.format(name=name))
+            raise UnsupportedModelError(_INT8.format(name=name))
 
 
 def quantization_of(model: Any) -> str:
@@ -146,20 +148,20 @@ def _fields(quantization: Any) -> dict[str, Any]:
 
 def _refuse_by_class(model: Any, name: str) -> None:
     if getattr(model, "_is_stateful", False) and not _attends_only(model.config):
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} is recurrent: its state cannot be rolled back to an accepted token"
         )
     if not model.can_generate() or model.get_output_embeddings() is None:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"
         )
     if any(weight.is_inference() for weight in model.parameters()):
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} was made under torch.inference_mode(), where torch does not count what is "
             "written to its weights: load it outside of that"
         )
     if (getattr(model, "_tp_size", None) or 1) > 1:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} is split over processes (tensor parallel), where every process would have to "
             "draft alike: load it with device_map='auto', or use vLLM"
         )
@@ -172,7 +174,7 @@ def _refuse_by_class(model: Any, name: str) -> None:
         if needed not in parameters
     ]
     if missing:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} takes no {', '.join(missing)}: a tree of guesses cannot be placed in it"
         )
 
@@ -186,7 +188,7 @@ def _attends_only(config: Any) -> bool:
 def _refuse_by_attention(attention: str, name: str) -> None:
     kernel = attention.split("|")[-1]
     if "flash" in kernel or "flex" in kernel or kernel.startswith("paged"):
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} uses {attention}, which takes no tree masks: "
             "load it with attn_implementation='sdpa' or 'eager'"
         )
@@ -195,7 +197,7 @@ def _refuse_by_attention(attention: str, name: str) -> None:
 def _layer_types(config: Any, name: str) -> list[str]:
     modes = getattr(config, "kv_sharing_modes", None) or ()  # of each layer, None for those alone
     if getattr(config, "num_kv_shared_layers", 0) or any(mode is not None for mode in modes):
-        raise ModelRefusedError(f"{name} shares keys and values between layers: not supported")
+        raise UnsupportedModelError(f"{name} shares keys and values between layers: not supported")
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         if getattr(config, "attention_chunk_size", None):
@@ -205,7 +207,7 @@ def _layer_types(config: Any, name: str) -> list[str]:
         kinds = kinds * config.num_hidden_layers
     others = sorted(set(kinds) - {_FULL, _SLIDING})
     if others:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{name} has {', '.join(others)} layers: only full and sliding attention can be "
             "rolled back to an accepted token"
         )

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from ragaccel.errors import ConfigurationError, ModelRefusedError, shown
+from ragaccel.errors import ConfigurationError, UnsupportedModelError, shown
 from ragaccel.models.tool_calls import (
     SENTINEL_CALL,
     SENTINEL_KEY,
@@ -94,7 +94,7 @@ class ChatTemplate:
         rendered = as_messages(messages, arguments_as_text=as_text)
         try:
             return self._render(rendered, **inputs, **(options or {}))
-        except ModelRefusedError:  # it takes too long
+        except UnsupportedModelError:  # it takes too long
             raise
         except Exception as error:
             raise ConfigurationError(
@@ -150,7 +150,7 @@ class ChatTemplate:
             return None
         try:
             return self._render(messages, add_generation_prompt=True, **inputs)
-        except ModelRefusedError:  # it takes too long
+        except UnsupportedModelError:  # it takes too long
             raise
         except Exception:  # whatever a template raises, it does not take these
             return None
@@ -165,7 +165,7 @@ class ChatTemplate:
         try:
             text = within(_PATIENCE, render) if self._is_timed else render()
         except TimeoutError as error:
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"its chat template lays out messages for more than {_PATIENCE:.0f} seconds: it is "
                 "damaged, or made to hang"
             ) from error
@@ -182,7 +182,7 @@ class ChatTemplate:
         except ValueError:  # several templates and none of them the default
             return None
         if len(source) > _MAX_SOURCE:
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"its chat template has {len(source):,} characters, more than {_MAX_SOURCE:,}: it "
                 "is damaged, or no template"
             )

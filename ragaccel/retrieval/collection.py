@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragaccel.errors import ConfigurationError, NothingIndexedError
+from ragaccel.errors import ConfigurationError, EmptyIndexError
 from ragaccel.retrieval.retriever import (
     DENSE_WEIGHT,
     diversify,
@@ -76,12 +76,12 @@ class InPlace:
         """Refuse to go on without a file.
 
         Raises:
-            NothingIndexedError: With the cause.
+            EmptyIndexError: With the cause.
         """
         if self._delete is not None and not self._delete.alive:
-            raise NothingIndexedError("this temporary collection was closed: make a new one")
+            raise EmptyIndexError("this temporary collection was closed: make a new one")
         if not self.path.exists():
-            raise NothingIndexedError(
+            raise EmptyIndexError(
                 f"the collection {self.path} was moved or deleted: open it at its new place, or"
                 " make a new one"
             )
@@ -167,9 +167,9 @@ class Collection(InPlace):
             is made here.
 
     Raises:
-        IndexMismatchError: The vectors in the file were made by something else.
-        IndexWriteError: The file cannot be made.
-        IndexCorruptError: It is none of ours, or damaged.
+        IndexUnusableError: The vectors in the file were made by something else.
+        StorageError: The file cannot be made.
+        IndexUnusableError: It is none of ours, or damaged.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class Collection(InPlace):
 
         Raises:
             ConfigurationError: They do not fit one another, or cannot be kept.
-            IndexMismatchError: The collection holds vectors of another length.
-            IndexWriteError: The file is an index that ``ragaccel index`` keeps, or cannot be
+            IndexUnusableError: The collection holds vectors of another length.
+            StorageError: The file is an index that ``ragaccel index`` keeps, or cannot be
                 written to.
             IndexBusyError: Another process goes on writing to it.
         """
@@ -309,7 +309,7 @@ class Collection(InPlace):
 
         Raises:
             ConfigurationError: It is no vector, or k is below 1.
-            IndexMismatchError: The collection holds vectors of another length.
+            IndexUnusableError: The collection holds vectors of another length.
         """
         query = unit_vectors(cast("Any", [vector]))[0]
         k = require_k(k)

@@ -18,8 +18,8 @@ from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
     ModelNotFoundError,
-    ModelRefusedError,
     RagaccelError,
+    UnsupportedModelError,
 )
 from ragaccel.paths import PerProcess, atomic_write, claim_torch
 
@@ -39,7 +39,7 @@ def explained(folder: Path | str) -> Iterator[None]:
     """Turn whatever is raised over a damaged model folder into an error of ours.
 
     Raises:
-        ModelRefusedError: With the cause.
+        UnsupportedModelError: With the cause.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def explained(folder: Path | str) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries that read it raise whatever they like
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"the model in {folder} cannot be loaded ({cause}): save or download it anew, or use"
             " another"
         ) from error
@@ -58,7 +58,7 @@ class EmbedderSettings:
 
     Raises:
         ModelNotFoundError: A file of it cannot be read.
-        ModelRefusedError: It says what no model can be.
+        UnsupportedModelError: It says what no model can be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ def require_known_modules(folder: Path) -> None:
     runs whatever Python it brings along.
 
     Raises:
-        ModelRefusedError: It names the file and the class.
+        UnsupportedModelError: It names the file and the class.
     """
     for module in _modules(folder):
         _require_known_module(folder / "modules.json", module.get("type"), module.get("path", ""))
@@ -113,7 +113,7 @@ def require_known_modules(folder: Path) -> None:
 def _modules(folder: Path) -> list[dict[str, Any]]:
     modules = _read_json(folder / "modules.json") or []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelRefusedError(f"{folder / 'modules.json'} is no list of modules: use another")
+        raise UnsupportedModelError(f"{folder / 'modules.json'} is no list of modules: use another")
     return modules
 
 
@@ -134,12 +134,12 @@ def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0)
             for inner, name in (_read_object(routes).get("types") or {}).items():
                 _require_known_module(routes, name, inner, depth + 1)
     elif kind in ("Router", "Asym"):
-        raise ModelRefusedError(f"{file} nests modules deeper than any model does: use another")
+        raise UnsupportedModelError(f"{file} nests modules deeper than any model does: use another")
 
 
 def _require_class(file: Path, name: Any, home: str) -> None:
     if not isinstance(name, str) or not name.startswith(home):
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"{file} names {name!r}, which is not part of {home[:-1]}: loading it would run code"
             " that the model brings along; use another embedding model"
         )
@@ -173,7 +173,7 @@ def _pooling(config: dict[str, Any]) -> str:
 def _read_object(path: Path) -> dict[str, Any]:
     found = _read_json(path)
     if not isinstance(found, dict):
-        raise ModelRefusedError(f"{path} is no JSON object: save or download the model anew")
+        raise UnsupportedModelError(f"{path} is no JSON object: save or download the model anew")
     return found
 
 
@@ -325,7 +325,7 @@ class SentenceTransformerEmbedder:
     through :class:`ragaccel.retrieval.encoder.TextEncoder`, which loads in half the time and gives
     the same vectors; any other model through sentence-transformers itself.
 
-    A process that was forked from one that had used a model cannot embed (ForkError). To
+    A process that was forked from one that had used a model cannot embed (ConfigurationError). To
     open an embedder, and to count tokens, uses none.
 
     Args:

@@ -97,7 +97,7 @@ class FocusedRetriever:
         """Find the at most k passages that bear most on a question, cut to what bears most on it.
 
         Raises:
-            NothingIndexedError: The index holds no passage.
+            EmptyIndexError: The index holds no passage.
         """
         passages = self.retriever.search(query, k)
         scores = score_sentences(self.retriever.embedder, query, passages)

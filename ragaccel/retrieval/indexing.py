@@ -565,7 +565,7 @@ class IndexRun:
         """What people said of an index that is made anew, and warnings; little if it is damaged.
 
         Raises:
-            IndexWriteError: A program fills it.
+            StorageError: A program fills it.
             IndexBusyError: Another process keeps it from being read.
         """
         nothing = dict.fromkeys(_KEPT, "[]")
@@ -728,9 +728,9 @@ def index_folder(
     Raises:
         ConfigurationError: The folder is none.
         IndexBusyError: Another process is indexing.
-        IndexMismatchError: The index was made with other settings.
-        IndexCorruptError: The index is damaged.
-        IndexWriteError: The disk is full, or the place cannot be written to.
+        IndexUnusableError: The index was made with other settings.
+        IndexUnusableError: The index is damaged.
+        StorageError: The disk is full, or the place cannot be written to.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -782,7 +782,7 @@ def index_passages(
     Raises:
         DocumentError: The file cannot be read, or a line is no passage; nothing was changed then.
         IndexBusyError: Another process is indexing.
-        IndexMismatchError: The index was made with other settings.
+        IndexUnusableError: The index was made with other settings.
     """
     file = Path(file)
     started = time.perf_counter()

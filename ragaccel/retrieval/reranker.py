@@ -42,7 +42,7 @@ class CrossEncoderReranker:
         """How well each passage answers the question, in the model's own measure.
 
         Raises:
-            ForkError: This process was forked from one that had used a model.
+            ConfigurationError: This process was forked from one that had used a model.
         """
         if not passages:
             return []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ragaccel.errors import ConfigurationError, NothingIndexedError, shown
+from ragaccel.errors import ConfigurationError, EmptyIndexError, shown
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.retrieval.store import Store, require_dimension
 from ragaccel.retrieval.vector_index import FollowedVectors
@@ -182,8 +182,8 @@ class Retriever:
         reranker: Given the last word on the order of the best two dozen, if any.
 
     Raises:
-        IndexMismatchError: Another embedder made the index.
-        NothingIndexedError: There is no index.
+        IndexUnusableError: Another embedder made the index.
+        EmptyIndexError: There is no index.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Retriever:
                 reranker the score is the reranker's.
 
         Raises:
-            NothingIndexedError: The index holds no passage.
+            EmptyIndexError: The index holds no passage.
         """
         if mode not in MODES:
             raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -258,7 +258,7 @@ class Retriever:
         advice = "index a folder that has documents in it"
         if self.store.is_filled_by_program():
             advice = "put passages into it"
-        raise NothingIndexedError(f"{self.store.path} holds no passages: {advice}")
+        raise EmptyIndexError(f"{self.store.path} holds no passages: {advice}")
 
     def _fit_dimension(self) -> int:
         """The embedder's dimension, once the index is known to be made with it."""
@@ -311,9 +311,9 @@ def open_retriever(
     """Open an index for searching; all-MiniLM-L6-v2 without an embedder.
 
     Raises:
-        NothingIndexedError: There is no index at that place.
-        IndexMismatchError: Another embedder made it.
-        IndexCorruptError: It is damaged.
+        EmptyIndexError: There is no index at that place.
+        IndexUnusableError: Another embedder made it.
+        IndexUnusableError: It is damaged.
     """
     return Retriever(Store(index_path), embedder or load_embedder(), reranker=reranker)
 

@@ -27,12 +27,11 @@ import numpy as np
 
 from ragaccel.errors import (
     ConfigurationError,
+    EmptyIndexError,
     IndexBusyError,
-    IndexCorruptError,
-    IndexMismatchError,
-    IndexWriteError,
-    NothingIndexedError,
+    IndexUnusableError,
     RagaccelError,
+    StorageError,
 )
 from ragaccel.passage import Passage
 from ragaccel.paths import PerProcess, keep_forever
@@ -123,10 +122,10 @@ def require_no_link(path: Path) -> None:
     """Refuse an index beside its documents that is elsewhere: links come along with a folder, too.
 
     Raises:
-        IndexWriteError: It says how the other place can be used.
+        StorageError: It says how the other place can be used.
     """
     if is_own_place(path) and (path.is_symlink() or path.parent.is_symlink()):
-        raise IndexWriteError(
+        raise StorageError(
             f"{path} is behind a link to {path.resolve()}: delete the link, or give that place"
             " itself with --index PATH"
         )
@@ -187,17 +186,17 @@ def _named(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
             f"another process is writing to {path}: wait for it to end, then try again"
         )
     if "full" in message or "disk I/O" in message:
-        return IndexWriteError(
+        return StorageError(
             f"the disk is full, or {path} cannot grow: free some space and run the same"
             " command again; everything indexed before is kept"
         )
     if ("unable to open" in message or "readonly" in message) and _is_private(path):
-        return IndexWriteError(
+        return StorageError(
             f"{path} is another user's: its owner may share it with `{index_command(path)}"
             " --shared`, or keep an index of your own with --index PATH"
         )
     if "readonly" in message or "unable to open" in message:
-        return IndexWriteError(
+        return StorageError(
             f"cannot write {path}: change its permissions, or keep the index elsewhere with"
             " --index PATH"
         )
@@ -221,17 +220,17 @@ def is_foreign(path: Path) -> bool:
     return bool(header) and header[68:] != APPLICATION_ID.to_bytes(4, "big")
 
 
-def damaged(path: Path, cause: object) -> IndexCorruptError:
+def damaged(path: Path, cause: object) -> IndexUnusableError:
     """The error that says that a file is damaged, and what to do."""
     if is_foreign(path):
-        return IndexCorruptError(f"{path} is no index of ragaccel: give another with --index PATH")
+        return IndexUnusableError(f"{path} is no index of ragaccel: give another with --index PATH")
     command = index_command(path, rebuild=True)
     filled = (
         ""
         if is_own_place(path)
         else "; if a program put its passages in, delete it and put them in again"
     )
-    return IndexCorruptError(
+    return IndexUnusableError(
         f"the index {path} is damaged ({cause}): make it anew with `{command}`{filled}"
     )
 
@@ -266,18 +265,18 @@ def require_format(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse what is no index, or one of another format.
 
     Raises:
-        IndexCorruptError: It is a database of another program, or somebody put something into it.
-        IndexMismatchError: Another version of ragaccel made it.
+        IndexUnusableError: It is a database of another program, or somebody put something into it.
+        IndexUnusableError: Another version of ragaccel made it.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and is_foreign(path):
-        raise IndexCorruptError(f"{path} is a database of another program: choose another")
+        raise IndexUnusableError(f"{path} is a database of another program: choose another")
     found = _schema_in(connection)
     if not any(name == "meta" for _, name, *_ in found):
         raise damaged(path, "no such table: meta")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
-        raise IndexMismatchError(
+        raise IndexUnusableError(
             f"{path} has format {version}, this version of ragaccel reads"
             f" {SCHEMA_VERSION}: make it anew with `{index_command(path, rebuild=True)}`, or if a"
             " program put its passages in, put them into a new file"
@@ -542,11 +541,11 @@ class Connections:
 
     def _open(self) -> sqlite3.Connection:
         if self._place.is_dir():
-            raise NothingIndexedError(
+            raise EmptyIndexError(
                 f"{self.path} is a folder, not an index: name a file with --index PATH"
             )
         if not self._place.is_file():
-            raise NothingIndexedError(
+            raise EmptyIndexError(
                 f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
         require_no_link(self._place)
@@ -614,8 +613,8 @@ class Database:
 
         Raises:
             IndexBusyError: Another process, or another thread, holds it.
-            IndexWriteError: The place cannot be written to.
-            IndexCorruptError: What lies there is not ours.
+            StorageError: The place cannot be written to.
+            IndexUnusableError: What lies there is not ours.
         """
         with self._locked(wait_seconds):
             with self._placing():
@@ -630,14 +629,14 @@ class Database:
         new file stays too, for the next attempt.
 
         Raises:
-            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+            IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
         """
         draft = self._beside(".rebuilt")
         with self._locked():
             yield draft
             with self._placing():
                 if _has_log(draft):  # SQLite tells nobody when the last of it finds no room
-                    raise IndexWriteError(
+                    raise StorageError(
                         f"the disk is full, or {draft} cannot grow: free some space and run the"
                         " same command again; the old index is as it was"
                     )
@@ -649,7 +648,7 @@ class Database:
         """Delete the file, and what an unfinished :meth:`replacing` left.
 
         Raises:
-            IndexBusyError, IndexWriteError, IndexCorruptError: As in :meth:`writing`.
+            IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
         """
         with self._locked(), self._placing():
             self._delete()
@@ -658,7 +657,7 @@ class Database:
 
     def _settle(self) -> None:
         """Bring the log into the file, so that the file is whole without it."""
-        with suppress(IndexCorruptError, IndexMismatchError, NothingIndexedError):
+        with suppress(IndexUnusableError, IndexUnusableError, EmptyIndexError):
             ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
             if busy:
                 raise IndexBusyError(
@@ -669,10 +668,10 @@ class Database:
     @contextmanager
     def _locked(self, wait_seconds: float = 0.0) -> Iterator[None]:
         if self.path.is_dir():
-            raise IndexWriteError(f"{self.path} is a folder: name a file with --index PATH")
+            raise StorageError(f"{self.path} is a folder: name a file with --index PATH")
         require_no_link(self.path)
         if not is_open_here(self.path) and is_foreign(self.path):
-            raise IndexCorruptError(
+            raise IndexUnusableError(
                 f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
                 " with --index PATH, or delete it yourself if nobody needs it"
             )
@@ -688,7 +687,7 @@ class Database:
         try:
             yield
         except OSError as error:
-            raise IndexWriteError(
+            raise StorageError(
                 f"cannot write in {self.path.parent} ({error.strerror}): keep the index elsewhere"
                 " with --index PATH"
             ) from error
@@ -765,8 +764,8 @@ class Database:
         Nothing is done where the place is its own.
 
         Raises:
-            IndexWriteError: The place cannot be written to.
-            IndexCorruptError: What lies there is not ours.
+            StorageError: The place cannot be written to.
+            IndexUnusableError: What lies there is not ours.
         """
         path = Path(path)
         if path.resolve() == self.path.resolve():
@@ -816,7 +815,7 @@ def _make_lock(path: Path, *, shared: bool) -> None:
                 _make_empty(path, shared=shared)
             return
     if not stat.S_ISREG(state.st_mode):
-        raise IndexWriteError(f"{path} is not a file, which it must be to hold a lock: delete it")
+        raise StorageError(f"{path} is not a file, which it must be to hold a lock: delete it")
     if state.st_size:
         os.truncate(path, 0)
 
@@ -1036,7 +1035,7 @@ class Store:
         """A setting that is a number; 0 where it was never set.
 
         Raises:
-            IndexCorruptError: It is none, or beyond reason.
+            IndexUnusableError: It is none, or beyond reason.
         """
         written = self.meta(key, "0")
         if not (written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS):
@@ -1047,7 +1046,7 @@ class Store:
         """A setting that is a list of texts; empty where it was never set.
 
         Raises:
-            IndexCorruptError: It is none.
+            IndexUnusableError: It is none.
         """
         try:
             found = json.loads(self.meta(key, "[]"))
@@ -1061,7 +1060,7 @@ class Store:
         """Refuse an index whose vectors another embedder or chunker made.
 
         Raises:
-            IndexMismatchError: With the command that makes it anew.
+            IndexUnusableError: With the command that makes it anew.
         """
         made_with = self.meta("fingerprint")
         if made_with and made_with != fingerprint:
@@ -1076,7 +1075,7 @@ class Store:
             files = (name for name in sources if Path(name).is_file())
             collection = "" if folder else next(files, "")
         command = index_command(self.path, folder=folder, collection=collection, rebuild=True)
-        raise IndexMismatchError(
+        raise IndexUnusableError(
             f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
             " settings it was made with"
         )
@@ -1119,7 +1118,7 @@ class Store:
         """(epoch, change): the one is new when the index is made anew, the other at any change.
 
         Raises:
-            NothingIndexedError: The index was deleted since it was opened.
+            EmptyIndexError: The index was deleted since it was opened.
         """
         self._database.follow()
         return self.meta("epoch"), self.meta("change")
@@ -1202,7 +1201,7 @@ class Store:
         """The passage of a row of :data:`PASSAGE_COLUMNS`.
 
         Raises:
-            IndexCorruptError: Something else is written there than goes there.
+            IndexUnusableError: Something else is written there than goes there.
         """
         self._require_kinds(row, _PASSAGE_KINDS, "passage")
         passage = Passage(*row[1:9])
@@ -1220,7 +1219,7 @@ class Store:
         """Vectors [N, D] from the bytes that are kept of them.
 
         Raises:
-            IndexCorruptError: One is not of the length that all have.
+            IndexUnusableError: One is not of the length that all have.
         """
         size = 2 * self.number("dimension")
         if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
@@ -1238,7 +1237,7 @@ class Store:
             problems.append(f"{odd} passages have a vector of the wrong size")
         try:
             self.rows("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
-        except IndexCorruptError:
+        except IndexUnusableError:
             problems.append("the full-text search does not match the passages")
         return problems
 
@@ -1264,14 +1263,14 @@ class Store:
         """Refuse an index whose vectors are known to come from an embedder of another fingerprint.
 
         Raises:
-            IndexMismatchError: With what to do.
+            IndexUnusableError: With what to do.
         """
         if not self.is_filled_by_program():
             self.require_fingerprint(index_fingerprint(embedder))
             return
         made_with = self.meta("embedder")
         if made_with not in ("", embedder):
-            raise IndexMismatchError(
+            raise IndexUnusableError(
                 f"{self.path} holds vectors of another embedding model, {made_with!r}, not of"
                 f" {embedder!r}: open it with that model, or put the passages into a new file"
             )
@@ -1289,8 +1288,8 @@ class Store:
         """Make a file if there is none; refuse one that another embedder's vectors are in.
 
         Raises:
-            IndexMismatchError: As :meth:`require_embedder`.
-            IndexWriteError, IndexCorruptError: It cannot be made, or is none of ours.
+            IndexUnusableError: As :meth:`require_embedder`.
+            StorageError, IndexUnusableError: It cannot be made, or is none of ours.
         """
         if self._is_blank():
             with self.writing(wait_seconds=_WAIT_SECONDS):
@@ -1303,10 +1302,10 @@ class Store:
         """Keep a program from changing what runs of indexing keep.
 
         Raises:
-            IndexWriteError: It is an index of those.
+            StorageError: It is an index of those.
         """
         if not self.is_filled_by_program():
-            raise IndexWriteError(
+            raise StorageError(
                 f"{self.path} is kept by `ragaccel index`, whose next run would undo this: change"
                 " the documents and index again, or put passages into another file"
             )
@@ -1315,7 +1314,7 @@ class Store:
         """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
 
         Raises:
-            IndexMismatchError: As :meth:`require_embedder` and :func:`require_dimension`.
+            IndexUnusableError: As :meth:`require_embedder` and :func:`require_dimension`.
         """
         held = self.number("dimension")
         if not self.count_passages():
@@ -1338,10 +1337,10 @@ class Store:
         """Keep a run of indexing from a store whose passages exist nowhere else.
 
         Raises:
-            IndexWriteError: A program fills it.
+            StorageError: A program fills it.
         """
         if self.path.is_file() and self.is_filled_by_program():
-            raise IndexWriteError(
+            raise StorageError(
                 f"{self.path} holds passages that a program put in, which indexing would lose:"
                 " index into another file with --index PATH"
             )
@@ -1365,7 +1364,7 @@ class Store:
             kept: Further settings, which may differ.
 
         Raises:
-            IndexBusyError, IndexWriteError, IndexCorruptError: As from ``store.writing()``.
+            IndexBusyError, StorageError, IndexUnusableError: As from ``store.writing()``.
         """
         with self.atomic_write() as place, Store(place, shared=self.shared) as fresh:
             try:
@@ -1416,10 +1415,10 @@ def require_dimension(path: Path, given: int, held: int) -> None:
     """Refuse vectors of another length than those an index holds, if any.
 
     Raises:
-        IndexMismatchError: With both.
+        IndexUnusableError: With both.
     """
     if held not in (0, given):
-        raise IndexMismatchError(
+        raise IndexUnusableError(
             f"{path} holds vectors of {held} numbers, not of {given}: use the embedding model that"
             " made them, or put the passages into a new file"
         )

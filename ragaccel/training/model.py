@@ -37,7 +37,7 @@ class SpaceNetwork(nn.Module):
     The model is changed in place: in mode "gated" its layers are wrapped.
 
     Raises:
-        ModelRefusedError: the model cannot be decoded exactly, so there is no use in training it.
+        UnsupportedModelError: the model cannot be decoded exactly, so training it is of no use.
     """
 
     def __init__(self, model: Any, recipe: Recipe) -> None:

@@ -391,7 +391,7 @@ def train_space(
     Raises:
         ConfigurationError: a recipe, a file or a folder that cannot work; says what to do.
         ModelNotFoundError: no such model.
-        ModelRefusedError: a model that cannot be decoded exactly.
+        UnsupportedModelError: a model that cannot be decoded exactly.
         MissingExtraError: accelerate is not installed.
         KeyboardInterrupt: stopped; what was done is saved.
     """

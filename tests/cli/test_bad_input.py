@@ -129,11 +129,11 @@ def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
 
 def test_a_folder_that_may_only_be_read(cli, docs, llm, monkeypatch):
     cli("index", docs)
-    from ragaccel.errors import IndexWriteError
+    from ragaccel.errors import StorageError
     from ragaccel.retrieval.store import Database
 
     def refuse(self, *, reset=False):
-        raise IndexWriteError("cannot write the index: keep it elsewhere with --index PATH")
+        raise StorageError("cannot write the index: keep it elsewhere with --index PATH")
 
     monkeypatch.setattr(Database, "writing", refuse)
     ended = cli("ask", docs, QUESTION)

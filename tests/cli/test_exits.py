@@ -12,10 +12,10 @@ from ragaccel.cli.terminal import ExitCode, UsageError, exit_code_of, explain
 from ragaccel.errors import (
     CapacityError,
     ConfigurationError,
+    EmptyIndexError,
     IndexBusyError,
     MissingExtraError,
     ModelNotFoundError,
-    NothingIndexedError,
 )
 
 
@@ -26,7 +26,7 @@ from ragaccel.errors import (
         (UsageError("x"), 2),
         (ConfigurationError("x"), 2),
         (CapacityError("x"), 1),
-        (NothingIndexedError("x"), 3),
+        (EmptyIndexError("x"), 3),
         (ModelNotFoundError("x"), 1),
         (IndexBusyError("x"), 1),
         (RuntimeError("x"), 1),

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from ragaccel.drafting import memory as files
 from ragaccel.drafting.memory import Memory
-from ragaccel.errors import ConfigurationError, MemoryWriteError
+from ragaccel.errors import ConfigurationError, StorageError
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_save_that_fails_leaves_the_old_file_whole(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(MemoryWriteError, match=r"No space left.*free some space"):
+    with pytest.raises(StorageError, match=r"No space left.*free some space"):
         memory.save()
     monkeypatch.undo()
     assert path.read_bytes() == before

@@ -19,7 +19,7 @@ from ragaccel.engine import cuda_graphs as static_pass
 from ragaccel.engine.cuda_graphs import CaptureError, KVPool, StateLayout
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.model_input import run_rows, tree_rows
-from ragaccel.errors import ModelRefusedError
+from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.self_check import check_model, expected_passes
 
@@ -234,5 +234,5 @@ def test_static_passes_are_checked_as_others_are(monkeypatch):
     check_model(target, expected)
     monkeypatch.setattr(PlainKernel, "__call__", lambda _, q, *_args, **_settings: q * 0.0)
     target.graphs.clear()
-    with pytest.raises(ModelRefusedError, match="deviates from plain decoding"):
+    with pytest.raises(UnsupportedModelError, match="deviates from plain decoding"):
         check_model(target, expected)

@@ -13,7 +13,8 @@ from eval.chains import STREAMING, is_installed
 from eval.examples import MissingDataError, load_task
 from eval.rag_collection import load_questions, open_collection, share_found
 from eval.targets import load_target
-from ragaccel import Passage, ReferenceScope, default_registry
+from ragaccel import Passage
+from ragaccel.frameworks.registry import ReferenceScope, default_registry
 
 pytestmark = pytest.mark.usefixtures("no_event_loop_is_left")
 

@@ -8,8 +8,15 @@ from contextvars import copy_context
 
 import pytest
 
-from ragaccel import ReferenceRegistry, ReferenceScope, default_registry, gather_references
-from ragaccel.frameworks.registry import current_scope, reference_scope, visible_references
+from ragaccel.frameworks.references import gather_references
+from ragaccel.frameworks.registry import (
+    ReferenceRegistry,
+    ReferenceScope,
+    current_scope,
+    default_registry,
+    reference_scope,
+    visible_references,
+)
 from ragaccel.passage import Passage
 
 CLAUSE = (

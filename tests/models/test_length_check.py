@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine, warm_passes
-from ragaccel.errors import ModelRefusedError
+from ragaccel.errors import UnsupportedModelError
 from ragaccel.models import self_check as length_check
 from ragaccel.models import support as small_copy
 from ragaccel.models.hf_model import HuggingFaceModel
@@ -73,7 +73,7 @@ def gpt_neo(**fields):
 
 @pytest.mark.parametrize("kind", LEFTOVER)
 def test_a_window_that_the_modeling_code_does_not_know(kind):
-    with pytest.raises(ModelRefusedError, match=r"does not know the sliding_window=64.*= None"):
+    with pytest.raises(UnsupportedModelError, match=r"does not know the sliding_window=64.*= None"):
         HuggingFaceModel(make(kind, sliding_window=64))
     HuggingFaceModel(make(kind, sliding_window=None))
 
@@ -96,7 +96,7 @@ def test_a_window_that_no_sequence_reaches_is_no_fault():
     ids=["gpt_neo", "llama4", "doge"],
 )
 def test_what_changes_with_rows_or_lengths_by_itself(model, cause):
-    with pytest.raises(ModelRefusedError, match=cause):
+    with pytest.raises(UnsupportedModelError, match=cause):
         HuggingFaceModel(model())
 
 
@@ -201,9 +201,9 @@ def test_parts_of_float32_in_models_of_float64(kind):
 
 
 def test_causes_are_those_that_hold():
-    with pytest.raises(ModelRefusedError, match="alibi"):
+    with pytest.raises(UnsupportedModelError, match="alibi"):
         HuggingFaceModel(make("falcon", alibi=True))
-    with pytest.raises(ModelRefusedError, match="uses cache of its own"):
+    with pytest.raises(UnsupportedModelError, match="uses cache of its own"):
         HuggingFaceModel(make("minimax", layer_types=[FULL] * 2, head_dim=8, num_local_experts=4))
 
 
@@ -273,13 +273,13 @@ def test_nothing_of_the_caller_is_changed():
 
 def test_findings_are_remembered_by_config_and_class(tmp_path, monkeypatch):
     HuggingFaceModel(make("llama"), check_folder=tmp_path)
-    with pytest.raises(ModelRefusedError) as first:
+    with pytest.raises(UnsupportedModelError) as first:
         HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     monkeypatch.setattr(length_check, "_FOUND", {})
     monkeypatch.setattr(length_check, "make_small_copy", None)  # nothing is checked again
     HuggingFaceModel(make("llama"), check_folder=tmp_path)
-    with pytest.raises(ModelRefusedError) as second:
+    with pytest.raises(UnsupportedModelError) as second:
         HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
     assert str(second.value) == str(first.value)
     with pytest.raises(TypeError):
@@ -364,7 +364,7 @@ def test_loading_at_once_leaves_the_random_state_as_it_is():
 )
 def test_a_damaged_memory_is_checked_anew(damaged, tmp_path, monkeypatch):
     model = make("llama", sliding_window=64)
-    with pytest.raises(ModelRefusedError):
+    with pytest.raises(UnsupportedModelError):
         HuggingFaceModel(model, check_folder=tmp_path)
     (file,) = tmp_path.iterdir()
     if damaged == "a folder":
@@ -373,7 +373,7 @@ def test_a_damaged_memory_is_checked_anew(damaged, tmp_path, monkeypatch):
     else:
         file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     monkeypatch.setattr(length_check, "_FOUND", {})
-    with pytest.raises(ModelRefusedError, match="does not know"):
+    with pytest.raises(UnsupportedModelError, match="does not know"):
         HuggingFaceModel(model, check_folder=tmp_path)
     if file.is_file():
         assert json.loads(file.read_text())["found"]["refusal"]

@@ -18,7 +18,7 @@ from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
     ModelNotFoundError,
-    ModelRefusedError,
+    UnsupportedModelError,
 )
 from ragaccel.models import load
 from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, read_model_info
@@ -59,7 +59,7 @@ def test_an_outline_is_read_without_the_weights(folder, tmp_path, monkeypatch):
 
 def test_an_outline_of_what_cannot_be_decoded_is_refused(tmp_path):
     T5Config(num_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ModelRefusedError, match="encoder-decoder"):
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         read_model_info(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_spreading_without_the_extra_names_it(folder, monkeypatch):
 def test_a_model_that_is_split_over_processes_is_refused():
     model = make_tiny_model("llama", torch.float32)
     model._tp_size = 2
-    with pytest.raises(ModelRefusedError, match=r"tensor parallel.*device_map='auto', or use vLLM"):
+    with pytest.raises(UnsupportedModelError, match=r"tensor parallel.*'auto', or use vLLM"):
         load.as_target(model)
 
 
@@ -154,7 +154,7 @@ def test_folders_and_files_that_are_no_models(folder, tmp_path):
 def test_what_cannot_be_decoded_is_refused_before_its_weights_are_read(tmp_path):
     sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
     T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(ModelRefusedError, match="encoder-decoder"):
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         load_model(tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_code_of_its_own_is_not_run(folder, tmp_path):
     config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("raise SystemExit('run')")
-    with pytest.raises(ModelRefusedError, match="trust_remote_code=True"):
+    with pytest.raises(UnsupportedModelError, match="trust_remote_code=True"):
         load_model(tmp_path)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.decoding.request import Request
 from ragaccel.engine.engine import Engine
-from ragaccel.errors import ConfigurationError, ModelRefusedError
+from ragaccel.errors import ConfigurationError, UnsupportedModelError
 from ragaccel.llm import LLM
 from ragaccel.models import packing
 from ragaccel.models.hf_model import HuggingFaceModel, WeightVersions
@@ -137,7 +137,7 @@ def test_what_did_not_change_is_not_seen_to():
 def test_a_model_whose_weights_count_no_writes_is_refused():
     with torch.inference_mode():
         model = make_model()
-    with pytest.raises(ModelRefusedError, match="load it outside of that"):
+    with pytest.raises(UnsupportedModelError, match="load it outside of that"):
         HuggingFaceModel(model)
 
 

@@ -14,7 +14,7 @@ import tiny_encoders
 import torch
 from huggingface_hub import constants
 
-from ragaccel.errors import ConfigurationError, ModelNotFoundError, ModelRefusedError
+from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 from ragaccel.models import hub as locate
 from ragaccel.passage import Passage
 from ragaccel.retrieval import embedder as weights
@@ -201,9 +201,9 @@ def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, con
     ran = tmp_path / "ran"
     (folder / "evil_module.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
     monkeypatch.syspath_prepend(folder)
-    with pytest.raises(ModelRefusedError):
+    with pytest.raises(UnsupportedModelError):
         SentenceTransformerEmbedder(folder, device="cpu").embed_query("the lamp")
-    with pytest.raises(ModelRefusedError):
+    with pytest.raises(UnsupportedModelError):
         CrossEncoderReranker(folder, device="cpu").scores("the lamp", [Passage("a", "text")])
     assert not ran.exists()
 
@@ -227,7 +227,7 @@ def test_weights_that_are_missing_are_not_made_up(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    with pytest.raises(ModelRefusedError, match=r"no weights for encoder\.layer\.2"):
+    with pytest.raises(UnsupportedModelError, match=r"no weights for encoder\.layer\.2"):
         load_embedder(copy).embed_query("the lamp")
 
 
@@ -271,7 +271,7 @@ def test_folders_that_are_no_models(tmp_path):
 def test_a_damaged_model_folder_is_refused_by_an_error_of_ours(folder, tmp_path, file, content):
     damaged = shutil.copytree(folder, tmp_path / "model")
     (damaged / file).write_text(content)
-    with pytest.raises((ModelRefusedError, ModelNotFoundError), match=str(damaged)):
+    with pytest.raises((UnsupportedModelError, ModelNotFoundError), match=str(damaged)):
         load_embedder(damaged).embed_query("the lamp")
 
 

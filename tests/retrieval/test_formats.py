@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from ragaccel.errors import IndexMismatchError
+from ragaccel.errors import IndexUnusableError
 from ragaccel.retrieval.collection import Collection
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.retriever import Retriever
@@ -27,7 +27,7 @@ def test_an_index_of_another_format_is_made_anew(store, embedder, folder, versio
         lambda: index_folder(store, embedder, folder),
         lambda: Collection(store.path),
     ):
-        with pytest.raises(IndexMismatchError, match=r"format \d+, .* --rebuild`"):
+        with pytest.raises(IndexUnusableError, match=r"format \d+, .* --rebuild`"):
             use()
     assert index_folder(store, embedder, folder, rebuild=True).passages == 4
     assert store.check() == []

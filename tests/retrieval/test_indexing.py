@@ -8,7 +8,7 @@ import stat
 import pytest
 from fakes import HashEmbedder
 
-from ragaccel.errors import ConfigurationError, IndexMismatchError
+from ragaccel.errors import ConfigurationError, IndexUnusableError
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.loaders.process import ReaderProcess
 from ragaccel.retrieval.store import Store, default_index_path
@@ -213,7 +213,7 @@ def test_another_embedder_is_refused_until_rebuilt(embedder, folder):
 
     with Store(default_index_path(folder)) as store:
         index_folder(store, embedder, folder)
-        with pytest.raises(IndexMismatchError, match=r"ragaccel index .*docs --rebuild"):
+        with pytest.raises(IndexUnusableError, match=r"ragaccel index .*docs --rebuild"):
             index_folder(store, Other(), folder)
         assert index_folder(store, Other(), folder, rebuild=True).added == 3
         assert index_folder(store, Other(), folder).is_current
@@ -222,7 +222,7 @@ def test_another_embedder_is_refused_until_rebuilt(embedder, folder):
 def test_another_passage_size_is_refused(store, embedder, folder):
     index_folder(store, embedder, folder, passage_tokens=4)
     assert index_folder(store, embedder, folder).is_current
-    with pytest.raises(IndexMismatchError, match="passages of 4 tokens"):
+    with pytest.raises(IndexUnusableError, match="passages of 4 tokens"):
         index_folder(store, embedder, folder, passage_tokens=5)
     with pytest.raises(ConfigurationError, match="choose 1 to 171"):
         index_folder(store, embedder, folder, passage_tokens=200)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import HashEmbedder
 
-from ragaccel.errors import ConfigurationError, IndexMismatchError, NothingIndexedError
+from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.retriever import MODES, Retriever, fuse, open_retriever
 from ragaccel.retrieval.store import Store
@@ -137,11 +137,11 @@ def test_a_reranker_has_the_last_word(store, embedder, folder):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_indexed(store, embedder, tmp_path, mode):
-    with pytest.raises(NothingIndexedError, match="no index at"):
+    with pytest.raises(EmptyIndexError, match="no index at"):
         open_retriever(tmp_path / "none.db", embedder)
     (tmp_path / "empty").mkdir()
     index_folder(store, embedder, tmp_path / "empty")
-    with pytest.raises(NothingIndexedError, match="holds no passages"):
+    with pytest.raises(EmptyIndexError, match="holds no passages"):
         Retriever(store, embedder).search("x", mode=mode)
 
 
@@ -149,7 +149,7 @@ def test_another_embedder_is_refused(retriever, store):
     class Other(HashEmbedder):
         fingerprint = "another"
 
-    with pytest.raises(IndexMismatchError, match="--rebuild"):
+    with pytest.raises(IndexUnusableError, match="--rebuild"):
         Retriever(store, Other())
 
 

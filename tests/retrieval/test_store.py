@@ -10,11 +10,10 @@ import pytest
 from fakes import HashEmbedder
 
 from ragaccel.errors import (
+    EmptyIndexError,
     IndexBusyError,
-    IndexCorruptError,
-    IndexMismatchError,
-    IndexWriteError,
-    NothingIndexedError,
+    IndexUnusableError,
+    StorageError,
 )
 from ragaccel.retrieval.indexing import index_folder, index_passages
 from ragaccel.retrieval.retriever import Retriever
@@ -28,7 +27,7 @@ class OtherEmbedder(HashEmbedder):
 
 
 def test_reading_does_not_create_an_index(tmp_path):
-    with pytest.raises(NothingIndexedError, match="ragaccel index FOLDER"):
+    with pytest.raises(EmptyIndexError, match="ragaccel index FOLDER"):
         Store(tmp_path / "none.db").files()
     assert list(tmp_path.iterdir()) == []
 
@@ -60,9 +59,9 @@ def test_a_file_that_is_no_index(tmp_path, folder, embedder, content):
     path.parent.mkdir()
     path.write_bytes(content)
     with Store(path) as store:
-        with pytest.raises(IndexCorruptError, match=r"ragaccel index .*docs --rebuild"):
+        with pytest.raises(IndexUnusableError, match=r"ragaccel index .*docs --rebuild"):
             store.files()
-        with pytest.raises(IndexCorruptError):
+        with pytest.raises(IndexUnusableError):
             index_folder(store, embedder, folder)
         assert index_folder(store, embedder, folder, rebuild=True).added == 3
 
@@ -71,7 +70,7 @@ def read_everything(store):
     problems = store.check()
     list(store.vectors())
     if problems:
-        raise IndexCorruptError(f"{problems}: --rebuild")
+        raise IndexUnusableError(f"{problems}: --rebuild")
 
 
 @pytest.mark.parametrize("cut", [1 / 4, 3 / 4])
@@ -83,7 +82,7 @@ def test_a_truncated_index(store, embedder, folder, cut):
     store.close()
     data = store.path.read_bytes()
     store.path.write_bytes(data[: int(len(data) * cut)])
-    with pytest.raises(IndexCorruptError, match="--rebuild"):
+    with pytest.raises(IndexUnusableError, match="--rebuild"):
         read_everything(store)
     assert index_folder(store, embedder, folder, rebuild=True).passages > 200
 
@@ -101,7 +100,7 @@ def test_silent_damage_is_found_by_a_check(store, embedder, folder):
 def test_rebuilding_never_replaces_a_file_of_somebody_else(tmp_path, folder, embedder, content):
     path = tmp_path / "precious.txt"
     path.write_bytes(content)
-    with Store(path) as store, pytest.raises(IndexCorruptError, match="not replaced"):
+    with Store(path) as store, pytest.raises(IndexUnusableError, match="not replaced"):
         index_folder(store, embedder, folder, rebuild=True)
     assert path.read_bytes() == content
     assert not path.with_name("precious.txt.lock").exists()
@@ -118,12 +117,12 @@ def test_a_database_of_another_program_or_format(tmp_path, store, embedder, fold
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE meta (key)")
     other.close()
-    with pytest.raises(IndexCorruptError, match="another program"):
+    with pytest.raises(IndexUnusableError, match="another program"):
         Store(tmp_path / "other.db").files()
     index_folder(store, embedder, folder)
     store.rows("PRAGMA user_version = 99")
     store.close()
-    with pytest.raises(IndexMismatchError, match=r"format 99.*--rebuild"):
+    with pytest.raises(IndexUnusableError, match=r"format 99.*--rebuild"):
         store.files()
 
 
@@ -152,7 +151,7 @@ def test_a_full_disk_loses_nothing(store, embedder, folder):
     store.rows(f"PRAGMA max_page_count = {pages + 2}")
     for number in range(50):
         (folder / f"{number}.md").write_text(f"# {number}\n\n" + f"word{number} " * 100)
-    with pytest.raises(IndexWriteError, match="free some space"):
+    with pytest.raises(StorageError, match="free some space"):
         index_folder(store, embedder, folder)
     store.close()
     assert store.files() == before
@@ -162,7 +161,7 @@ def test_a_full_disk_loses_nothing(store, embedder, folder):
 
 def test_a_place_that_cannot_be_written(tmp_path, embedder, folder):
     (tmp_path / "file").write_text("")
-    with pytest.raises(IndexWriteError, match="--index PATH"):
+    with pytest.raises(StorageError, match="--index PATH"):
         index_folder(Store(tmp_path / "file/index.db"), embedder, folder)
 
 
@@ -223,18 +222,18 @@ def test_files_of_others_are_left_alone(tmp_path, folder, embedder):
     for path in (text, database):
         before = path.read_bytes()
         with Store(path) as store:
-            with pytest.raises(IndexCorruptError, match=r"is no index of ragaccel|another program"):
+            with pytest.raises(IndexUnusableError, match=r"no index of ragaccel|another program"):
                 store.files()
             for rebuild in (False, True):
-                with pytest.raises(IndexCorruptError, match="is no index of ragaccel"):
+                with pytest.raises(IndexUnusableError, match="is no index of ragaccel"):
                     index_folder(store, embedder, folder, rebuild=rebuild)
-            with pytest.raises(IndexCorruptError, match="is no index of ragaccel"):
+            with pytest.raises(IndexUnusableError, match="is no index of ragaccel"):
                 store.discard()
         assert path.read_bytes() == before
         assert not list(tmp_path.glob(f"{path.name}?*")), "nothing is left beside it"
-    with pytest.raises(IndexWriteError, match="is a folder"):
+    with pytest.raises(StorageError, match="is a folder"):
         index_folder(Store(folder), embedder, folder)
-    with pytest.raises(NothingIndexedError, match="is a folder"):
+    with pytest.raises(EmptyIndexError, match="is a folder"):
         Store(folder).files()
 
 
@@ -299,7 +298,7 @@ def test_a_rebuild_goes_on_only_with_what_was_begun_for_it(
 def test_a_rebuild_without_room_leaves_the_old_index(store, embedder, folder, monkeypatch):
     index_folder(store, embedder, folder)
     monkeypatch.setattr("ragaccel.retrieval.store._has_log", lambda path: True)
-    with pytest.raises(IndexWriteError, match="the old index is as it was"):
+    with pytest.raises(StorageError, match="the old index is as it was"):
         index_folder(store, embedder, folder, rebuild=True)
     assert store.check() == []
     assert store.count_passages() == 4
@@ -325,7 +324,7 @@ def test_a_moved_folder_is_rebuilt_where_it_is(embedder, folder):
         store.set_meta("fingerprint", "another")
     moved = folder.rename(folder.with_name("moved docs"))
     with Store(default_index_path(moved)) as store:
-        with pytest.raises(IndexMismatchError, match=r"`ragaccel index '.*moved docs' --rebuild`"):
+        with pytest.raises(IndexUnusableError, match=r"`ragaccel index '.*moved docs' --rebuild`"):
             index_folder(store, embedder, moved)
         assert index_folder(store, embedder, moved, rebuild=True).warnings == []
 
@@ -360,11 +359,11 @@ def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
         index_folder(store, embedder, folder, rebuild=True)
         assert "Tern" in retriever.search("boat", 1)[0].text
         index_folder(store, OtherEmbedder(), folder, rebuild=True)
-        with pytest.raises(IndexMismatchError):
+        with pytest.raises(IndexUnusableError):
             retriever.search("boat", 1)
         store.discard()
         for mode in ("fused", "text"):
-            with pytest.raises(NothingIndexedError):
+            with pytest.raises(EmptyIndexError):
                 retriever.search("boat", 1, mode=mode)
 
 

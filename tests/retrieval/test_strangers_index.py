@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 
-from ragaccel.errors import IndexBusyError, IndexCorruptError, IndexWriteError, RagaccelError
+from ragaccel.errors import IndexBusyError, IndexUnusableError, RagaccelError, StorageError
 from ragaccel.retrieval.collection import Collection
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.retriever import Retriever
@@ -73,9 +73,9 @@ def test_a_schema_with_anything_else_in_it_is_refused_and_made_anew(
     alter(shipped, script)
     (folder / "new.md").write_text("a new text.")
     with Store(shipped) as store:
-        with pytest.raises(IndexCorruptError, match="--rebuild"):
+        with pytest.raises(IndexUnusableError, match="--rebuild"):
             index_folder(store, embedder, folder)
-        with pytest.raises(IndexCorruptError, match="--rebuild"):
+        with pytest.raises(IndexUnusableError, match="--rebuild"):
             Retriever(store, embedder).search("lamp")
     assert mended(shipped, folder, embedder) == 4
 
@@ -149,7 +149,7 @@ def test_metadata_of_another_kind_is_damage(tmp_path, embedder):
         alter(tmp_path / "kept.db", f"UPDATE passage SET metadata = {written}")
         with (
             Collection(tmp_path / "kept.db") as kept,
-            pytest.raises(IndexCorruptError, match="metadata"),
+            pytest.raises(IndexUnusableError, match="metadata"),
         ):
             kept.get(["a"])
 
@@ -203,7 +203,7 @@ def test_a_half_made_index_that_came_along_is_not_gone_on_with(shipped, folder, 
 def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder, tmp_path):
     """One may name a file of the user's, which SQLite would delete after it."""
     shipped.with_name("index.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
-    with Store(shipped) as store, pytest.raises(IndexCorruptError, match="journal"):
+    with Store(shipped) as store, pytest.raises(IndexUnusableError, match="journal"):
         store.files()
     assert mended(shipped, folder, embedder) == 3
     assert not shipped.with_name("index.db-journal").exists()
@@ -225,9 +225,9 @@ def test_an_index_behind_a_link_is_not_somebody_elses(folder, embedder, tmp_path
         place.parent.mkdir()
         place.symlink_to(theirs)
     for rebuild in (False, True):
-        with Store(place) as store, pytest.raises(IndexWriteError, match="link"):
+        with Store(place) as store, pytest.raises(StorageError, match="link"):
             index_folder(store, embedder, folder, rebuild=rebuild)
-    with Store(place) as store, pytest.raises(IndexWriteError, match=r"link.*--index"):
+    with Store(place) as store, pytest.raises(StorageError, match=r"link.*--index"):
         store.files()
     assert theirs.read_bytes() == before
 
@@ -237,7 +237,7 @@ def test_a_lock_that_is_a_link_is_refused(shipped, folder, embedder, tmp_path):
     lock.unlink(missing_ok=True)
     (tmp_path / "precious").write_text("keep")
     lock.symlink_to(tmp_path / "precious")
-    with Store(shipped) as store, pytest.raises(IndexWriteError, match="delete it"):
+    with Store(shipped) as store, pytest.raises(StorageError, match="delete it"):
         index_folder(store, embedder, folder)
     assert (tmp_path / "precious").read_text() == "keep"
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from space_networks import MASKS, PLANS, SAMPLES, all_logits, alone, batch_of, network_of, run
 from tiny_models import make_tiny_model
 
-from ragaccel.errors import ModelRefusedError
+from ragaccel.errors import UnsupportedModelError
 from ragaccel.training.config import make_recipe
 from ragaccel.training.data import Plan, Rows
 from ragaccel.training.model import SpaceNetwork
@@ -152,5 +152,5 @@ def test_the_adapter_is_what_was_learned():
 def test_what_cannot_be_trained_is_refused():
     model = make_tiny_model("llama")
     model._is_stateful = True
-    with pytest.raises(ModelRefusedError, match="recurrent"):
+    with pytest.raises(UnsupportedModelError, match="recurrent"):
         SpaceNetwork(model, make_recipe())

@@ -21,14 +21,9 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.tracers.base import BaseTracer
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
-from ragaccel import (
-    ConfigurationError,
-    RagaccelError,
-    SharedModel,
-    check_arguments,
-    get_shared_model,
-    is_blank,
-)
+from ragaccel import ConfigurationError, RagaccelError
+from ragaccel.errors import check_arguments, is_blank
+from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
 
 from langchain_ragaccel.callbacks import Caller, caller_from_callbacks, current_caller
 from langchain_ragaccel.tools import ResponseFormat, parse_response_format
@@ -39,16 +34,10 @@ if TYPE_CHECKING:
     from langchain_core.callbacks.base import BaseCallbackManager
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.language_models.model_profile import ModelProfile
-    from ragaccel import (
-        LLM,
-        Answer,
-        AsyncStream,
-        ReferenceRegistry,
-        Stream,
-        ToolCall,
-        ToolCalling,
-        VisibleReferences,
-    )
+    from ragaccel import LLM, Answer, AsyncStream, Stream
+    from ragaccel.frameworks.registry import ReferenceRegistry, VisibleReferences
+    from ragaccel.models.tool_calling import ToolCalling
+    from ragaccel.models.tool_calls import ToolCall
     from typing_extensions import Self
 
 
@@ -80,11 +69,11 @@ def check_registry(registry: Any) -> None:
     """Refuse what is no registry."""
     if registry is None:
         return
-    from ragaccel import ReferenceRegistry
+    from ragaccel.frameworks.registry import ReferenceRegistry
 
     if not isinstance(registry, ReferenceRegistry):
         raise ConfigurationError(
-            f"registry is a ragaccel.ReferenceRegistry, not {type(registry).__name__}"
+            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(registry).__name__}"
         )
 
 
@@ -193,7 +182,7 @@ class CallOptions:
         """The registered references it may use; None where they are not looked for."""
         if not self.uses_auto_references:
             return None
-        from ragaccel import visible_references
+        from ragaccel.frameworks.registry import visible_references
 
         scopes = self.caller.scopes
         return visible_references(self.registry, self.namespace, scopes=scopes)
@@ -217,7 +206,7 @@ def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def check_names(kwargs: Mapping[str, Any], owner: str, allowed: frozenset[str]) -> None:
-    """Raise UnknownArgumentError for what no call can set; the message says what to use instead."""
+    """Raise TypeError for what no call can set; the message says what to use instead."""
     check_arguments(f"a call of {owner}", normalize_names(kwargs, owner), allowed, REPLACEMENTS)
 
 
@@ -300,7 +289,7 @@ def _check_max_reference_tokens(tokens: int) -> int:
 
 def wants_auto_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
     """Whether a call's references are looked for unasked."""
-    from ragaccel import auto_references_enabled
+    from ragaccel.frameworks.registry import auto_references_enabled
 
     requested = own.get("auto_references")
     wanted = options.auto_references if requested is None else requested
@@ -673,7 +662,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     """Keeps references and what is remembered of one tenant apart."""
     remember: bool = True
     registry: Any = Field(default=None, exclude=True, repr=False)
-    """Where references are looked up; the process's own ``ragaccel.default_registry()`` if None."""
+    """Where references are looked up; ``ragaccel.frameworks.default_registry()`` if None."""
     auto_references: bool = True
     """Copy from registered texts that occur in the prompt."""
     adjacent_chunks: bool = True
@@ -941,7 +930,7 @@ def prompt_dependencies(options: ModelOptions, kwargs: Mapping[str, Any]) -> dic
     references = {"references": repr(own.get("references") or [])}
     if not wants_auto_references(options, own):
         return references
-    from ragaccel import visible_references
+    from ragaccel.frameworks.registry import visible_references
 
     namespace = own.get("namespace")
     namespace = options.namespace if namespace is None else namespace

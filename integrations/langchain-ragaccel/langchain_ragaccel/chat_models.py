@@ -9,7 +9,8 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
-from ragaccel import ConfigurationError, choose_tool, resolve_tool_calling
+from ragaccel import ConfigurationError
+from ragaccel.models.tool_calling import choose_tool, resolve_tool_calling
 
 from langchain_ragaccel.base import (
     ModelOptions,

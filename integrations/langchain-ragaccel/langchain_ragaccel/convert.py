@@ -15,16 +15,10 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from ragaccel import (
-    ConfigurationError,
-    Passage,
-    Prompt,
-    Reference,
-    adapt_messages,
-    build_prompt,
-    gather_references,
-    parse_prompt,
-)
+from ragaccel import ConfigurationError, Passage, Prompt, Reference, build_prompt
+from ragaccel.frameworks.prompt_parsing import parse_prompt
+from ragaccel.frameworks.references import gather_references
+from ragaccel.prompt import adapt_messages
 
 from langchain_ragaccel.base import DEFAULT_MAX_TOKENS, as_list
 from langchain_ragaccel.documents import as_passage, content_id
@@ -32,7 +26,8 @@ from langchain_ragaccel.documents import as_passage, content_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ragaccel import LLM, SharedModel
+    from ragaccel import LLM
+    from ragaccel.frameworks.shared_model import SharedModel
 
     from langchain_ragaccel.base import CallOptions
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from ragaccel import check_arguments
+from ragaccel.errors import check_arguments
 
 if TYPE_CHECKING:
     from ragaccel import Embedder

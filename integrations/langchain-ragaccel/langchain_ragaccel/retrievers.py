@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
-from ragaccel import ConfigurationError, check_arguments
+from ragaccel import ConfigurationError
+from ragaccel.errors import check_arguments
 
 from langchain_ragaccel.documents import as_document, passage_metadata
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
@@ -46,7 +47,7 @@ class RagaccelRetriever(BaseRetriever):
 
     index: Any
     """An index file, or the folder it is in; or anything that has ``search(query, k)``, such as a
-    ``ragaccel.FocusedRetriever``."""
+    ``ragaccel.retrieval.FocusedRetriever``."""
 
     k: int = Field(default=6, ge=1)
     """How many passages; ``invoke(query, k=...)`` asks for another number."""
@@ -73,8 +74,8 @@ class RagaccelRetriever(BaseRetriever):
         """Open the index.
 
         Raises:
-            NothingIndexedError: There is none.
-            IndexMismatchError: It was made with another embedding model.
+            EmptyIndexError: There is none.
+            IndexUnusableError: It was made with another embedding model.
             ConfigurationError: It is nothing that can be searched, or not in that mode.
         """
         super().model_post_init(context)
@@ -136,7 +137,8 @@ class RagaccelRetriever(BaseRetriever):
             indexing: Further arguments of ``ragaccel.index_folder``, e.g. ``{"include": [...]}``.
             **fields: Those of the retriever, e.g. ``k``.
         """
-        from ragaccel import Store, default_index_path, index_folder
+        from ragaccel import Store, index_folder
+        from ragaccel.retrieval.store import default_index_path
 
         embeddings = embeddings or RagaccelEmbeddings()
         path = default_index_path(folder) if index is None else Path(index)
@@ -175,7 +177,8 @@ class RagaccelRetriever(BaseRetriever):
 
 
 def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
-    from ragaccel import default_index_path, open_retriever
+    from ragaccel import open_retriever
+    from ragaccel.retrieval.store import default_index_path
 
     place = default_index_path(path) if path.is_dir() else path
     return open_retriever(place, embeddings.ready())

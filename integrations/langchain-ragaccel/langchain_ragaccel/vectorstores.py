@@ -13,7 +13,9 @@ from uuid import uuid4
 from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
-from ragaccel import Collection, ConfigurationError, auto_references_enabled, check_arguments
+from ragaccel import Collection, ConfigurationError
+from ragaccel.errors import check_arguments
+from ragaccel.frameworks.registry import auto_references_enabled
 
 from langchain_ragaccel.callbacks import (
     current_callbacks,
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_core.embeddings import Embeddings
-    from ragaccel import ReferenceRegistry, Stored
+    from ragaccel.frameworks.registry import ReferenceRegistry
+    from ragaccel.retrieval.collection import Stored
     from typing_extensions import Self
 
 
@@ -216,7 +219,9 @@ if TYPE_CHECKING:
 
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
-    from ragaccel import Collection, ReferenceRegistry, Stored
+    from ragaccel import Collection
+    from ragaccel.frameworks.registry import ReferenceRegistry
+    from ragaccel.retrieval.collection import Stored
 
     Scored = list[tuple[Document, float]]
 

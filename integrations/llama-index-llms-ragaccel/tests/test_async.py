@@ -72,7 +72,7 @@ def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
 
     monkeypatch.setattr(LLM, "load", load)
     monkeypatch.setattr(
-        "ragaccel.read_model_info", lambda *_, **__: pytest.fail("read on the loop")
+        "ragaccel.models.load.read_model_info", lambda *_, **__: pytest.fail("read on the loop")
     )
 
     async def ask():

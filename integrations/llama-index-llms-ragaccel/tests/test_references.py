@@ -11,14 +11,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
-from ragaccel import (
-    ConfigurationError,
-    Passage,
-    Reference,
-    ReferenceRegistry,
-    default_registry,
-    reference_scope,
-)
+from ragaccel import ConfigurationError, Passage, Reference, reference_scope
+from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
 from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector

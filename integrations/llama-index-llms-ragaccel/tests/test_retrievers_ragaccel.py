@@ -11,16 +11,16 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode
 from ragaccel import (
     ConfigurationError,
-    FocusedRetriever,
-    IndexMismatchError,
-    NothingIndexedError,
+    EmptyIndexError,
+    IndexUnusableError,
     Passage,
     Store,
-    default_index_path,
-    default_registry,
     index_folder,
     open_retriever,
 )
+from ragaccel.frameworks.registry import default_registry
+from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.store import default_index_path
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel.citations import as_passage
@@ -165,7 +165,7 @@ def test_wrong_arguments_are_refused_at_once(folder, embed_model, retriever, tmp
         def search(self, query, k):
             return []
 
-    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+    with pytest.raises(EmptyIndexError, match="ragaccel index"):
         RagaccelRetriever(tmp_path / "none.db", embed_model=embed_model)
     with pytest.raises(ConfigurationError, match="search"):
         RagaccelRetriever(3)
@@ -176,7 +176,7 @@ def test_wrong_arguments_are_refused_at_once(folder, embed_model, retriever, tmp
     with pytest.raises(ConfigurationError, match="similarity_top_k"):
         RagaccelRetriever(Source(), 0)
     other = RagaccelEmbedding(embedder=HashEmbedder(fingerprint="other"))
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         RagaccelRetriever(folder, embed_model=other)
 
 

@@ -35,7 +35,7 @@ from llama_index.core.vector_stores.types import (
 from ragaccel import (
     Collection,
     ConfigurationError,
-    IndexMismatchError,
+    IndexUnusableError,
     Passage,
     Store,
     index_folder,
@@ -151,7 +151,7 @@ def test_a_node_without_an_embedding_is_refused_and_nothing_is_changed(store):
     with pytest.raises(ValueError, match="embedding not set"):
         store.add([make_node("new", "x"), TextNode(id_="bare", text="y")])
     assert store.get_nodes(["new"]) == []
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         store.add([TextNode(id_="short", text="y", embedding=[1.0])])
     assert store.add([]) == []
 
@@ -366,7 +366,7 @@ def test_it_is_there_when_opened_again(tmp_path):
     RagaccelVectorStore(path, fingerprint="model").add(nodes())
     again = RagaccelVectorStore(path, fingerprint="model")
     assert again.query(ask("The wick is cotton.", 1)).ids == ["wick"]
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         RagaccelVectorStore(path, fingerprint="other")
 
 
@@ -393,7 +393,7 @@ def test_what_is_temporary_is_not_pickled_nor_written_down(store, tmp_path):
     kept = pickle.dumps(RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="one"))
     (tmp_path / "nodes.db").unlink()
     RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="two").add(nodes())
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         pickle.loads(kept)
 
 

@@ -5,7 +5,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from ragaccel import ReferenceRegistry, default_registry, reference_scope
+from ragaccel import reference_scope
+from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import RagaccelVectorStore, ReferenceCollector, collecting_into
 from langchain_ragaccel.documents import as_passage, content_id

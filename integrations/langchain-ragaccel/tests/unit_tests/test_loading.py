@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from langchain_core.caches import InMemoryCache
-from ragaccel import LLM, ForkError, ModelNotFoundError, get_shared_model
+from ragaccel import LLM, ConfigurationError, ModelNotFoundError
+from ragaccel.frameworks.shared_model import get_shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
 
@@ -202,9 +203,9 @@ def test_a_forked_process_is_refused_at_once_and_its_parent_goes_on():
     if child == 0:
         signal.alarm(20)
         with suppress(BaseException):
-            with pytest.raises(ForkError):
+            with pytest.raises(ConfigurationError):
                 chat.invoke("Who?")
-            with pytest.raises(ForkError):
+            with pytest.raises(ConfigurationError):
                 asyncio.run(chat.ainvoke("Who?"))
             os._exit(0)
         os._exit(1)

@@ -1,7 +1,8 @@
 """What cannot be meant is refused when an object is made, and says what to do."""
 
 import pytest
-from ragaccel import ConfigurationError, ReferenceRegistry
+from ragaccel import ConfigurationError
+from ragaccel.frameworks.registry import ReferenceRegistry
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM
@@ -28,7 +29,7 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
         ({"timeout": -1}, "timeout"),
         ({"max_reference_tokens": -1}, "max_reference_tokens"),
         ({"capacity": 0}, "capacity"),
-        ({"registry": 5}, "registry is a ragaccel.ReferenceRegistry, not int"),
+        ({"registry": 5}, "registry is a ragaccel.frameworks.ReferenceRegistry, not int"),
         ({"llm": "gpt"}, "llm is a ready ragaccel.LLM, not str: a name goes to model="),
     ],
 )

@@ -8,15 +8,15 @@ from langchain_core.callbacks import BaseCallbackHandler
 from pydantic import ValidationError
 from ragaccel import (
     ConfigurationError,
-    FocusedRetriever,
-    IndexMismatchError,
-    NothingIndexedError,
+    EmptyIndexError,
+    IndexUnusableError,
     Passage,
     Store,
-    default_registry,
     index_folder,
     open_retriever,
 )
+from ragaccel.frameworks.registry import default_registry
+from ragaccel.retrieval.focusing import FocusedRetriever
 
 from langchain_ragaccel import RagaccelEmbeddings, RagaccelRetriever
 
@@ -155,7 +155,7 @@ def test_wrong_arguments_are_refused_at_once(folder, embeddings, tmp_path):
         def search(self, query, k):
             return []
 
-    with pytest.raises(NothingIndexedError, match="ragaccel index"):
+    with pytest.raises(EmptyIndexError, match="ragaccel index"):
         RagaccelRetriever(index=tmp_path / "none.db", embeddings=embeddings)
     with pytest.raises((ConfigurationError, ValidationError), match="search"):
         RagaccelRetriever(index=3)
@@ -166,7 +166,7 @@ def test_wrong_arguments_are_refused_at_once(folder, embeddings, tmp_path):
             RagaccelRetriever(index=Source(), **wrong)
     made = RagaccelRetriever.from_folder(folder, embeddings=embeddings).index
     other = RagaccelEmbeddings(embedder=HashEmbedder(fingerprint="other"))
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         RagaccelRetriever(index=made, embeddings=other)
 
 

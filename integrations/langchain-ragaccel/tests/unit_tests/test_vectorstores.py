@@ -13,13 +13,12 @@ from langchain_core.retrievers import BaseRetriever
 from ragaccel import (
     Collection,
     ConfigurationError,
-    IndexMismatchError,
-    NothingIndexedError,
+    EmptyIndexError,
+    IndexUnusableError,
     Passage,
-    ReferenceRegistry,
-    default_registry,
     open_retriever,
 )
+from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import (
     RagaccelEmbeddings,
@@ -237,7 +236,7 @@ def test_a_closed_temporary_store_says_so(embeddings):
     store.close()
     store.close()
     for use in (lambda: store.similarity_search("x"), lambda: store.add_texts(["x"])):
-        with pytest.raises(NothingIndexedError, match="was closed: make a new one"):
+        with pytest.raises(EmptyIndexError, match="was closed: make a new one"):
             use()
 
 
@@ -264,11 +263,11 @@ def test_it_is_there_when_opened_again(tmp_path, embeddings):
         assert ids(again.similarity_search("cotton wick", 1)) == ["wick"]
         assert again.get_by_ids(["boat"]) == [DOCUMENTS[2]]
     other = RagaccelEmbeddings(embedder=HashEmbedder(fingerprint="other"))
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         RagaccelVectorStore(other, path=path)
     named = {"path": tmp_path / "named.db", "fingerprint": "one"}
     RagaccelVectorStore.from_texts(["x"], DeterministicFakeEmbedding(size=4), **named).close()
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexUnusableError):
         RagaccelVectorStore(DeterministicFakeEmbedding(size=4), **{**named, "fingerprint": "two"})
 
 

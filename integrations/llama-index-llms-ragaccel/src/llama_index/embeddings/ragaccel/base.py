@@ -16,7 +16,8 @@ from llama_index.core.bridge.pydantic import (
     model_validator,
 )
 
-from ragaccel import ConfigurationError, check_arguments
+from ragaccel import ConfigurationError
+from ragaccel.errors import check_arguments
 
 if TYPE_CHECKING:
     from ragaccel import Embedder

@@ -45,16 +45,9 @@ from llama_index.llms.ragaccel.messages import (
     why_none,
     with_broken,
 )
-from ragaccel import (
-    CapacityError,
-    ConfigurationError,
-    Prompt,
-    Settings,
-    SharedModel,
-    check_arguments,
-    get_shared_model,
-    is_blank,
-)
+from ragaccel import CapacityError, ConfigurationError, Prompt, Settings
+from ragaccel.errors import check_arguments, is_blank
+from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable
@@ -63,7 +56,10 @@ if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
 
     from llama_index.llms.ragaccel.citations import AnyReference
-    from ragaccel import LLM, Answer, AsyncStream, Stream, ToolCall, ToolCalling, VisibleReferences
+    from ragaccel import LLM, Answer, AsyncStream, Stream
+    from ragaccel.frameworks.registry import VisibleReferences
+    from ragaccel.models.tool_calling import ToolCalling
+    from ragaccel.models.tool_calls import ToolCall
 
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
@@ -210,7 +206,9 @@ def make_ask(
     Raises:
         CapacityError: prompt and answer are more than ``context_window``.
     """
-    from ragaccel import adapt_messages, gather_references, parse_prompt
+    from ragaccel.frameworks.prompt_parsing import parse_prompt
+    from ragaccel.frameworks.references import gather_references
+    from ragaccel.prompt import adapt_messages
 
     llm, namespace = model.load(), settings["namespace"]
     references: Sequence[Any] = gather_references(
@@ -424,7 +422,7 @@ def loading_options(**given: Any) -> dict[str, Any]:
 
 
 def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UnknownArgumentError for a name that there is not, with what to use instead."""
+    """Raise TypeError for a name that there is not, with what to use instead."""
     check_arguments(who, given, known, _INSTEAD)
 
 

@@ -23,14 +23,15 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.llms import ChatResponse, CompletionResponse
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from ragaccel import ConfigurationError, Passage, Reference, ReferenceScope, citations
+from ragaccel import ConfigurationError, Passage, Reference, citations
+from ragaccel.frameworks.registry import ReferenceScope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator
 
     from llama_index.core.instrumentation.events import BaseEvent
 
-    from ragaccel import ReferenceRegistry, VisibleReferences
+    from ragaccel.frameworks.registry import ReferenceRegistry, VisibleReferences
 
 
 def as_passage(node: BaseNode | NodeWithScore) -> Passage:
@@ -323,7 +324,7 @@ class RetrievalCollector(BaseEventHandler):
     is looked into by those only that are given it.
 
     Attributes:
-        registry: a ``ragaccel.ReferenceRegistry``, in place of all of these.
+        registry: a ``ragaccel.frameworks.ReferenceRegistry``, in place of all of these.
     """
 
     registry: Any = None
@@ -343,7 +344,11 @@ class RetrievalCollector(BaseEventHandler):
             logger.warning("retrieved nodes were not registered", exc_info=True)
 
     def _register(self, event: RetrievalEndEvent) -> None:
-        from ragaccel import auto_references_enabled, current_scope, default_registry
+        from ragaccel.frameworks.registry import (
+            auto_references_enabled,
+            current_scope,
+            default_registry,
+        )
 
         if not auto_references_enabled():
             return
@@ -386,11 +391,11 @@ def visible_here(
     Raises:
         ConfigurationError: something that is no registry.
     """
-    from ragaccel import auto_references_enabled, visible_references
+    from ragaccel.frameworks.registry import auto_references_enabled, visible_references
 
     if own is not None and not hasattr(own, "match"):
         raise ConfigurationError(
-            f"registry is a ragaccel.ReferenceRegistry, not {type(own).__name__}"
+            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(own).__name__}"
         )
     if not enabled or not auto_references_enabled():
         return None

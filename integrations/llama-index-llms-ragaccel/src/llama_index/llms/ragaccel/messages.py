@@ -12,12 +12,17 @@ from llama_index.core.base.llms.generic_utils import messages_to_prompt as plain
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
-from ragaccel import ConfigurationError, adapt_messages, choose_tool, resolve_tool_calling
+from ragaccel import ConfigurationError
+from ragaccel.models.tool_calling import choose_tool, resolve_tool_calling
+from ragaccel.prompt import adapt_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel import LLM, SharedModel, ToolCall, ToolCalling
+    from ragaccel import LLM
+    from ragaccel.frameworks.shared_model import SharedModel
+    from ragaccel.models.tool_calling import ToolCalling
+    from ragaccel.models.tool_calls import ToolCall
 
 
 CALLS, BROKEN = "tool_calls", "invalid_tool_calls"

@@ -18,7 +18,8 @@ from llama_index.core.schema import (
 
 import llama_index.llms.ragaccel  # noqa: F401  (what is retrieved is registered from then on)
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
-from ragaccel import ConfigurationError, check_arguments
+from ragaccel import ConfigurationError
+from ragaccel.errors import check_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ class RagaccelRetriever(BaseRetriever):
 
     Args:
         index: An index file, or the folder it is in; or anything that has ``search(query, k)``,
-            such as a ``ragaccel.FocusedRetriever``.
+            such as a ``ragaccel.retrieval.FocusedRetriever``.
         similarity_top_k: How many passages.
         mode: ``"dense"``: by meaning (score: cosine); ``"text"``: by words (BM25); ``"fused"``: by
             both, which is meant by None.
@@ -55,8 +56,8 @@ class RagaccelRetriever(BaseRetriever):
         **kwargs: Those of ``BaseRetriever``: ``callback_manager``, ``object_map`` and the like.
 
     Raises:
-        NothingIndexedError: There is no index.
-        IndexMismatchError: It was made with another embedding model.
+        EmptyIndexError: There is no index.
+        IndexUnusableError: It was made with another embedding model.
         ConfigurationError: It is nothing that can be searched, or not in that mode.
     """
 
@@ -96,7 +97,8 @@ class RagaccelRetriever(BaseRetriever):
             indexing: Further arguments of ``ragaccel.index_folder``, e.g. ``{"include": [...]}``.
             **kwargs: Those of the constructor.
         """
-        from ragaccel import Store, default_index_path, index_folder
+        from ragaccel import Store, index_folder
+        from ragaccel.retrieval.store import default_index_path
 
         embed_model = embed_model or RagaccelEmbedding()
         path = default_index_path(folder) if index is None else Path(index)
@@ -143,7 +145,8 @@ def _opened(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
         raise ConfigurationError(
             f"index is {index!r}: give an index file, its folder, or what has search(query, k)"
         )
-    from ragaccel import default_index_path, open_retriever
+    from ragaccel import open_retriever
+    from ragaccel.retrieval.store import default_index_path
 
     place = default_index_path(index) if Path(index).is_dir() else index
     return open_retriever(place, (embed_model or RagaccelEmbedding()).ready())

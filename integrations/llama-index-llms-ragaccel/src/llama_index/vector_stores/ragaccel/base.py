@@ -26,13 +26,14 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 
 from llama_index.llms.ragaccel.citations import as_passage
 from llama_index.retrievers.ragaccel.base import as_node as node_of
-from ragaccel import Collection, ConfigurationError, check_arguments
+from ragaccel import Collection, ConfigurationError
+from ragaccel.errors import check_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ragaccel import Stored
+    from ragaccel.retrieval.collection import Stored
 
 
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -111,7 +112,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.schema import BaseNode
 
-    from ragaccel import Collection, Stored
+    from ragaccel import Collection
+    from ragaccel.retrieval.collection import Stored
 
     Where = Callable[[Stored], bool] | None
 
