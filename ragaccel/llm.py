@@ -385,8 +385,8 @@ class LLM:
     Args:
         model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
             weights, buffers and switched adapters are followed at the next request, but for writes
-            through ``data`` (``llm.model.weights_changed`` tells of them); other modules or hooks
-            are refused then.
+            through ``data`` (call ``llm.model.mark_weights_changed`` after those); other modules or
+            hooks are refused then.
         tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
         drafter: where guesses come from, in place of the token trees; memory is not used then.
         memory: what earlier requests taught, or the file it is read from and, when Python exits,

@@ -9,6 +9,6 @@ from ragaccel.models.hf_model import HuggingFaceModel
 def static_target(family="llama", model=None):
     """Make a target model of a shared tiny one, or of a given one."""
     target = HuggingFaceModel(tiny_model(family) if model is None else model)
-    target.use_graphs(PlainKernel, capture=False)
+    target.enable_graphs(PlainKernel, capture=False)
     assert target.kv_pool is not None
     return target

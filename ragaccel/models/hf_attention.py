@@ -41,37 +41,37 @@ if TYPE_CHECKING:
     from ragaccel.models.support import Architecture, HuggingFaceTarget
 
 
-NAME = "ragaccel"
-_UNKNOWN = ("s_aux", "position_bias")  # change the scores in ways that ours does not
+ATTENTION_NAME = "ragaccel"
+_UNSUPPORTED = ("s_aux", "position_bias")  # change the scores in ways that ours does not
 
 
-class _Running(threading.local):
+class _CurrentPass(threading.local):
     attention: PassAttention | None = None
     windows: Sequence[int | None] = ()
     layer = -1  # the last one to have stored its keys and values
 
 
-_RUNNING = _Running()
+_CURRENT = _CurrentPass()
 
 
 @contextmanager
-def attending(attention: PassAttention, windows: Sequence[int | None]) -> Iterator[None]:
+def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -> Iterator[None]:
     """Let this thread's model attend over the caches of one pass; ``windows`` are the layers'."""
-    _RUNNING.attention, _RUNNING.windows, _RUNNING.layer = attention, windows, -1
+    _CURRENT.attention, _CURRENT.windows, _CURRENT.layer = attention, windows, -1
     try:
         yield
     finally:
-        _RUNNING.attention = None
+        _CURRENT.attention = None
 
 
-def is_exact() -> bool:
+def is_deterministic() -> bool:
     """Whether this thread runs an exact pass."""
-    return _RUNNING.attention is not None and _RUNNING.attention.exact
+    return _CURRENT.attention is not None and _CURRENT.attention.exact
 
 
 def enter_layer(layer: int) -> None:
     """Note which layer's keys and values come next."""
-    _RUNNING.layer = layer
+    _CURRENT.layer = layer
 
 
 def attention_forward(
@@ -90,7 +90,7 @@ def attention_forward(
     Raises:
         NotImplementedError: the model changes its scores in a way that is not known here.
     """
-    attention = _RUNNING.attention
+    attention = _CURRENT.attention
     if attention is None:
         return sdpa_attention_forward(
             module,
@@ -103,28 +103,28 @@ def attention_forward(
             softcap=softcap,
             **kwargs,
         )
-    unknown = [name for name in _UNKNOWN if kwargs.get(name) is not None]
-    if unknown:
-        raise NotImplementedError(f"attention with {', '.join(unknown)}")
-    layer = _RUNNING.layer
+    unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if unsupported:
+        raise NotImplementedError(f"attention with {', '.join(unsupported)}")
+    layer = _CURRENT.layer
     found = attention.attend(
         layer,
         (query, key, value),
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=_RUNNING.windows[layer],
+        window=_CURRENT.windows[layer],
         softcap=softcap,
     )
     return found, None
 
 
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION_NAME, attention_forward)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 logger = logging.getLogger("ragaccel")
 
 
-def make_shared_copy(model: Any, attention: str = NAME) -> Any:
+def make_shared_copy(model: Any, attention: str = ATTENTION_NAME) -> Any:
     """Copy a model's modules and configuration, not its weights, and give the copy our attention.
 
     Returns None for models whose attention cannot be exchanged.
@@ -138,8 +138,8 @@ def make_shared_copy(model: Any, attention: str = NAME) -> Any:
     except Exception as error:  # hooks or weights that cannot be copied
         logger.info("passes run through the model itself, one request each: %s", error)
         return None
-    taken = shared_copy.config.get_text_config(decoder=True)._attn_implementation
-    return shared_copy if taken == attention else None
+    implementation = shared_copy.config.get_text_config(decoder=True)._attn_implementation
+    return shared_copy if implementation == attention else None
 
 
 def _memo_of_tensors(model: nn.Module) -> dict[int, Any]:
@@ -255,46 +255,51 @@ def stock_mask(
 ) -> Tensor | dict[str, Tensor | None] | None:
     """Make the mask that a model's own attention is given for the rows of one sequence."""
     span, window = rows.spans[0], architecture.window
-    skips = architecture.skips_plain_masks
-    if not architecture.is_mixed:
+    skips = architecture.omits_causal_masks
+    if not architecture.has_mixed_layers:
         if skips and is_plain(span, window):
             return None
         return masks.make(rows, span, window)[None, None]
     full = None if skips and is_plain(span) else masks.make(rows, span)[None, None]
-    near = full
+    sliding = full
     if reaches_past(span, window):
-        near = masks.make(rows, span, window)[None, None]
-    return {"full_attention": full, "sliding_attention": near}
+        sliding = masks.make(rows, span, window)[None, None]
+    return {"full_attention": full, "sliding_attention": sliding}
 
 
-_STOCK = (nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Mish, nn.Softplus, nn.ELU)
-_NAMED = (kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
-_KINDS = (*_STOCK, *cast("Iterator[type[nn.Module]]", _NAMED))
+_TORCH_ACTIVATIONS = (nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Mish, nn.Softplus, nn.ELU)
+_BY_NAME = (kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
+_ACTIVATIONS = (*_TORCH_ACTIVATIONS, *cast("Iterator[type[nn.Module]]", _BY_NAME))
 
 
-def activate_row_by_row(network: nn.Module) -> None:
+def use_rowwise_activations(network: nn.Module) -> None:
     """Let a module tree's activations take one row after another in exact passes."""
     for module in network.modules():
-        if isinstance(module, _KINDS):
+        if isinstance(module, _ACTIVATIONS):
             vars(module)["forward"] = partial(_activate, module.forward)
 
 
 def _activate(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    if not is_exact() or inputs.dim() < 2 or inputs.numel() == 0 or inputs.device.type != "cpu":
+    if (
+        not is_deterministic()
+        or inputs.dim() < 2
+        or inputs.numel() == 0
+        or inputs.device.type != "cpu"
+    ):
         return forward(inputs)
     rows = [forward(row) for row in inputs.flatten(0, -2)]
     return torch.stack(rows).view(inputs.shape)
 
 
-STATIC_NAME = "ragaccel_static"
+STATIC_ATTENTION_NAME = "ragaccel_static"
 
 
-class _StaticRunning(threading.local):
+class _CurrentStaticPass(threading.local):
     static: StaticPass | None = None
     windows: Sequence[int | None] = ()
 
 
-_STATIC_RUNNING = _StaticRunning()
+_CURRENT_STATIC = _CurrentStaticPass()
 
 
 @torch.library.custom_op("ragaccel::static_attention", mutates_args=())
@@ -302,13 +307,13 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, softcap: float
 ) -> Tensor:
     """Attend over the KV pool of the running pass. [1, N, H, D]."""
-    if _STATIC_RUNNING.static is None:
+    if _CURRENT_STATIC.static is None:
         raise RuntimeError("no static pass is running")
-    return _STATIC_RUNNING.static.attend(
+    return _CURRENT_STATIC.static.attend(
         layer,
         (query, key, value),
         scaling=scaling,
-        window=_STATIC_RUNNING.windows[layer],
+        window=_CURRENT_STATIC.windows[layer],
         softcap=softcap or None,
     )
 
@@ -343,8 +348,8 @@ def static_attention_forward(
     return found, None
 
 
-AttentionInterface.register(STATIC_NAME, static_attention_forward)
-AttentionMaskInterface.register(STATIC_NAME, sdpa_mask)
+AttentionInterface.register(STATIC_ATTENTION_NAME, static_attention_forward)
+AttentionMaskInterface.register(STATIC_ATTENTION_NAME, sdpa_mask)
 
 
 class StaticNetwork:
@@ -358,7 +363,7 @@ class StaticNetwork:
     def __init__(self, target: HuggingFaceTarget, network: Any) -> None:
         self._network = self._eager = network
         self._windows = target.architecture.windows
-        self._is_mixed = target.architecture.is_mixed
+        self._has_mixed_layers = target.architecture.has_mixed_layers
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
         self._space: AttachedAdapter | None = None
 
@@ -374,11 +379,11 @@ class StaticNetwork:
 
     def compute(self, static: StaticPass) -> Tensor:
         """Run the model over a static pass; return the logits of all its rows, [N, V]."""
-        _STATIC_RUNNING.static, _STATIC_RUNNING.windows = static, self._windows
+        _CURRENT_STATIC.static, _CURRENT_STATIC.windows = static, self._windows
         try:
             return self._compute(static)
         finally:
-            _STATIC_RUNNING.static = None
+            _CURRENT_STATIC.static = None
 
     def _compute(self, static: StaticPass) -> Tensor:
         ids, space = static.token_ids, self._space
@@ -398,7 +403,7 @@ class StaticNetwork:
 
     def _run(self, given: dict[str, Tensor], positions: Tensor) -> Tensor:
         kinds = ("full_attention", "sliding_attention")
-        mask = dict.fromkeys(kinds, self._mask) if self._is_mixed else self._mask
+        mask = dict.fromkeys(kinds, self._mask) if self._has_mixed_layers else self._mask
         try:
             output = self._forward(given, positions, mask)
         except Exception as error:
@@ -416,7 +421,7 @@ class StaticNetwork:
             **given,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=_Through(),
+            past_key_values=_PassThroughCache(),
             use_cache=True,
         )
 
@@ -429,7 +434,7 @@ def make_graphs(
     A short pass tells what the states of its layers look like; models whose layers differ, or
     lie on several devices, have no KV pool.
     """
-    shared_copy = make_shared_copy(target.model, STATIC_NAME)
+    shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
     cache = KVCache(limit=16)
     with torch.inference_mode():
         target.forward(run_rows([0, 0], cache, target.device), 1)
@@ -454,7 +459,7 @@ def triton_kernel() -> Callable[[], AttentionKernel] | None:
     return TritonKernel
 
 
-class _Through(Cache):
+class _PassThroughCache(Cache):
     """A cache that hands the rows' own states on: the attention stores them."""
 
     def __init__(self) -> None:

@@ -29,12 +29,12 @@ from ragaccel.models.hf_attention import (
     CacheAdapter,
     PassCache,
     StaticNetwork,
-    activate_row_by_row,
-    attending,
+    attention_of_pass,
     make_graphs,
     make_shared_copy,
     stock_mask,
     triton_kernel,
+    use_rowwise_activations,
 )
 from ragaccel.models.packing import (
     PackedLinear,
@@ -81,7 +81,7 @@ class WeightVersions:
     """Looks at weights between requests: those written to in place, or given other storage.
 
     Writes through ``data`` into the same storage are not counted by torch, and not seen here: they
-    have to be told, by ``mark``.
+    have to be told, by ``mark_changed``.
 
     Args:
         model: whose parameters must stay the same objects.
@@ -97,24 +97,24 @@ class WeightVersions:
             for name, weight in module.named_parameters(recurse=False)
             if weight.device.type != "meta"  # accelerate's hooks put others there meanwhile
         ]
-        self._places: list[dict[str, Any]] = [place for place, _, _ in places]
+        self._parameter_dicts: list[dict[str, Any]] = [place for place, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._parameters: list[Any] = [weight for _, _, weight in places]
         self._weights = list(weights)
-        self._kinds = [_kind(weight) for weight in weights]
-        self._is_marked = False
-        self._versions, self._storages = _versions(self._weights), _storages(self._weights)
+        self._dtypes_and_devices = [_dtype_and_device(weight) for weight in weights]
+        self._is_marked_changed = False
+        self._versions, self._storage_refs = _versions(self._weights), _storage_refs(self._weights)
 
-    def mark(self) -> None:
+    def mark_changed(self) -> None:
         """Tell that any of the weights may have been changed."""
-        self._is_marked = True
+        self._is_marked_changed = True
 
-    def count(self) -> None:
+    def count_change(self) -> None:
         """Count a change of something else than weights."""
         self.version += 1
 
-    def look(self) -> Sequence[Tensor]:
-        """Return the weights that changed since the last time, all where ``mark`` told of it.
+    def changed_weights(self) -> Sequence[Tensor]:
+        """Return the weights that changed since the last call; all after ``mark_changed``.
 
         Raises:
             ConfigurationError: as ``check_parameters``, or for weights of another type or place.
@@ -122,20 +122,22 @@ class WeightVersions:
         self.check_parameters()
         stamps = _versions(self._weights)
         # New storage may lie where that which was freed did, as after half().float().
-        freed = [storage is not None and storage.expired() for storage in self._storages]
-        if stamps == self._versions and not self._is_marked and not any(freed):
+        freed = [storage is not None and storage.expired() for storage in self._storage_refs]
+        if stamps == self._versions and not self._is_marked_changed and not any(freed):
             return []
-        self._refuse_kinds()
+        self._check_dtypes_and_devices()
         known = zip(self._weights, self._versions, stamps, freed, strict=True)
-        changed = [one for one, old, new, gone in known if gone or old != new or self._is_marked]
-        self._versions, self._is_marked = stamps, False
-        self._storages = _storages(self._weights)
+        changed = [
+            one for one, old, new, gone in known if gone or old != new or self._is_marked_changed
+        ]
+        self._versions, self._is_marked_changed = stamps, False
+        self._storage_refs = _storage_refs(self._weights)
         self.version += 1
         return changed
 
     def check_parameters(self) -> None:
         """Raise ConfigurationError for parameters that others took the place of."""
-        now = list(map(dict.get, self._places, self._names))
+        now = list(map(dict.get, self._parameter_dicts, self._names))
         if all(map(is_, now, self._parameters)):
             return
         name = next(
@@ -148,10 +150,12 @@ class WeightVersions:
             f"was made: {_RELOAD}"
         )
 
-    def _refuse_kinds(self) -> None:
-        for weight, kind in zip(self._weights, self._kinds, strict=True):
-            if _kind(weight) != kind:
-                before, now = (f"{dtype} on {place}" for dtype, place in (kind, _kind(weight)))
+    def _check_dtypes_and_devices(self) -> None:
+        for weight, kind in zip(self._weights, self._dtypes_and_devices, strict=True):
+            if _dtype_and_device(weight) != kind:
+                before, now = (
+                    f"{dtype} on {place}" for dtype, place in (kind, _dtype_and_device(weight))
+                )
                 raise ConfigurationError(
                     f"this model was {before.removeprefix('torch.')} when the LLM was made and is "
                     f"{now.removeprefix('torch.')} now: {_RELOAD}"
@@ -192,15 +196,15 @@ class StructureVersion:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.device.type != "meta"
         ]
-        self._adapters, self._merged = _copied(self._adapters_now()), self._merged_now()
-        self._note_buffers()
+        self._adapters, self._merged = _copy_states(self._adapters_now()), self._merged_now()
+        self._record_buffers()
 
     @property
     def is_training(self) -> bool:
         """Whether any module is in training mode."""
         return any(map(itemgetter("training"), self._states))
 
-    def look(self) -> bool:
+    def follow_changes(self) -> bool:
         """Follow what was changed; say whether anything was.
 
         Raises:
@@ -254,7 +258,7 @@ class StructureVersion:
                 shared_copy.__dict__.update(
                     {name: copy(value) for name, value in known if name in module.__dict__}
                 )
-        self._adapters = _copied(now)
+        self._adapters = _copy_states(now)
         return True
 
     def _follow_buffers(self) -> bool:
@@ -264,13 +268,13 @@ class StructureVersion:
         for (_, name, shared_copies), buffer in zip(self._buffers, now, strict=True):
             for shared_copy in shared_copies:
                 shared_copy._buffers[name] = buffer
-        self._note_buffers()
+        self._record_buffers()
         return True
 
     def _buffers_now(self) -> list[Any]:
         return [module._buffers.get(name) for module, name, _ in self._buffers]
 
-    def _note_buffers(self) -> None:
+    def _record_buffers(self) -> None:
         self._known_buffers = self._buffers_now()
         self._buffer_versions = _versions(self._known_buffers)
 
@@ -279,7 +283,7 @@ def _all_values(mappings: Iterable[dict[str, Any]]) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, mappings)))
 
 
-def _copied(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _copy_states(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Copies that stay as they are while their lists and mappings are written to."""
     return [tuple(map(copy, state)) for state in states]
 
@@ -298,17 +302,17 @@ def _version_and_address(tensor: Tensor) -> tuple[int, int]:
     return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
 
 
-def _storages(tensors: Sequence[Tensor]) -> list[Any]:
+def _storage_refs(tensors: Sequence[Tensor]) -> list[Any]:
     """The storage of each, without keeping it; None where a tensor has none of its own."""
     weak: Any = StorageWeakRef
     return [weak(one.untyped_storage()) if type(one) in _STOCK else None for one in tensors]
 
 
-def _kind(weight: Tensor) -> tuple[torch.dtype, torch.device]:
+def _dtype_and_device(weight: Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
 
 
-_GRAPHED = (torch.bfloat16, torch.float16, torch.float32)  # what the kernels multiply
+_GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # what the kernels multiply
 
 logger = logging.getLogger("ragaccel")
 
@@ -325,9 +329,9 @@ class HuggingFaceModel:
     Args:
         model: a causal language model. Weights and buffers that are written to in place are
             followed, and adapters of PEFT that are switched; writes through ``data`` are not seen:
-            see ``weights_changed``. A model that was moved or given another type or other modules
-            is refused at the next request. Hooks are followed where passes run through the model
-            itself, else refused; training mode is refused there, and elsewhere the model answers
+            see ``mark_weights_changed``. A model that was moved or given another type or other
+            modules is refused at the next request. Hooks are followed where passes run through the
+            model itself, else refused; training mode is refused there; elsewhere the model answers
             as in evaluation mode. Forward methods are those it had when this was made.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
@@ -361,8 +365,8 @@ class HuggingFaceModel:
         self.findings = findings or Findings()
         """What its architecture showed past its lengths."""
         if self_check:
-            self.findings = check_lengths(model, self.architecture, _copy_target, check_folder)
-        self.architecture = self.findings.applied_to(self.architecture)
+            self.findings = check_lengths(model, self.architecture, _make_copy_target, check_folder)
+        self.architecture = self.findings.apply_to(self.architecture)
         # The mask meets the queries, which have the type of what the first layer is given.
         embedding: Tensor = self.model.get_input_embeddings().weight
         self.device: torch.device = input_device(self.model, embedding)
@@ -375,7 +379,7 @@ class HuggingFaceModel:
         self.pass_lock = RLock()  # two engines may share the model, and what its passes write to
         self.network: Any = self.model
         """The modules that passes run through."""
-        self._attends = False
+        self._uses_own_attention = False
         self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
         self.kv_pool: KVPool | None = None
@@ -387,12 +391,12 @@ class HuggingFaceModel:
         self.num_masks = 0  # that it reads, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
         expected = expected_passes(self) if self_check else None
-        self._choose_network(expected)
-        if self._attends and pack is not False:
+        self._select_network(expected)
+        if self._uses_own_attention and pack is not False:
             self._pack(PackingChoices(packing_file), forced=bool(pack), owned=owned)
         if has_packed(self.network):
             self.cost_key += "-packed"
-        if self._attends and self.device.type == "cuda" and self.dtype in _GRAPHED:
+        if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
             self._make_graphs(expected)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
         self._track_structure()
@@ -415,12 +419,12 @@ class HuggingFaceModel:
     @property
     def joins_sequences(self) -> bool:
         """Whether one pass can take the rows of several sequences."""
-        return self._attends and self.findings.joins
+        return self._uses_own_attention and self.findings.batchable
 
     @property
-    def attends(self) -> bool:
+    def uses_own_attention(self) -> bool:
         """Whether passes run with our attention, not the model's own."""
-        return self._attends
+        return self._uses_own_attention
 
     @property
     def why_apart(self) -> str:
@@ -443,18 +447,18 @@ class HuggingFaceModel:
             self.free_memory()  # passes captured before know nothing of it
         self._track_structure()
 
-    def _choose_network(self, expected: Expected | None) -> None:
+    def _select_network(self, expected: Expected | None) -> None:
         """Take a twin with our attention where that works, else the model itself."""
-        is_exchanged = self.architecture.exchanges_attention
+        is_exchanged = self.architecture.has_replaceable_attention
         shared_copy = make_shared_copy(self.model) if is_exchanged else None
-        if shared_copy is not None and self.findings.takes_ours:
-            activate_row_by_row(shared_copy)
-            self.network, self._attends = shared_copy, True
-            if not self.findings.joins:
+        if shared_copy is not None and self.findings.own_attention:
+            use_rowwise_activations(shared_copy)
+            self.network, self._uses_own_attention = shared_copy, True
+            if not self.findings.batchable:
                 self._unbatchable_reason = UNBATCHABLE
             if expected is None or passes_check(self, expected):
                 return
-            self.network, self._attends = self.model, False
+            self.network, self._uses_own_attention = self.model, False
         if shared_copy is not None:
             self._unbatchable_reason = "with it, it answers otherwise"
         elif is_exchanged:
@@ -475,13 +479,13 @@ class HuggingFaceModel:
         if self.network is self.model and self._structure.is_training:
             raise ConfigurationError("the model is in training mode: call model.eval() first")
         self._weight_versions.check_parameters()
-        if self._structure.look():
-            self._weight_versions.count()
+        if self._structure.follow_changes():
+            self._weight_versions.count_change()
             if self._structure.pop_merge_change():
-                self._weight_versions.mark()
+                self._weight_versions.mark_changed()
             if self.graphs is not None:
                 self.graphs.clear()
-        changed = {id(weight) for weight in self._weight_versions.look()}
+        changed = {id(weight) for weight in self._weight_versions.changed_weights()}
         for layer in self._packed:
             if id(layer.weight) in changed:
                 layer.pack_again()
@@ -495,13 +499,13 @@ class HuggingFaceModel:
             trees.append(self._static.eager)
         self._structure = StructureVersion(self.model, trees)
 
-    def weights_changed(self) -> None:
+    def mark_weights_changed(self) -> None:
         """Tell that weights were written to in a way that ``refresh`` does not see.
 
         That is a write through a parameter's or buffer's ``data``, or by other code than torch's.
         The next request follows.
         """
-        self._weight_versions.mark()
+        self._weight_versions.mark_changed()
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
         """Make an empty cache, where this model's passes read it fastest."""
@@ -534,9 +538,9 @@ class HuggingFaceModel:
     def _forward(self, rows: Rows, keep: int) -> Tensor:
         for span in rows.spans:
             span.cache.flush_moves()
-        if self._attends:
+        if self._uses_own_attention:
             attention = PassAttention(rows, self._masks)
-            with attending(attention, self.architecture.windows):
+            with attention_of_pass(attention, self.architecture.windows):
                 # Which rows see which: the attention needs no mask, but whoever looks may.
                 return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
         if len(rows.spans) > 1:
@@ -571,18 +575,18 @@ class HuggingFaceModel:
     def _make_graphs(self, expected: Expected | None) -> None:
         kernel = triton_kernel()
         if kernel is not None:
-            self.use_graphs(kernel, capture=True)
+            self.enable_graphs(kernel, capture=True)
             if expected is not None and not passes_check(self, expected):
-                self.launch_each()
+                self.disable_graphs()
 
-    def use_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
+    def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
         """Run passes of few rows over static buffers with this attention, if the model can."""
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.kv_pool, self.graphs, self._static = made
             self._track_structure()
 
-    def launch_each(self) -> None:
+    def disable_graphs(self) -> None:
         """Launch passes operation by operation from now on: no static buffers, no graphs."""
         self.kv_pool, self.graphs, self._static = None, None, None
 
@@ -600,5 +604,5 @@ class HuggingFaceModel:
         return self._static is not None and self._static.is_compiled
 
 
-def _copy_target(copy: Any, findings: Findings) -> HuggingFaceModel:
+def _make_copy_target(copy: Any, findings: Findings) -> HuggingFaceModel:
     return HuggingFaceModel(copy, self_check=False, pack=False, findings=findings)

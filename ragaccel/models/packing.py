@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ragaccel.models.support import quantization_of
+from ragaccel.models.support import describe_quantization
 from ragaccel.paths import atomic_write, cost_file
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def cost_key(model: Any, device: torch.device) -> str:
     kinds = {str(weight.dtype) for weight in weights}
     # Quantized weights may have the type of what they stand for.
     kinds |= {type(weight).__name__ for weight in weights} - {"Parameter", "Tensor"}
-    kinds |= {quantization_of(model)} - {""}
+    kinds |= {describe_quantization(model)} - {""}
     count = sum(weight.numel() for weight in weights)
     name = f"{type(model).__name__} {count} {' '.join(sorted(kinds))} {place}"
     return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()

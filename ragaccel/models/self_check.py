@@ -35,7 +35,12 @@ from transformers import AttentionInterface
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.model_input import run_rows, together, tree_rows
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.models.support import NoCopyError, lengths_of, make_small_copy, quantization_of
+from ragaccel.models.support import (
+    NoCopyError,
+    describe_quantization,
+    find_lengths,
+    make_small_copy,
+)
 from ragaccel.paths import atomic_write, data_dir
 
 if TYPE_CHECKING:
@@ -54,12 +59,12 @@ _PARENTS = (-1, 0, 0, 1, 2, 2, 3, 4)
 _KEPT = (0, 2, 4, 7)
 # Deviation allowed, as a share of the spread of the logits, where the model itself shows none.
 _FLOOR = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-_TIMES_NOISE = 4.0
+_NOISE_FACTOR = 4.0
 # A model that deviates from itself by more than this is not a causal one, whatever its type.
 _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
-class NotItselfError(UnsupportedModelError):
+class InconsistentModelError(UnsupportedModelError):
     """Transformers' own passes disagree with each other; ``difference`` says by how much."""
 
     def __init__(self, name: str, difference: str, cause: str) -> None:
@@ -89,7 +94,7 @@ class Expected:
 
     samples: list[Sample]
     logits: list[tuple[Tensor, Tensor]]
-    allowed: float
+    tolerance: float
 
 
 def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX,)) -> Expected:
@@ -109,17 +114,19 @@ def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX
     limit = target.max_positions
     behind = len(_PARENTS) + 1
     if limit is not None and limit < min(lengths) + behind:
-        raise UnsupportedModelError(f"{_name(target)} reads {limit} tokens: too few to be of use")
+        raise UnsupportedModelError(
+            f"{_class_name(target)} reads {limit} tokens: too few to be of use"
+        )
     samples = [
         _sample(vocab_size, length)
         for length in lengths
         if limit is None or length + behind <= limit
     ]
-    with torch.inference_mode(), _explained(target):
-        wanted = [_theirs(target, sample) for sample in samples]
+    with torch.inference_mode(), _refusing_on_error(target):
+        wanted = [_run_reference_passes(target, sample) for sample in samples]
         longest = max(range(len(samples)), key=lambda i: len(samples[i].prefix))
-        allowed = _allowed(target, samples[longest].kept, wanted[longest][0])
-        return Expected(samples, wanted, allowed)
+        tolerance = _measure_tolerance(target, samples[longest].kept, wanted[longest][0])
+        return Expected(samples, wanted, tolerance)
 
 
 def check_model(target: HuggingFaceTarget, expected: Expected) -> None:
@@ -129,9 +136,9 @@ def check_model(target: HuggingFaceTarget, expected: Expected) -> None:
         UnsupportedModelError: naming the step that deviates and by how much.
     """
     for sample, wanted in zip(expected.samples, expected.logits, strict=True):
-        with torch.inference_mode(), _explained(target):
-            (found,) = _ours(target, [sample])
-        _compare(target, found, wanted, expected.allowed)
+        with torch.inference_mode(), _refusing_on_error(target):
+            (found,) = _run_own_passes(target, [sample])
+        _compare(target, found, wanted, expected.tolerance)
 
 
 def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
@@ -140,10 +147,10 @@ def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
     Raises:
         UnsupportedModelError: naming the step that deviates and by how much.
     """
-    with torch.inference_mode(), _explained(target):
-        found = _ours(target, expected.samples)
+    with torch.inference_mode(), _refusing_on_error(target):
+        found = _run_own_passes(target, expected.samples)
     for ours, wanted in zip(found, expected.logits, strict=True):
-        _compare(target, ours, wanted, expected.allowed)
+        _compare(target, ours, wanted, expected.tolerance)
 
 
 def passes_check(target: HuggingFaceTarget, expected: Expected) -> bool:
@@ -157,19 +164,19 @@ def passes_check(target: HuggingFaceTarget, expected: Expected) -> bool:
 
 
 def _sample(vocab_size: int, length: int) -> Sample:
-    ids = _some_ids(vocab_size, length + len(_PARENTS) + 2)
+    ids = _spread_ids(vocab_size, length + len(_PARENTS) + 2)
     return Sample(ids[:length], ids[length:-2], ids[-2:])
 
 
 @contextmanager
-def _explained(target: HuggingFaceTarget) -> Iterator[None]:
+def _refusing_on_error(target: HuggingFaceTarget) -> Iterator[None]:
     try:
         yield
     except UnsupportedModelError:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"{_name(target)} cannot verify a tree of guesses over our cache: "
+            f"{_class_name(target)} cannot verify a tree of guesses over our cache: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -180,7 +187,9 @@ _STEPS = (
 )
 
 
-def _ours(target: HuggingFaceTarget, samples: Sequence[Sample]) -> list[tuple[Tensor, Tensor]]:
+def _run_own_passes(
+    target: HuggingFaceTarget, samples: Sequence[Sample]
+) -> list[tuple[Tensor, Tensor]]:
     """Run the samples through our passes: prompts one by one, trees and what follows together."""
     n = len(_PARENTS)
     caches = [target.new_cache(None, 128) for _ in samples]
@@ -191,16 +200,16 @@ def _ours(target: HuggingFaceTarget, samples: Sequence[Sample]) -> list[tuple[Te
             cache.keep(range(len(chunk)))
     trees = [DraftTree(tuple(sample.tokens), _PARENTS, (1.0,) * n, ((),) * n) for sample in samples]
     rows = together([tree_rows(tree, cache) for tree, cache in zip(trees, caches, strict=True)])
-    verified = torch.split(_exact(target.forward(rows, rows.num_rows)), n)
+    verified = torch.split(_as_float64(target.forward(rows, rows.num_rows)), n)
     for cache in caches:
         cache.keep(_KEPT)
     runs = [run_rows(sample.after, cache) for sample, cache in zip(samples, caches, strict=True)]
     rows = together(runs)
-    followed = torch.split(_exact(target.forward(rows, rows.num_rows)), len(samples[0].after))
+    followed = torch.split(_as_float64(target.forward(rows, rows.num_rows)), len(samples[0].after))
     return list(zip(verified, followed, strict=True))
 
 
-def _theirs(target: HuggingFaceTarget, sample: Sample) -> tuple[Tensor, Tensor]:
+def _run_reference_passes(target: HuggingFaceTarget, sample: Sample) -> tuple[Tensor, Tensor]:
     paths: list[list[int]] = []
     for parent in _PARENTS:
         paths.append([*(paths[parent] if parent >= 0 else ()), len(paths)])
@@ -208,21 +217,21 @@ def _theirs(target: HuggingFaceTarget, sample: Sample) -> tuple[Tensor, Tensor]:
     leaves = [node for node in range(len(_PARENTS)) if node not in _PARENTS]
     for leaf in leaves:
         path = [sample.tokens[node] for node in paths[leaf]]
-        logits = _whole_pass(target, [*sample.prefix, *path])
+        logits = _full_pass(target, [*sample.prefix, *path])
         for depth, node in enumerate(paths[leaf]):
             rows[node] = logits[len(sample.prefix) + depth]
     kept = [*sample.kept, *sample.after]
-    return torch.stack(rows), _whole_pass(target, kept)[-len(sample.after) :]
+    return torch.stack(rows), _full_pass(target, kept)[-len(sample.after) :]
 
 
-def _whole_pass(target: HuggingFaceTarget, ids: Sequence[int]) -> Tensor:
+def _full_pass(target: HuggingFaceTarget, ids: Sequence[int]) -> Tensor:
     inputs = torch.tensor([list(ids), list(range(len(ids)))], device=target.device)
     # As generate does: left to themselves some models begin at another position.
     output = target.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False)
-    return _exact(output.logits[0])
+    return _as_float64(output.logits[0])
 
 
-def _allowed(target: HuggingFaceTarget, ids: list[int], wanted: Tensor) -> float:
+def _measure_tolerance(target: HuggingFaceTarget, ids: list[int], wanted: Tensor) -> float:
     """Measure how far the model deviates from itself, and allow a few times that."""
     spread = max(float(wanted.std()), 1e-12)
     inputs = torch.tensor([ids, list(range(len(ids)))], device=target.device)
@@ -230,7 +239,7 @@ def _allowed(target: HuggingFaceTarget, ids: list[int], wanted: Tensor) -> float
     output = target.model(
         input_ids=inputs[:1, :_PROMPT], position_ids=inputs[1:, :_PROMPT], use_cache=True
     )
-    rows = list(_exact(output.logits[0]))
+    rows = list(_as_float64(output.logits[0]))
     for at in range(_PROMPT, len(ids)):
         output = target.model(
             input_ids=inputs[:1, at : at + 1],
@@ -238,16 +247,16 @@ def _allowed(target: HuggingFaceTarget, ids: list[int], wanted: Tensor) -> float
             past_key_values=output.past_key_values,
             use_cache=True,
         )
-        rows.append(_exact(output.logits[0, -1]))
-    noise = float((torch.stack(rows) - _whole_pass(target, ids)).abs().max())
-    dtype = _rounding(target.model, noise / spread)
+        rows.append(_as_float64(output.logits[0, -1]))
+    noise = float((torch.stack(rows) - _full_pass(target, ids)).abs().max())
+    dtype = _effective_dtype(target.model, noise / spread)
     if not noise <= _CEILING[dtype] * spread:
         difference = f"logits differ by {noise:.2g} of a spread of {spread:.2g}"
-        raise NotItselfError(_name(target), difference, _cause(target.model))
-    return max(_FLOOR[dtype] * spread, _TIMES_NOISE * noise)
+        raise InconsistentModelError(_class_name(target), difference, _cause(target.model))
+    return max(_FLOOR[dtype] * spread, _NOISE_FACTOR * noise)
 
 
-def _rounding(model: Any, noise: float) -> torch.dtype:
+def _effective_dtype(model: Any, noise: float) -> torch.dtype:
     """The type whose rounding shows in a model's passes, whatever the type of its activations.
 
     4 bits of bitsandbytes are computed in bfloat16 by some processors, and activations that are
@@ -256,13 +265,13 @@ def _rounding(model: Any, noise: float) -> torch.dtype:
     """
     if model.dtype == torch.float64 and noise > _CEILING[torch.float64]:
         return torch.float32
-    kind = quantization_of(model)
+    kind = describe_quantization(model)
     is_coarse = "bitsandbytes" in kind or "DynamicActivation" in kind
     return model.dtype if model.dtype in _FLOOR and not is_coarse else torch.bfloat16
 
 
 def _cause(model: Any) -> str:
-    if not quantization_of(model):
+    if not describe_quantization(model):
         return "it is not a causal model"
     return (
         "its quantization rounds a row otherwise beside other rows, so that no two ways of "
@@ -274,28 +283,28 @@ def _compare(
     target: HuggingFaceTarget,
     found: tuple[Tensor, Tensor],
     wanted: tuple[Tensor, Tensor],
-    allowed: float,
+    tolerance: float,
 ) -> None:
     for step, ours, theirs in zip(_STEPS, found, wanted, strict=True):
         deviation = float((ours - theirs).abs().max())
-        if not deviation <= allowed:
+        if not deviation <= tolerance:
             raise UnsupportedModelError(
-                f"{_name(target)} deviates from plain decoding when {step}: logits differ by "
-                f"{deviation:.2g}, {allowed:.2g} would be rounding. It cannot be decoded exactly."
+                f"{_class_name(target)} deviates from plain decoding when {step}: logits differ by "
+                f"{deviation:.2g}, {tolerance:.2g} would be rounding. It cannot be decoded exactly."
             )
 
 
-def _some_ids(vocab_size: int, count: int) -> list[int]:
+def _spread_ids(vocab_size: int, count: int) -> list[int]:
     """Pick well-spread ids, the same every time; no two neighbours alike."""
     return [(7919 * (i + 1) + i * i) % vocab_size for i in range(count)]
 
 
-def _exact(logits: Tensor) -> Tensor:
+def _as_float64(logits: Tensor) -> Tensor:
     # Compared on the host: not every device has float64.
     return logits.cpu().double()
 
 
-def _name(target: HuggingFaceTarget) -> str:
+def _class_name(target: HuggingFaceTarget) -> str:
     return type(target.model).__name__
 
 
@@ -309,28 +318,28 @@ UNBATCHABLE = "beside the rows of other requests, what it computes for a row is 
 class Findings:
     """How a model is to be decoded past its lengths, or why it cannot be.
 
-    ``has_window`` tells that the sliding window of its config is applied, ``takes_ours`` that it
-    may run with our attention, ``joins`` that passes may join sequences. ``most_tokens`` is what
+    ``has_window`` tells that the sliding window of its config is applied, ``own_attention`` that it
+    may run with our attention, ``batchable`` that passes may join sequences. ``max_tokens`` is what
     it reads at most, where nothing longer could be checked.
     """
 
     has_window: bool = True
-    takes_ours: bool = True
-    joins: bool = True
+    own_attention: bool = True
+    batchable: bool = True
     refusal: str = ""
-    most_tokens: int | None = None
+    max_tokens: int | None = None
 
-    def applied_to(self, architecture: Architecture) -> Architecture:
+    def apply_to(self, architecture: Architecture) -> Architecture:
         """Return the architecture that decoding goes by."""
         if not self.has_window:
             architecture = architecture.without_window()
         limit = architecture.max_positions
-        if self.most_tokens is not None and (limit is None or self.most_tokens < limit):
-            architecture = replace(architecture, max_positions=self.most_tokens)
+        if self.max_tokens is not None and (limit is None or self.max_tokens < limit):
+            architecture = replace(architecture, max_positions=self.max_tokens)
         return architecture
 
 
-_FOUND: dict[str, Findings] = {}
+_KNOWN_FINDINGS: dict[str, Findings] = {}
 
 
 def check_lengths(
@@ -350,22 +359,22 @@ def check_lengths(
     Raises:
         UnsupportedModelError: it cannot be decoded exactly past a length; the message names which.
     """
-    key = _key(model)
-    found = None if key is None else (_FOUND.get(key) or _remembered(folder, key))
+    key = _findings_key(model)
+    found = None if key is None else (_KNOWN_FINDINGS.get(key) or _read_findings(folder, key))
     if found is None:
-        found = _found(model, architecture, make)
+        found = _check_copies(model, architecture, make)
         if key is not None and folder is not None:
-            _remember(folder, key, found)
+            _write_findings(folder, key, found)
     if key is not None:
-        _FOUND[key] = found
+        _KNOWN_FINDINGS[key] = found
     if found.refusal:
         raise UnsupportedModelError(found.refusal)
-    if found.most_tokens is not None:
+    if found.max_tokens is not None:
         logger.warning(
             "no small copy of %s can be checked: it is used for up to %s tokens, below the first "
             "length at which its config says that it changes",
             type(model).__name__,
-            found.most_tokens,
+            found.max_tokens,
         )
     return found
 
@@ -378,7 +387,7 @@ def check_folder(*, keep: bool = True) -> Path | None:
         return None
 
 
-def _found(
+def _check_copies(
     model: Any,
     architecture: Architecture,
     make: Callable[[Any, Findings], HuggingFaceTarget],
@@ -387,22 +396,22 @@ def _found(
     for seed in _SEEDS:
         try:
             with torch.device("cpu"):  # whatever the caller's default is
-                found = _found_by(model, architecture, make, seed)
+                found = _check_copy(model, architecture, make, seed)
         except NoCopyError as error:
-            return _without_copy(model, str(error))
-        if found == Findings(takes_ours=architecture.exchanges_attention):
+            return _findings_without_copy(model, str(error))
+        if found == Findings(own_attention=architecture.has_replaceable_attention):
             break
     return found
 
 
-def _without_copy(model: Any, why: str) -> Findings:
+def _findings_without_copy(model: Any, why: str) -> Findings:
     """Trust a model up to the first length of its config, as nothing could be checked past it."""
-    lengths = lengths_of(model.config)
+    lengths = find_lengths(model.config)
     logger.info("no small copy of %s: %s", type(model).__name__, why)
-    return Findings(most_tokens=min(lengths.values(), default=None))
+    return Findings(max_tokens=min(lengths.values(), default=None))
 
 
-def _found_by(
+def _check_copy(
     model: Any,
     architecture: Architecture,
     make: Callable[[Any, Findings], HuggingFaceTarget],
@@ -410,27 +419,29 @@ def _found_by(
 ) -> Findings:
     copy = make_small_copy(model, seed)
     try:
-        expected = expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
+        expected = expected_passes(make(copy, Findings(own_attention=False)), _LENGTHS)
     except UnsupportedModelError as refusal:
-        return Findings(refusal=_why_not_itself(model, make, seed, refusal))
-    ways = [Findings(takes_ours=True), Findings(takes_ours=False)]
+        return Findings(refusal=_explain_inconsistency(model, make, seed, refusal))
+    variants = [Findings(own_attention=True), Findings(own_attention=False)]
     if architecture.window is not None:
-        ways += [replace(way, has_window=False) for way in ways]
+        variants += [replace(variant, has_window=False) for variant in variants]
     refusals = []
-    for way in ways:
-        target = make(copy, way)
-        if way.takes_ours and not target.attends:
+    for variant in variants:
+        target = make(copy, variant)
+        if variant.own_attention and not target.uses_own_attention:
             continue
         try:
             check_model(target, expected)
         except UnsupportedModelError as refusal:
             refusals.append(str(refusal))
             continue
-        return replace(way, joins=not target.attends or _joins(target, expected))
-    return Findings(refusal=_at_lengths(model, make, seed, refusals[0]))
+        return replace(
+            variant, batchable=not target.uses_own_attention or _is_batchable(target, expected)
+        )
+    return Findings(refusal=_explain_refusal(model, make, seed, refusals[0]))
 
 
-def _joins(target: HuggingFaceTarget, expected: Expected) -> bool:
+def _is_batchable(target: HuggingFaceTarget, expected: Expected) -> bool:
     try:
         check_batch(target, expected)
     except UnsupportedModelError as refusal:
@@ -439,21 +450,21 @@ def _joins(target: HuggingFaceTarget, expected: Expected) -> bool:
     return True
 
 
-def _why_not_itself(
+def _explain_inconsistency(
     model: Any,
     make: Callable[[Any, Findings], HuggingFaceTarget],
     seed: int,
     refusal: UnsupportedModelError,
 ) -> str:
     """Say why transformers' own passes over a copy disagree, or cannot be run."""
-    window = lengths_of(model.config).get("sliding_window")
-    if window is None or not isinstance(refusal, NotItselfError):
-        return _at_lengths(model, make, seed, str(refusal))
+    window = find_lengths(model.config).get("sliding_window")
+    if window is None or not isinstance(refusal, InconsistentModelError):
+        return _explain_refusal(model, make, seed, str(refusal))
     try:
         copy = make_small_copy(model, seed, windowed=False)
-        expected_passes(make(copy, Findings(takes_ours=False)), _LENGTHS)
+        expected_passes(make(copy, Findings(own_attention=False)), _LENGTHS)
     except (UnsupportedModelError, NoCopyError):
-        return _at_lengths(model, make, seed, str(refusal))
+        return _explain_refusal(model, make, seed, str(refusal))
     return (
         f"{type(model).__name__} does not know the sliding_window={window} of its config: its "
         "attention reads all tokens, but the cache of its generate drops those before the window, "
@@ -462,26 +473,26 @@ def _why_not_itself(
     )
 
 
-def _at_lengths(
+def _explain_refusal(
     model: Any,
     make: Callable[[Any, Findings], HuggingFaceTarget],
     seed: int,
     refusal: str,
 ) -> str:
     """Name the lengths past which a refusal holds, where shorter sequences would be right."""
-    named = ", ".join(f"{name}={value}" for name, value in lengths_of(model.config).items())
+    named = ", ".join(f"{name}={value}" for name, value in find_lengths(model.config).items())
     if not named:
         return refusal
     try:
         copy = make_small_copy(model, seed, shortened=False)
-        target = make(copy, Findings(takes_ours=False))
+        target = make(copy, Findings(own_attention=False))
         check_model(target, expected_passes(target, _LENGTHS))
     except (UnsupportedModelError, NoCopyError):
         return refusal  # it is nothing that begins at a length
     return f"{refusal.rstrip('.')}. This shows past the lengths of its config: {named}"
 
 
-def _key(model: Any) -> str | None:
+def _findings_key(model: Any) -> str | None:
     """Name what findings depend on; None where that cannot be told."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config
@@ -489,33 +500,33 @@ def _key(model: Any) -> str | None:
     stock = AttentionInterface._global_mapping.get(attention)
     if attention not in (None, "eager") and not _is_of_transformers(stock):
         return None  # whatever is registered under a name may be something else next time
-    code = _code(base)
+    code = _hash_model_code(base)
     if code is None:
         return None
-    told = {
+    facts = {
         "config": {name: value for name, value in config.to_dict().items() if name[:1] != "_"},
         "class": f"{type(base).__module__}.{type(base).__qualname__}",
         "attention": attention,
-        "versions": (_own_version(), torch.__version__, transformers.__version__),
-        "code": (_own_code(), code),
+        "versions": (_package_version(), torch.__version__, transformers.__version__),
+        "code": (_hash_package_code(), code),
     }
-    written = json.dumps(told, sort_keys=True, default=repr)
+    written = json.dumps(facts, sort_keys=True, default=repr)
     return hashlib.sha256(written.encode()).hexdigest()[:32]
 
 
-def _code(model: Any) -> str | None:
+def _hash_model_code(model: Any) -> str | None:
     """Tell the code of a model's modules from another; None where that is not all in files."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     if any(_is_patched(kind) for kind in kinds):
         return None
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted({kind.__module__ for kind in kinds}):
         if name.partition(".")[0] not in ("builtins", "torch"):  # as their versions tell
             try:
-                told.update(inspect.getsource(sys.modules[name]).encode())
+                digest.update(inspect.getsource(sys.modules[name]).encode())
             except (KeyError, OSError, TypeError):
                 return None  # as of classes that were typed in
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def _is_patched(kind: type[Any]) -> bool:
@@ -531,7 +542,7 @@ def _is_of_transformers(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("transformers.")
 
 
-def _own_version() -> str:
+def _package_version() -> str:
     try:
         return version("ragaccel")
     except PackageNotFoundError:
@@ -539,23 +550,23 @@ def _own_version() -> str:
 
 
 @functools.cache
-def _own_code() -> str:
+def _hash_package_code() -> str:
     """Tell one state of the code that passes run through from another."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for folder in ("models", "engine"):
         for file in sorted((root / folder).glob("*.py")):
-            told.update(file.read_bytes())
-    return told.hexdigest()
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
-def _remembered(folder: Path | None, key: str) -> Findings | None:
+def _read_findings(folder: Path | None, key: str) -> Findings | None:
     if folder is None:
         return None
     try:
         document = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
         found = Findings(**document["found"])
-        if document["format"] == _FORMAT and document["key"] == key and _is_sound(found):
+        if document["format"] == _FORMAT and document["key"] == key and _is_valid(found):
             return found
     except FileNotFoundError:
         return None
@@ -564,14 +575,14 @@ def _remembered(folder: Path | None, key: str) -> Findings | None:
     return None
 
 
-def _is_sound(found: Findings) -> bool:
-    flags = (found.has_window, found.takes_ours, found.joins)
-    most = found.most_tokens
+def _is_valid(found: Findings) -> bool:
+    flags = (found.has_window, found.own_attention, found.batchable)
+    most = found.max_tokens
     is_length = most is None or (isinstance(most, int) and not isinstance(most, bool) and most > 0)
     return is_length and isinstance(found.refusal, str) and all(type(f) is bool for f in flags)
 
 
-def _remember(folder: Path, key: str, found: Findings) -> None:
+def _write_findings(folder: Path, key: str, found: Findings) -> None:
     document = {"format": _FORMAT, "key": key, "found": asdict(found)}
     try:
         with atomic_write(folder / f"{key}.json") as file:

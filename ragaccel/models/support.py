@@ -34,18 +34,18 @@ _INT8 = (
 class Architecture:
     """How a model attends and how far it reads.
 
-    ``window`` is the sliding window of its sliding layers, in positions; ``is_mixed`` tells that
-    it has sliding and full layers, which are given a mask each; ``skips_plain_masks`` that its
-    attention is causal without a mask. ``windows`` has the window of each layer, ``None`` for
-    full ones; ``exchanges_attention`` tells that its attention may be exchanged for ours.
+    ``window`` is the sliding window of its sliding layers, in positions; ``has_mixed_layers`` tells
+    that it has sliding and full layers, which are given a mask each; ``omits_causal_masks`` that
+    its attention is causal without a mask. ``windows`` has the window of each layer, ``None`` for
+    full ones; ``has_replaceable_attention`` tells that its attention may be exchanged for ours.
     """
 
     max_positions: int | None
     window: int | None
-    is_mixed: bool
-    skips_plain_masks: bool
+    has_mixed_layers: bool
+    omits_causal_masks: bool
     windows: tuple[int | None, ...]
-    exchanges_attention: bool
+    has_replaceable_attention: bool
 
     @property
     def num_layers(self) -> int:
@@ -64,7 +64,7 @@ class HuggingFaceTarget(TargetModel, Protocol):
     architecture: Architecture
 
     @property
-    def attends(self) -> bool:
+    def uses_own_attention(self) -> bool:
         """Whether it runs with our attention."""
         ...
 
@@ -93,10 +93,10 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     return Architecture(
         max_positions=read_max_positions(config),
         window=window,
-        is_mixed=len(kinds) > 1,
-        skips_plain_masks=attention == "sdpa",
+        has_mixed_layers=len(kinds) > 1,
+        omits_causal_masks=attention == "sdpa",
         windows=tuple(window if kind == _SLIDING else None for kind in layer_types),
-        exchanges_attention=attention == "sdpa" or softcaps,
+        has_replaceable_attention=attention == "sdpa" or softcaps,
     )
 
 
@@ -130,7 +130,7 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
             raise UnsupportedModelError(_INT8.format(name=name))
 
 
-def quantization_of(model: Any) -> str:
+def describe_quantization(model: Any) -> str:
     """Name how transformers quantized a model's weights; empty if it did not."""
     method = getattr(model, "quantization_method", None)
     if method is None:
@@ -147,7 +147,7 @@ def _fields(quantization: Any) -> dict[str, Any]:
 
 
 def _refuse_by_class(model: Any, name: str) -> None:
-    if getattr(model, "_is_stateful", False) and not _attends_only(model.config):
+    if getattr(model, "_is_stateful", False) and not _has_attention_layers_only(model.config):
         raise UnsupportedModelError(
             f"{name} is recurrent: its state cannot be rolled back to an accepted token"
         )
@@ -179,7 +179,7 @@ def _refuse_by_class(model: Any, name: str) -> None:
         )
 
 
-def _attends_only(config: Any) -> bool:
+def _has_attention_layers_only(config: Any) -> bool:
     """Whether a config of hybrids names layers of attention and no others."""
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     return bool(kinds) and kinds <= {_FULL, _SLIDING}
@@ -243,16 +243,16 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    Ways = Sequence[Callable[[Any], None]]
+    Shrinkers = Sequence[Callable[[Any], None]]
 
-SHORT = 8
-_TRAINED = 16  # tokens of rope's original length, where it changes nothing by itself
-_READABLE = 64  # tokens, where no request may outgrow that length
-_POSITIONS = 128
-_UNREACHED = 4096
-_VOCAB = 211
-_LAYERS = 4
-_MOST_WEIGHTS = 60_000_000
+SHORT_LENGTH = 8
+_TRAINED_LENGTH = 16  # tokens of rope's original length, where it changes nothing by itself
+_READABLE_LENGTH = 64  # tokens, where no request may outgrow that length
+_MAX_POSITIONS = 128
+_UNREACHABLE = 4096
+_VOCAB_SIZE = 211
+_NUM_LAYERS = 4
+_MAX_WEIGHTS = 60_000_000
 # A number of the config is a length if its name says so. Counts of layers and of experts do not.
 _LENGTH = re.compile(
     r"window|chunk_(size|length)|floor|original_max_position|local_attention|index_topk"
@@ -283,14 +283,14 @@ _SIZES = {
     "moe_k": 2,
     "n_group": 1,
     "topk_group": 1,
-    "vocab_size_per_layer_input": _VOCAB,
+    "vocab_size_per_layer_input": _VOCAB_SIZE,
     "hidden_size_per_layer_input": 32,
 }
-_FOLLOW_HIDDEN = ("embedding_size", "word_embed_proj_dim", "input_embedding_size")
+_EQUAL_TO_HIDDEN_SIZE = ("embedding_size", "word_embed_proj_dim", "input_embedding_size")
 
 
 # Two that each put torch's random state back would put back the other's.
-_ONE_AT_A_TIME = Lock()
+_RANDOM_STATE_LOCK = Lock()
 
 
 class NoCopyError(Exception):
@@ -316,24 +316,24 @@ def make_small_copy(model: Any, seed: int, *, windowed: bool = True, shortened: 
     problems = []
     first: list[Callable[[Any], None]] = [_shorten if shortened else _lengthen]
     if not windowed:
-        first.append(drop_window)
-    for ways in ((_take_layers, _narrow), (_narrow,), (_take_layers,)):
-        made = _made(model, (*first, *ways), seed)
+        first.append(remove_window)
+    for shrinkers in ((_take_layers, _shrink_sizes), (_shrink_sizes,), (_take_layers,)):
+        made = _try_build(model, (*first, *shrinkers), seed)
         if not isinstance(made, Exception):
             return made
         problems.append(made)
     raise NoCopyError(f"{type(problems[0]).__name__}: {problems[0]}") from problems[0]
 
 
-def _made(model: Any, ways: Ways, seed: int) -> Any:
+def _try_build(model: Any, shrinkers: Shrinkers, seed: int) -> Any:
     """Build a copy made small in these ways; return the error if that does not go."""
     try:
-        return _built(*_shrunken(model, ways), seed)
+        return _build(*_shrink_config(model, shrinkers), seed)
     except Exception as error:  # whatever a class raises for sizes that it was not made for
         return error
 
 
-def drop_window(config: Any) -> None:
+def remove_window(config: Any) -> None:
     """Let a config name no sliding window."""
     config = config.get_text_config(decoder=True)
     config.sliding_window = None
@@ -342,7 +342,7 @@ def drop_window(config: Any) -> None:
         config.layer_types = ["full_attention"] * len(kinds)
 
 
-def lengths_of(config: Any) -> dict[str, int]:
+def find_lengths(config: Any) -> dict[str, int]:
     """Find the lengths in a config at which a model may change, by name.
 
     Those that no sequence reaches, because the model reads less, are left out.
@@ -369,7 +369,7 @@ def _ropes(config: Any) -> Iterator[dict[str, Any]]:
         yield from (part for part in found.values() if isinstance(part, dict))
 
 
-def _shrunken(model: Any, ways: Ways) -> tuple[type[Any], Any]:
+def _shrink_config(model: Any, shrinkers: Shrinkers) -> tuple[type[Any], Any]:
     """Return the class to build and its config, changed in these ways."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, config = type(base), deepcopy(base.config)
@@ -385,9 +385,9 @@ def _shrunken(model: Any, ways: Ways) -> tuple[type[Any], Any]:
         vars(holder).pop("quantization_config", None)
     if attention is not None:
         config._attn_implementation = attention
-    for shrink in ways:
+    for shrink in shrinkers:
         shrink(text)
-    text.vocab_size = min(text.vocab_size, _VOCAB)
+    text.vocab_size = min(text.vocab_size, _VOCAB_SIZE)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, min(getattr(text, name), 2))
@@ -396,28 +396,30 @@ def _shrunken(model: Any, ways: Ways) -> tuple[type[Any], Any]:
 
 def _shorten(config: Any) -> None:
     """Make short what the model may reach, and leave what it may not."""
-    lengths = lengths_of(config)
+    lengths = find_lengths(config)
     changes_by_length = read_max_positions(config) != _positions(config)
     for holder in (vars(config), *_ropes(config)):
         for name in [name for name in lengths if holder.get(name) == lengths[name]]:
-            short = SHORT
+            short = SHORT_LENGTH
             if name.startswith("original_max_position"):
-                short = _READABLE if changes_by_length else _TRAINED
+                short = _READABLE_LENGTH if changes_by_length else _TRAINED_LENGTH
             holder[name] = min(holder[name], short)
         if "original_max_position_embeddings" in holder and changes_by_length:
             trained = holder["original_max_position_embeddings"]
-            holder["original_max_position_embeddings"] = min(trained or _READABLE, _READABLE)
+            holder["original_max_position_embeddings"] = min(
+                trained or _READABLE_LENGTH, _READABLE_LENGTH
+            )
     if _positions(config) is not None:
-        config.max_position_embeddings = min(_positions(config) or 0, _POSITIONS)
+        config.max_position_embeddings = min(_positions(config) or 0, _MAX_POSITIONS)
 
 
 def _lengthen(config: Any) -> None:
     """Put all but the trained lengths of rope out of reach."""
-    for name, value in lengths_of(config).items():
+    for name, value in find_lengths(config).items():
         if name in vars(config) and not name.startswith("original_max_position"):
-            vars(config)[name] = max(value, _UNREACHED)
+            vars(config)[name] = max(value, _UNREACHABLE)
     if _positions(config) is not None:
-        config.max_position_embeddings = min(_positions(config) or 0, _POSITIONS)
+        config.max_position_embeddings = min(_positions(config) or 0, _MAX_POSITIONS)
 
 
 def _positions(config: Any) -> int | None:
@@ -439,7 +441,7 @@ def _take_layers(config: Any) -> None:
     for layer in range(count):
         kind = repr([*(value[layer] for value in lists.values()), others.get(layer)])
         kinds.setdefault(kind, layer)
-    taken = sorted({*range(min(count, _LAYERS)), *kinds.values()})[: 2 * _LAYERS]
+    taken = sorted({*range(min(count, _NUM_LAYERS)), *kinds.values()})[: 2 * _NUM_LAYERS]
     for name, value in lists.items():
         setattr(config, name, type(value)(value[layer] for layer in taken))
     config.num_hidden_layers = len(taken)
@@ -448,26 +450,26 @@ def _take_layers(config: Any) -> None:
         config._heterogeneity_spec = replace(single, per_layer_overrides=kept)
 
 
-def _narrow(config: Any) -> None:
+def _shrink_sizes(config: Any) -> None:
     """Make sizes small; heads keep their width, to which tables of frequencies are cut."""
     heads = config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or heads
     width = _head_dim(config) or config.hidden_size // heads
-    few_keys = min(keys, 2)
-    few = few_keys * min(max(1, heads // keys), 2)
-    for name in _FOLLOW_HIDDEN:
+    num_key_heads = min(keys, 2)
+    num_heads = num_key_heads * min(max(1, heads // keys), 2)
+    for name in _EQUAL_TO_HIDDEN_SIZE:
         if hasattr(config, name):
-            setattr(config, name, few * width)
-    config.hidden_size = few * width
-    config.num_attention_heads = few
+            setattr(config, name, num_heads * width)
+    config.hidden_size = num_heads * width
+    config.num_attention_heads = num_heads
     if getattr(config, "num_key_value_heads", None) is not None:
-        config.num_key_value_heads = few_keys
-    for name, most in _SIZES.items():
+        config.num_key_value_heads = num_key_heads
+    for name, maximum in _SIZES.items():
         value = vars(config).get(name)
         if isinstance(value, int):
-            setattr(config, name, min(value, most))
+            setattr(config, name, min(value, maximum))
         elif isinstance(value, (list, tuple)) and all(isinstance(each, int) for each in value):
-            setattr(config, name, type(value)(min(each, most) for each in value))
+            setattr(config, name, type(value)(min(each, maximum) for each in value))
 
 
 def _head_dim(config: Any) -> int | None:
@@ -478,12 +480,12 @@ def _head_dim(config: Any) -> int | None:
     return found
 
 
-def _built(kind: type[Any], config: Any, seed: int) -> Any:
+def _build(kind: type[Any], config: Any, seed: int) -> Any:
     with torch.device("meta"):
         count = sum(weight.numel() for weight in kind(deepcopy(config)).parameters())
-    if count > _MOST_WEIGHTS:
+    if count > _MAX_WEIGHTS:
         raise NoCopyError(f"its smallest copy has {count:,} weights")
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with _RANDOM_STATE_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch's own function seeds every GPU as well
         copy = kind(config)
     copy = copy.eval().float()
@@ -494,11 +496,11 @@ def _built(kind: type[Any], config: Any, seed: int) -> Any:
     return copy
 
 
-def _scale_up(model: Any, chance: torch.Generator) -> None:
+def _scale_up(model: Any, generator: torch.Generator) -> None:
     """Draw weights so large that what a token sees shows in its logits."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=chance, dtype=torch.float32)
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
             if weight.dim() < 2:
                 weight.add_(0.1 * noise)
             else:

@@ -119,7 +119,7 @@ class SpaceNetwork(nn.Module):
         masks = {"full_attention": far, "sliding_attention": near}
         output = self.model(
             inputs_embeds=embedded,
-            attention_mask=masks if self.architecture.is_mixed else near,
+            attention_mask=masks if self.architecture.has_mixed_layers else near,
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,

@@ -222,7 +222,7 @@ def test_exact_passes_are_never_replayed():
         raise AssertionError("asked")
 
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
-    target.use_graphs(make_kernel, capture=False)
+    target.enable_graphs(make_kernel, capture=False)
     assert target.kv_pool is not None
     for length in (1, 2, 40):
         differing, answers = compare(target, random_prompt(length, length))

@@ -25,7 +25,7 @@ from ragaccel.engine.engine import Engine
 
 def static_target(family="llama"):
     target = make_target(family)
-    target.ours.use_graphs(PlainKernel, capture=False)
+    target.ours.enable_graphs(PlainKernel, capture=False)
     assert target.ours.graphs is not None
     return target
 
@@ -216,7 +216,7 @@ def test_steps_tell_what_the_device_does_not_compute():
     assert 0 < step["steps"] < 24
     assert 0 < step["beside_device"] < 1
     assert step["device_seconds"] + step["draft_seconds"] < step["seconds"]
-    target.launch_each()
+    target.disable_graphs()
     assert target.graphs is None
     assert measure_step(Engine(target), target, 60, 24) is None
     prompt, answer = copied_answer(50, 30, 97)

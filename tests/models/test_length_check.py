@@ -26,7 +26,7 @@ from ragaccel.errors import UnsupportedModelError
 from ragaccel.models import self_check as length_check
 from ragaccel.models import support as small_copy
 from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.support import lengths_of, make_small_copy
+from ragaccel.models.support import find_lengths, make_small_copy
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LEFTOVER = ["llama", "granite", "cohere", "stablelm", "gpt_neox", "gpt2"]
@@ -55,7 +55,7 @@ GEMMA3N = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch):
-    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
 
 
 def make(kind, attention=None, **fields):
@@ -229,7 +229,7 @@ def test_few_positions_are_warmed_up(positions):
 
 
 def test_lengths_are_found_by_name():
-    assert lengths_of(CONFIG_MAPPING["llama"]()) == {}
+    assert find_lengths(CONFIG_MAPPING["llama"]()) == {}
     for kind, name in {
         "mistral": "sliding_window",
         "gpt_neo": "window_size",
@@ -242,7 +242,7 @@ def test_lengths_are_found_by_name():
         "recurrent_gemma": "attention_window_size",
     }.items():
         fields = {"max_position_embeddings": 10**7} if kind != "recurrent_gemma" else {}
-        assert name in lengths_of(CONFIG_MAPPING[kind](**fields)), kind
+        assert name in find_lengths(CONFIG_MAPPING[kind](**fields)), kind
 
 
 def test_a_copy_has_a_layer_of_each_kind_and_short_lengths():
@@ -250,7 +250,7 @@ def test_a_copy_has_a_layer_of_each_kind_and_short_lengths():
     fields = {"head_dim": 8, "sliding_window": 60, "layer_types": kinds, "num_hidden_layers": 6}
     copy = make_small_copy(make("gemma3_text", **fields), 1)
     assert set(copy.config.layer_types) == {SLIDING, FULL}
-    assert copy.config.sliding_window == small_copy.SHORT
+    assert copy.config.sliding_window == small_copy.SHORT_LENGTH
     assert len(copy.model.layers) < 6
 
 
@@ -276,7 +276,7 @@ def test_findings_are_remembered_by_config_and_class(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedModelError) as first:
         HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
     monkeypatch.setattr(length_check, "make_small_copy", None)  # nothing is checked again
     HuggingFaceModel(make("llama"), check_folder=tmp_path)
     with pytest.raises(UnsupportedModelError) as second:
@@ -294,7 +294,7 @@ def checked(model, folder, monkeypatch):
         copies.append(1)
         return make_small_copy(*args, **kwargs)
 
-    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
     monkeypatch.setattr(length_check, "make_small_copy", make_copy)
     HuggingFaceModel(model, check_folder=folder)
     return bool(copies)
@@ -372,7 +372,7 @@ def test_a_damaged_memory_is_checked_anew(damaged, tmp_path, monkeypatch):
         file.mkdir()
     else:
         file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
-    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
     with pytest.raises(UnsupportedModelError, match="does not know"):
         HuggingFaceModel(model, check_folder=tmp_path)
     if file.is_file():

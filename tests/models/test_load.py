@@ -73,7 +73,7 @@ def test_float16_is_not_computed_on_a_processor(folder):
 
 def test_keywords_go_to_transformers(folder):
     target, _ = load_model(folder, device="cpu", attn_implementation="eager")
-    assert not target.architecture.skips_plain_masks
+    assert not target.architecture.omits_causal_masks
     with pytest.raises(ConfigurationError, match="device or device_map"):
         load_model(folder, device="cpu", device_map="auto")
 

@@ -19,9 +19,9 @@ from ragaccel.engine.model_input import Masks, run_rows
 from ragaccel.models import hf_model as huggingface
 from ragaccel.models import self_check as length_check
 from ragaccel.models.hf_attention import (
-    NAME,
-    attending,
+    ATTENTION_NAME,
     attention_forward,
+    attention_of_pass,
     enter_layer,
     make_shared_copy,
 )
@@ -33,7 +33,7 @@ PROMPT = random_prompt(20)
 @pytest.fixture(autouse=True)
 def findings_of_its_own(monkeypatch):
     """What a small copy shows of code that a test replaces is not remembered for other tests."""
-    monkeypatch.setattr(length_check, "_FOUND", {})
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
 
 
 def answer(target, new=20):
@@ -49,7 +49,7 @@ def test_a_twin_shares_every_tensor_and_no_module(family):
     model = make_tiny_model(family)
     attention = model.config._attn_implementation
     twin = make_shared_copy(model)
-    assert twin.config._attn_implementation == NAME
+    assert twin.config._attn_implementation == ATTENTION_NAME
     assert model.config._attn_implementation == attention
     for kind in ("named_parameters", "named_buffers"):
         theirs, ours = dict(getattr(model, kind)()), dict(getattr(twin, kind)())
@@ -146,7 +146,7 @@ def test_scores_that_are_changed_in_unknown_ways_are_refused():
     rows = run_rows([1, 2], KVCache(), torch.device("cpu"))
     states = torch.zeros(1, 1, 2, 4, dtype=torch.float64)
     passing = PassAttention(rows, Masks(torch.float64, torch.device("cpu")))
-    with attending(passing, [None]):
+    with attention_of_pass(passing, [None]):
         enter_layer(0)
         found, weights = attention_forward(None, states, states, states, None)
         assert weights is None

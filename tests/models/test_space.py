@@ -357,7 +357,7 @@ def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
     with torch.no_grad():
         for weights in target.model.parameters():
             weights.zero_()
-    target.weights_changed()
+    target.mark_weights_changed()
     sampling = Sampling(temperature=1.0, seed=5)
     request = Request(prompt_ids=random_prompt(9), max_new_tokens=12, sampling=sampling)
     engine = Engine(target, kept_prefixes=0)

@@ -93,7 +93,7 @@ def test_a_write_that_is_not_seen_can_be_told(pack):
     for weight, new in zip(model.parameters(), make_model(seed=1).parameters(), strict=True):
         weight.data.copy_(new.data)
     assert target.refresh() == 0
-    target.weights_changed()
+    target.mark_weights_changed()
     assert decode(engine, REQUEST) == decode(Engine(HuggingFaceModel(model, pack=pack)), REQUEST)
     assert target.refresh() == target.refresh() == 1
 
@@ -124,14 +124,14 @@ def watched():
 
 
 def test_what_did_not_change_is_not_seen_to():
-    model, watch = watched()
-    assert watch.look() == []
+    model, versions = watched()
+    assert versions.changed_weights() == []
     with torch.no_grad():
         model[4].mul_(2.0)
-    (changed,) = watch.look()
+    (changed,) = versions.changed_weights()
     assert changed is model[4]
-    assert watch.look() == []
-    assert watch.version == 1
+    assert versions.changed_weights() == []
+    assert versions.version == 1
 
 
 def test_a_model_whose_weights_count_no_writes_is_refused():
@@ -157,21 +157,21 @@ def test_storage_that_weights_have_left_is_not_kept():
     layer, numbers = nn.Linear(64, 64, bias=False), np.ones((64, 64), np.float32)
     left = weakref.ref(numbers)
     layer.weight.data = torch.from_numpy(numbers)
-    watch = WeightVersions(layer, [layer.weight])
+    versions = WeightVersions(layer, [layer.weight])
     del numbers
     assert left() is not None
     layer.weight.data = torch.zeros(64, 64)
     assert left() is None
-    assert watch.look() == [layer.weight]
+    assert versions.changed_weights() == [layer.weight]
 
 
 def test_other_storage_at_the_same_address_is_seen():
     numbers = np.zeros((4, 4), dtype=np.float32)
     layer = nn.Linear(4, 4, bias=False)
     layer.weight.data = torch.from_numpy(numbers)
-    watch = WeightVersions(layer, [layer.weight])
-    assert watch.look() == []
+    versions = WeightVersions(layer, [layer.weight])
+    assert versions.changed_weights() == []
     layer.weight.data = torch.empty(4, 4)  # as half().float() does: freed, then allocated there
     layer.weight.data = torch.from_numpy(numbers)
-    assert [weight is layer.weight for weight in watch.look()] == [True]
-    assert watch.look() == []
+    assert [weight is layer.weight for weight in versions.changed_weights()] == [True]
+    assert versions.changed_weights() == []

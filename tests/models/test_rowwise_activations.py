@@ -6,7 +6,7 @@ from transformers.activations import ACT2FN
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import Masks, Rows, run_rows
-from ragaccel.models.hf_attention import activate_row_by_row, attending
+from ragaccel.models.hf_attention import attention_of_pass, use_rowwise_activations
 
 CPU = torch.device("cpu")
 ROWS = 16
@@ -23,7 +23,7 @@ def threads(request):
 def in_a_pass(*, exact):
     rows = run_rows([1], KVCache(), CPU)
     rows = Rows(rows.token_ids, rows.positions, rows.spans, exact=exact)
-    return attending(PassAttention(rows, Masks(torch.float32, CPU)), [])
+    return attention_of_pass(PassAttention(rows, Masks(torch.float32, CPU)), [])
 
 
 def differing_rows(activation, size, dtype):
@@ -39,7 +39,7 @@ def differing_rows(activation, size, dtype):
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu"])
 def test_equal_rows_stay_equal_in_exact_passes(name, dtype, threads):
     network = nn.Sequential(ACT2FN[name])
-    activate_row_by_row(network)
+    use_rowwise_activations(network)
     for size in (97, 4864, 5003):
         with in_a_pass(exact=True):
             assert differing_rows(network, size, dtype) == 0
@@ -48,7 +48,7 @@ def test_equal_rows_stay_equal_in_exact_passes(name, dtype, threads):
 def test_outside_of_them_they_need_not(threads):
     networks = [nn.Sequential(nn.SiLU()), nn.Sequential(nn.GELU(approximate="tanh"))]
     for network in networks:
-        activate_row_by_row(network)
+        use_rowwise_activations(network)
     with in_a_pass(exact=False):
         found = [differing_rows(n, size, torch.float32) for n in networks for size in (4864, 5003)]
     if not any(found):
@@ -61,7 +61,7 @@ def test_values_are_the_stock_ones(exact):
     inputs = torch.randn(2, 3, 7, dtype=torch.float64)
     for make in (nn.SiLU, nn.Softplus, nn.Sigmoid, nn.ReLU, lambda: nn.ELU(0.5)):
         network = nn.Sequential(make())
-        activate_row_by_row(network)
+        use_rowwise_activations(network)
         with in_a_pass(exact=exact):
             found, alone, empty = network(inputs), network(inputs[0, 0]), network(inputs[:, :0])
         torch.testing.assert_close(found, make()(inputs), rtol=1e-14, atol=1e-14)
@@ -73,7 +73,7 @@ def test_hooks_of_activations_run_once():
     calls = []
     network = nn.Sequential(nn.SiLU())
     network[0].register_forward_hook(lambda *_: calls.append(1))
-    activate_row_by_row(network)
+    use_rowwise_activations(network)
     with in_a_pass(exact=True):
         network(torch.zeros(1, 5, 7))
     assert calls == [1]
