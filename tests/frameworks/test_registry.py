@@ -123,14 +123,14 @@ def test_the_bound_holds_and_evicted_passages_leave_nothing():
 
 def test_what_can_never_fit_costs_nothing(monkeypatch):
     registry = ReferenceRegistry(max_bytes=64 << 10)
-    monkeypatch.setattr(registry_module, "squeeze", None)
+    monkeypatch.setattr(registry_module, "remove_whitespace", None)
     registry.register(Passage("large", "x" * (64 << 10)))
     assert len(registry) == 0
 
 
 def test_a_passage_that_is_retrieved_again_is_found_again():
     registry = ReferenceRegistry()
-    passages = [Passage(str(n), "x" * (20 + n)) for n in range(40)]  # the same anchor for all
+    passages = [Passage(str(n), "x" * (20 + n)) for n in range(40)]  # the same fingerprint for all
     registry.register(passages)
     assert registry.match("x" * 23) == []
     registry.register(passages[3])
