@@ -82,9 +82,9 @@ def examples():
 
 def drafting_is_compiled():
     """Wait for what compiles the drafting: it writes into the environment, removed next."""
-    from ragaccel.drafting.policy import REHEARSAL
+    from ragaccel.drafting.policy import JIT_WARMUP
 
-    return REHEARSAL.wait(seconds=300)
+    return JIT_WARMUP.wait(seconds=300)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.drafting.memory import Memory
 from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import Guessing, Mixture
+from ragaccel.drafting.policy import DraftingPolicy, Mixture
 from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.engine.engine import Engine
 
@@ -184,7 +184,9 @@ class Remembering(Ours):
     def forget(self) -> None:
         """Know what the memory began with, and no more."""
         memory = Memory(vocab_size=self._vocab_size)
-        self._guessing = Guessing(None, memory, None, self._vocab_size, mask_ids=self._mask_ids)
+        self._guessing = DraftingPolicy(
+            None, memory, None, self._vocab_size, mask_ids=self._mask_ids
+        )
         self._guessing.warm_up()
         for job in self._warming:
             memory.of("").remember(job.prompt_ids, job.answer_ids)

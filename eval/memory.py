@@ -39,7 +39,7 @@ from eval.targets import (
     chosen_target,
     describe_target,
 )
-from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.llm import LLM
 from ragaccel.prompt import build_prompt
 
@@ -111,7 +111,7 @@ def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
     torch.set_num_threads(options.threads or torch.get_num_threads())
     target = chosen_target(options, options.dtype)
     llm = LLM(target.ours, target.tokenizer)
-    REHEARSAL.wait()  # else the first answers are drafted otherwise, and remembered not at all
+    JIT_WARMUP.wait()  # else the first answers are drafted otherwise, and remembered not at all
     examples = load_task(options.task, None, options.data)
     settings: Settings = {"max_new_tokens": options.max_new_tokens, **SETTINGS[name]}
     readings, tokens, started = [], 0, perf_counter()

@@ -361,11 +361,11 @@ def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Ask all in each mode, and count what was seen."""
-    from ragaccel.drafting.policy import REHEARSAL
+    from ragaccel.drafting.policy import JIT_WARMUP
     from ragaccel.frameworks.registry import default_registry
 
-    REHEARSAL.start()
-    REHEARSAL.wait(300)
+    JIT_WARMUP.start()
+    JIT_WARMUP.wait(300)
     rows = []
     for mode in options.modes:
         world = World(options.tenants)

@@ -564,7 +564,7 @@ class Stream(Iterator[str]):
         claim_torch()
         with self._busy:
             piece = None if self.closed else self._next()
-        if self.cancellation.is_asked:  # by another thread too, which may have found it busy
+        if self.cancellation.is_cancelled:  # by another thread too, which may have found it busy
             self._free()
             piece = None
         if piece is None:
@@ -609,11 +609,11 @@ class Stream(Iterator[str]):
     @property
     def closed(self) -> bool:
         """Whether the stream has ended or been closed: no further piece will come."""
-        return self._has_ended or self.cancellation.is_asked
+        return self._has_ended or self.cancellation.is_cancelled
 
     def close(self) -> None:
         """Stop generating and free what the request held; safe to call twice, from any thread."""
-        self.cancellation.ask()
+        self.cancellation.cancel()
         self._free()
 
     def finish(self) -> Answer:
@@ -675,7 +675,7 @@ async def unless_cancelled(work: Callable[[Cancellation], Result]) -> Result:
     try:
         return await in_thread(partial(work, cancellation))
     finally:
-        cancellation.ask()
+        cancellation.cancel()
 
 
 async def answered(stream: Stream) -> Answer:

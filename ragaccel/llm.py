@@ -20,7 +20,7 @@ from ragaccel.config import (
     remembers,
 )
 from ragaccel.decoding.request import Cancellation, Request, Sampling
-from ragaccel.drafting.policy import REHEARSAL, Guessing
+from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
 from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, shown
@@ -65,13 +65,13 @@ BUNDLED_READER = (
 
 
 def open_model(
-    name_or_path: str | Path | None, *, rehearse: bool, **arguments: Any
+    name_or_path: str | Path | None, *, warm_up_jit: bool, **arguments: Any
 ) -> tuple[HuggingFaceModel, Tokenizer]:
     """Load a model and its tokenizer; errors are those of ``load_model``.
 
     Args:
         name_or_path: what to load; None is the bundled reader, and stderr says so.
-        rehearse: compile the drafting functions beside the loading.
+        warm_up_jit: compile the drafting functions beside the loading.
         **arguments: for ``load_model``.
     """
     if name_or_path is None:
@@ -81,8 +81,8 @@ def open_model(
         raise ConfigurationError(
             f"a model is named by a string or a path, not {shown(name_or_path)}"
         )
-    if rehearse:
-        REHEARSAL.start()
+    if warm_up_jit:
+        JIT_WARMUP.start()
     return load_model(str(name_or_path), **arguments)
 
 
@@ -232,7 +232,7 @@ class Runner:
     """
 
     def __init__(
-        self, scheduler: Scheduler, guessing: Guessing, token_budget: int | None = None
+        self, scheduler: Scheduler, guessing: DraftingPolicy, token_budget: int | None = None
     ) -> None:
         self.scheduler, self._guessing = scheduler, guessing
         self._token_budget = token_budget
@@ -455,7 +455,7 @@ class LLM:
         kept = cost_file(self.model.cost_key) if keep_costs else None
         self.engine = Engine(self.model, capacity=capacity, cost_file=kept, exact=exact)
         self.token_budget = token_budget
-        self._guessing = Guessing(
+        self._guessing = DraftingPolicy(
             drafter,
             memory,
             tokenizer,
@@ -514,7 +514,7 @@ class LLM:
         claim_torch()
         model, tokenizer = open_model(
             name_or_path,
-            rehearse=drafter is None,
+            warm_up_jit=drafter is None,
             dtype=dtype,
             device=device,
             device_map=device_map,

@@ -378,9 +378,9 @@ def test_changed_weights_modules_and_types_are_followed():
 
 
 def test_answers_are_remembered_only_where_that_is_asked_for(monkeypatch):
-    from ragaccel.drafting.policy import REHEARSAL
+    from ragaccel.drafting.policy import JIT_WARMUP
 
-    REHEARSAL.wait()
+    JIT_WARMUP.wait()
     model = make_tiny_model("llama", seed=7)
     prompts = some_prompts(20)
     assert_same(model, prompts)

@@ -9,11 +9,11 @@ from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.drafting import policy as rehearsal
+from ragaccel.drafting import policy
 from ragaccel.drafting.history import History
 from ragaccel.drafting.memory import Memory
 from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import REHEARSAL, Rehearsal
+from ragaccel.drafting.policy import JIT_WARMUP, JitWarmup
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
 from ragaccel.models.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ SAID = "Nobody here knows, ask again at the mole when the tide is low and the la
 
 @pytest.fixture(autouse=True)
 def _compiled():
-    assert REHEARSAL.wait(120)
+    assert JIT_WARMUP.wait(120)
 
 
 def new_llm(**options):
@@ -163,20 +163,20 @@ def test_a_prediction_that_is_no_text_is_refused(wrong):
 
 
 def test_until_drafting_is_compiled_one_span_is_copied_and_nothing_remembered(monkeypatch):
-    monkeypatch.setattr("ragaccel.drafting.policy.REHEARSAL", Rehearsal())
+    monkeypatch.setattr("ragaccel.drafting.policy.JIT_WARMUP", JitWarmup())
     llm = new_llm(drafter=None)
-    monkeypatch.setattr(Rehearsal, "is_ready", lambda self: False)
+    monkeypatch.setattr(JitWarmup, "is_ready", lambda self: False)
     answer = ask(llm)
     assert answer.text == SAID
     assert llm.memory.figures().requests == 0
 
 
-def test_what_fails_in_a_rehearsal_costs_no_answer(monkeypatch, caplog):
+def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
     def fails():
         raise OSError("no space left")
 
-    monkeypatch.setattr(rehearsal, "rehearse", fails)
-    mine = Rehearsal()
+    monkeypatch.setattr(policy, "warm_up_jit", fails)
+    mine = JitWarmup()
     with caplog.at_level(logging.WARNING, "ragaccel"):
         assert not mine.wait(30)
     assert "no space left" in caplog.text
@@ -188,7 +188,7 @@ def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
     monkeypatch.setattr(
         subprocess, "run", lambda command, **settings: commands.append((command, settings))
     )
-    assert Rehearsal().wait(60)
+    assert JitWarmup().wait(60)
     ((command, settings),) = commands
     assert command[0] == sys.executable
     assert settings["start_new_session"]
@@ -200,8 +200,8 @@ def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
 
 def test_functions_that_are_never_compiled_leave_copying(tmp_path):
     code = (
-        "from ragaccel.drafting.policy import Rehearsal\n"
-        "mine = Rehearsal()\nprint(mine.wait(60), mine.is_ready())"
+        "from ragaccel.drafting.policy import JitWarmup\n"
+        "mine = JitWarmup()\nprint(mine.wait(60), mine.is_ready())"
     )
     environment = {"NUMBA_DISABLE_JIT": "1", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
@@ -213,9 +213,9 @@ def test_functions_that_are_never_compiled_leave_copying(tmp_path):
 def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_llm_drafting import REHEARSAL, ask, new_llm\n"
+        "from test_llm_drafting import JIT_WARMUP, ask, new_llm\n"
         "def work():\n"
-        "    assert REHEARSAL.wait(120)\n"
+        "    assert JIT_WARMUP.wait(120)\n"
         "    ask(new_llm(memory=sys.argv[1]))\n"
         "work()\n"
     )
@@ -260,7 +260,7 @@ def test_an_answer_comes_though_it_cannot_be_remembered(monkeypatch, caplog):
 
 def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatch):
     ready = []
-    monkeypatch.setattr(Rehearsal, "is_ready", lambda self: bool(ready))
+    monkeypatch.setattr(JitWarmup, "is_ready", lambda self: bool(ready))
     llm = new_llm()
     stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, SAID)], max_new_tokens=99)
     next(stream)

@@ -14,7 +14,7 @@ from ragaccel import CopyDrafter, TrieDrafter
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree, check_tree, within_vocabulary
-from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.llm import LLM
 
 VOCAB, NEW = 380, 20
@@ -64,7 +64,7 @@ DRAFTERS = {
 @pytest.mark.parametrize("processor", [Lowering(), RepetitionPenaltyLogitsProcessor(1.2)])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_no_processor_sees_them(model, drafter, processor):
-    REHEARSAL.wait()
+    JIT_WARMUP.wait()
     llm = LLM(model, tiny_tokenizer(), keep_costs=False)
     settings = {"max_new_tokens": NEW, "logits_processors": [processor]}
     plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids
@@ -78,7 +78,7 @@ def test_no_processor_sees_them(model, drafter, processor):
 
 
 def test_nor_what_a_memory_of_another_model_holds(model):
-    REHEARSAL.wait()
+    JIT_WARMUP.wait()
     llm = LLM(model, tiny_tokenizer(), keep_costs=False)
     settings = {"max_new_tokens": NEW, "logits_processors": [Lowering()]}
     plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids

@@ -5,7 +5,7 @@ from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.drafting.answer_memory import AnswerMemory
 from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, EmptyIndexError
 from ragaccel.passage import Passage
@@ -172,7 +172,7 @@ def remembering(embed):
 def quietly(request):
     """Settings under which only the memory of answers is of help."""
     if request.param is None:
-        assert REHEARSAL.wait(120)
+        assert JIT_WARMUP.wait(120)
         return {"drafter": TrieDrafter()}
     return {"drafter": request.param}
 

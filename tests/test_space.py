@@ -16,7 +16,7 @@ from ragaccel import (
     SpaceAdapter,
     SpaceDrafter,
 )
-from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.drafting.space import PaperSpaceDrafter
 from ragaccel.engine.engine import EngineVerifier
 
@@ -25,7 +25,7 @@ PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer t
 
 @pytest.fixture(autouse=True)
 def _compiled():
-    assert REHEARSAL.wait(120)
+    assert JIT_WARMUP.wait(120)
 
 
 @pytest.fixture(scope="module")

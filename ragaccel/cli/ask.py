@@ -12,7 +12,7 @@ from ragaccel.cli import answer_view as report
 from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
 from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
 from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
-from ragaccel.drafting.policy import REHEARSAL
+from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.errors import EmptyIndexError
 from ragaccel.retrieval.focusing import nearest_sentences
 
@@ -38,7 +38,7 @@ _JIT_WARMUP_SECONDS = 60.0  # seconds
 def wait_for_jit_warmup(terminal: Terminal) -> None:
     """Wait until token trees can be drafted: about ten seconds, once on a machine."""
     with terminal.working("compiling, once on a machine"):
-        REHEARSAL.wait(_JIT_WARMUP_SECONDS)
+        JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
 
 
 _MAX_PAIRS = 3  # that --compare times, as long as they take no more than

@@ -186,11 +186,11 @@ class Cancellation:
     A plain attribute: it may be set wherever garbage is collected, where no lock may be waited for.
     """
 
-    __slots__ = ("is_asked",)
+    __slots__ = ("is_cancelled",)
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.is_cancelled = False
 
-    def ask(self) -> None:
+    def cancel(self) -> None:
         """Have the work end after the round that it is in."""
-        self.is_asked = True
+        self.is_cancelled = True

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ragaccel.decoding.speculation import (
-    Group,
+    MaskGroup,
     SpeculationController,
     select_drafts,
     select_drafts_jointly,
@@ -20,8 +20,8 @@ from ragaccel.decoding.tree import (
     attach_masks,
     check_tree,
     likeliest_chain,
-    no_deeper,
-    within_vocabulary,
+    limit_depth,
+    limit_vocabulary,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -224,7 +224,7 @@ def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
     return Acceptance(tree, sampled, tuple(path), len(path))
 
 
-def ending(
+def find_end(
     request: Request, token_ids: Sequence[int], start: int
 ) -> tuple[int, FinishReason | None]:
     """Say how many of the answer's tokens to keep, and why it ends there; None if it goes on.
@@ -282,17 +282,17 @@ class Session:
         self.rows_per_node = 1 if self._mask_gains is not None else 1 + self.num_masks
         self.num_alternatives: int = getattr(drafter, "num_alternatives", 0)
         self._tree: DraftTree | None = None
-        self._prefilled = False
-        self._returns = SpeculationController()
-        self._asked = 0  # guesses asked for in the present step
-        self._price = 0.0  # what they cost, in plain passes
+        self._is_prefilled = False
+        self._controller = SpeculationController()
+        self._num_requested = 0  # guesses asked for in the present step
+        self._relative_cost = 0.0  # what they cost, in plain passes
         self._draft_seconds = 0.0  # and what they took
-        self._mark = 0.0
+        self._lap_start = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
         if verifier.chains_only and self.num_masks:
             raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
-        predicts_masks = self._mask_gains is not None and self.num_masks and self._room() > 0
+        predicts_masks = self._mask_gains is not None and self.num_masks and self._tokens_left() > 0
         if predicts_masks and hasattr(verifier, "predict_masks"):
             verifier.predict_masks(drafter.mask_ids)
         if 1 + self.num_masks > verifier.max_rows:
@@ -310,12 +310,12 @@ class Session:
 
     def prefill(self) -> None:
         """Cache the prompt, once."""
-        if self._prefilled:
+        if self._is_prefilled:
             return
-        self._mark = perf_counter()
+        self._lap_start = perf_counter()
         self.verifier.prefill(self.request)
         self.context.mask_predictions = getattr(self.verifier, "mask_predictions", ())
-        self._prefilled = True
+        self._is_prefilled = True
         self.stats.prefill_seconds += self._lap()
 
     def charge_prefill(self, seconds: float) -> None:
@@ -331,7 +331,7 @@ class Session:
         ):  # probes have room too, but without a guess they are no use
             rows -= min(self.num_masks, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
-        return 0 if self._room() <= 0 else max(0, limit)
+        return 0 if self._tokens_left() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
         """Draft the tree of the next verify pass; what the pass samples goes to ``accept``.
@@ -359,25 +359,25 @@ class Session:
         more = cost(len(tree) + sum(group.rows for group in groups)) - plain
         return self.finalize(tree, more / max(1e-9, plain), plain, groups)
 
-    def mask_groups(self, tree: DraftTree) -> list[Group]:
+    def mask_groups(self, tree: DraftTree) -> list[MaskGroup]:
         """List what probes may hang under the nodes of a tree that is to be verified, best first.
 
         None where nothing will be drafted next, nor under nodes that the answer can hardly reach:
         behind them there must be room for a guess and the token after it. All of them together fit
         a pass of this sequence: one that is shared takes more rows, but not of each.
         """
-        if not self.num_masks or (self.is_adaptive and self._returns.rests):
+        if not self.num_masks or (self.is_adaptive and self._controller.disabled):
             return []
-        room = self._room() - 2
-        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= room]
+        tokens_left = self._tokens_left() - 2
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= tokens_left]
         gains = (
             self._mask_gains(self.context, tree)
             if self._mask_gains is not None
             else [1.0] * len(tree)
         )
         best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
-        most = max(0, self.verifier.max_rows - len(tree)) // self.num_masks
-        return [Group(node, self.num_masks, gains[node]) for node in best[:most]]
+        max_groups = max(0, self.verifier.max_rows - len(tree)) // self.num_masks
+        return [MaskGroup(node, self.num_masks, gains[node]) for node in best[:max_groups]]
 
     def draft(self, budget: int) -> DraftTree:
         """Draft as many guesses as are asked for; what of them is verified, ``finalize`` is told.
@@ -389,11 +389,11 @@ class Session:
         if self.finish_reason is not None:
             raise RuntimeError(f"the session has ended ({self.finish_reason})")
         self.prefill()
-        self._mark = perf_counter()
+        self._lap_start = perf_counter()
         budget = min(budget, self.budget())
         if self.is_adaptive and budget:
-            budget = self._returns.allows(budget)
-        self._asked = budget
+            budget = self._controller.next_length(budget)
+        self._num_requested = budget
         root = DraftTree.chain(self.context.token_ids[-1:])
         tree = self._draft(budget) if budget else root
         self._draft_seconds = self._lap()
@@ -401,22 +401,26 @@ class Session:
         return tree
 
     def finalize(
-        self, tree: DraftTree, price: float, plain_seconds: float, groups: Sequence[Group] = ()
+        self,
+        tree: DraftTree,
+        relative_cost: float,
+        plain_seconds: float,
+        groups: Sequence[MaskGroup] = (),
     ) -> DraftTree:
         """Take what is left of the drafted tree as the one to be verified, probes added.
 
         Args:
             tree: the root and those guesses that are worth verifying.
-            price: what the guesses and probes add to the pass, in plain passes of this sequence.
+            relative_cost: cost of the draft and mask tokens, in plain passes of this sequence.
             plain_seconds: what a plain pass of this sequence takes.
             groups: the probes that are to hang under its nodes.
         """
-        if self._asked and self.is_adaptive:
-            self._returns.take(tree.num_drafts, self._asked)
-        self._price = price + self._drafting_price(plain_seconds)
+        if self._num_requested and self.is_adaptive:
+            self._controller.record_length(tree.num_drafts, self._num_requested)
+        self._relative_cost = relative_cost + self._drafting_cost(plain_seconds)
         nodes = sorted(group.node for group in groups)
         self._tree = tree = attach_masks(tree, self.drafter.mask_ids, nodes)
-        self._mark = perf_counter()
+        self._lap_start = perf_counter()
         return tree
 
     @property
@@ -437,15 +441,15 @@ class Session:
         if self._tree is None:
             raise RuntimeError("accept follows propose: there is no tree to judge")
         tree, self._tree = self._tree, None
-        acceptance = self._end(accept_tree(tree, sampled))
+        acceptance = self._apply_stops(accept_tree(tree, sampled))
         self.verifier.commit(acceptance.committed)
         self.context.advance(acceptance)
         tokens, origins = tuple(acceptance.emitted), _origins(acceptance)
         step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
         self.token_ids += tokens
-        self._count(step, acceptance)
-        if self._asked and self.is_adaptive:
-            self._returns.learn(len(tokens) - 1, len(tokens) - 1 - self._price)
+        self._update_stats(step, acceptance)
+        if self._num_requested and self.is_adaptive:
+            self._controller.record(len(tokens) - 1, len(tokens) - 1 - self._relative_cost)
         return step
 
     def close(self) -> None:
@@ -474,29 +478,29 @@ class Session:
         # anyone: a logits processor may look scores up by the tokens it is given.
         vocab_size = getattr(self.verifier, "vocab_size", None)
         if vocab_size is not None:
-            tree = within_vocabulary(tree, vocab_size)
-        tree = no_deeper(tree, self._room())
+            tree = limit_vocabulary(tree, vocab_size)
+        tree = limit_depth(tree, self._tokens_left())
         if self.verifier.chains_only:
             tree = likeliest_chain(tree)
         return tree
 
-    def _drafting_price(self, plain_seconds: float) -> float:
+    def _drafting_cost(self, plain_seconds: float) -> float:
         """What drafting took, in plain passes; the first time texts are sorted, once for all."""
         if self.stats.verify_passes == 0:
             return 0.0
         return self._draft_seconds / max(1e-9, plain_seconds)
 
-    def _room(self) -> int:
+    def _tokens_left(self) -> int:
         """Count the guesses in a row that the answer has room for, a bonus token behind them."""
         return self.request.max_new_tokens - len(self.token_ids) - 1
 
-    def _end(self, acceptance: Acceptance) -> Acceptance:
+    def _apply_stops(self, acceptance: Acceptance) -> Acceptance:
         start = len(self.token_ids)
         answer = self.token_ids + acceptance.emitted
-        keep, self.finish_reason = ending(self.request, answer, start)
+        keep, self.finish_reason = find_end(self.request, answer, start)
         return acceptance.cut(keep - start)
 
-    def _count(self, step: Step, acceptance: Acceptance) -> None:
+    def _update_stats(self, step: Step, acceptance: Acceptance) -> None:
         stats = self.stats
         stats.verify_passes += 1
         stats.new_tokens += len(step.token_ids)
@@ -510,9 +514,9 @@ class Session:
 
     def _lap(self) -> float:
         """Return the seconds since the last mark, and set a new one."""
-        last, self._mark = self._mark, perf_counter()
-        self.stats.total_seconds += self._mark - last
-        return self._mark - last
+        last, self._lap_start = self._lap_start, perf_counter()
+        self.stats.total_seconds += self._lap_start - last
+        return self._lap_start - last
 
 
 def _origins(acceptance: Acceptance) -> tuple[tuple[Origin, ...], ...]:
@@ -532,20 +536,20 @@ def allocate(
     charged its part of what all guesses add to a pass of the roots alone, in shares of what such
     a pass takes for each sequence.
     """
-    widths = [session.rows_per_node for session in sessions]
-    free = [i for i, session in enumerate(sessions) if session.is_adaptive]
+    rows_per_tree_node = [session.rows_per_node for session in sessions]
+    adaptive = [i for i, session in enumerate(sessions) if session.is_adaptive]
     kept = list(trees)
-    fixed = [i for i in range(len(kept)) if i not in set(free)]
-    given = sum(len(kept[i]) * widths[i] for i in fixed)
-    if free:
+    fixed = [i for i in range(len(kept)) if i not in set(adaptive)]
+    fixed_rows = sum(len(kept[i]) * rows_per_tree_node[i] for i in fixed)
+    if adaptive:
         pruned = select_drafts_jointly(
-            [trees[i] for i in free],
-            lambda rows: cost_seconds(given + rows),
-            [widths[i] for i in free],
-            max_rows=max_rows - given,
-            expected_besides=sum(sum(kept[i].path_probs) for i in fixed),
+            [trees[i] for i in adaptive],
+            lambda rows: cost_seconds(fixed_rows + rows),
+            [rows_per_tree_node[i] for i in adaptive],
+            max_rows=max_rows - fixed_rows,
+            expected_elsewhere=sum(sum(kept[i].path_probs) for i in fixed),
         )
-        for i, tree in zip(free, pruned, strict=True):
+        for i, tree in zip(adaptive, pruned, strict=True):
             kept[i] = tree
     groups = _select_masks(sessions, kept, cost_seconds, max_rows)
     added = [
@@ -555,9 +559,9 @@ def allocate(
     roots = cost_seconds(len(sessions))
     whole = cost_seconds(len(sessions) + sum(added))
     plain = roots / len(sessions)
-    price = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
+    relative_cost = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
     return [
-        session.finalize(tree, price * rows, plain, own)
+        session.finalize(tree, relative_cost * rows, plain, own)
         for session, tree, rows, own in zip(sessions, kept, added, groups, strict=True)
     ]
 
@@ -567,21 +571,21 @@ def _select_masks(
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
     max_rows: int,
-) -> list[list[Group]]:
+) -> list[list[MaskGroup]]:
     """Choose the probes of each session: all where it has no choice, else the most gainful."""
-    kept: list[list[Group]] = []
-    offered: list[Group] = []
+    kept: list[list[MaskGroup]] = []
+    candidates: list[MaskGroup] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
         own = session.mask_groups(tree)
         kept.append([] if session.selects_masks else own)
-        offered += [replace(group, owner=i) for group in own if session.selects_masks]
-    taken = select_masks(
-        offered,
+        candidates += [replace(group, owner=i) for group in own if session.selects_masks]
+    selected = select_masks(
+        candidates,
         cost_seconds,
         rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
         expected=sum(sum(tree.path_probs) for tree in trees),
         max_rows=max_rows,
     )
-    for group in taken:
+    for group in selected:
         kept[group.owner].append(group)
     return kept

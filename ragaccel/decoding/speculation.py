@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ragaccel.decoding.tree import likeliest
+from ragaccel.decoding.tree import keep_likeliest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def select_drafts(
         expected / cost_seconds(nodes * rows_per_node)
         for nodes, expected in enumerate(tokens, start=1)
     ]
-    return likeliest(tree, rates.index(max(rates)))
+    return keep_likeliest(tree, rates.index(max(rates)))
 
 
 def select_drafts_jointly(
@@ -39,7 +39,7 @@ def select_drafts_jointly(
     rows_per_node: Sequence[int],
     *,
     max_rows: int | None = None,
-    expected_besides: float = 0.0,
+    expected_elsewhere: float = 0.0,
 ) -> list[DraftTree]:
     """Keep those guesses of several trees that give the most tokens a second in one pass.
 
@@ -52,28 +52,28 @@ def select_drafts_jointly(
         cost_seconds: what a pass takes, by the rows of these trees that are in it.
         rows_per_node: of each tree, the probes under a node and itself.
         max_rows: most rows of these trees in the pass, the roots included.
-        expected_besides: tokens that the pass is expected to give others.
+        expected_elsewhere: tokens that the pass is expected to give others.
     """
-    guesses = sorted(
+    drafts = sorted(
         (-prob / rows_per_node[i], i)
         for i, tree in enumerate(trees)
         for prob in tree.path_probs[1:]
     )
-    rows, tokens = sum(rows_per_node), len(trees) + expected_besides
+    rows, tokens = sum(rows_per_node), len(trees) + expected_elsewhere
     best, best_rate = 0, tokens / cost_seconds(rows)
-    for count, (negative, i) in enumerate(guesses, start=1):
+    for count, (negative, i) in enumerate(drafts, start=1):
         rows += rows_per_node[i]
         if max_rows is not None and rows > max_rows:
             break
         tokens -= negative * rows_per_node[i]
         if tokens > best_rate * cost_seconds(rows):
             best, best_rate = count, tokens / cost_seconds(rows)
-    taken = Counter(i for _, i in guesses[:best])
-    return [likeliest(tree, taken[i]) for i, tree in enumerate(trees)]
+    num_kept = Counter(i for _, i in drafts[:best])
+    return [keep_likeliest(tree, num_kept[i]) for i, tree in enumerate(trees)]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MaskGroup:
     """Probes that may hang under a node: how many rows, and what they are expected to add.
 
     ``owner`` tells whose node it is where several sequences share a pass.
@@ -86,13 +86,13 @@ class Group:
 
 
 def select_masks(
-    groups: Sequence[Group],
+    groups: Sequence[MaskGroup],
     cost_seconds: Callable[[int], float],
     *,
     rows: int,
     expected: float,
     max_rows: int,
-) -> list[Group]:
+) -> list[MaskGroup]:
     """Keep the groups of probes that give the most tokens a second, now and in the next pass.
 
     What a group adds to the next pass is counted as if this one emitted it, since it is this one
@@ -117,19 +117,19 @@ def select_masks(
     return order[:best]
 
 
-CREDIT = 1.0
+INITIAL_GAIN = 1.0
 """The average gain at the start, in plain passes: an answer may begin with words of its own."""
-RATE = 0.05
+SMOOTHING = 0.05
 """How much one draft moves the average."""
-PATIENCE = 6
+MAX_MISSES = 6
 """Drafts in a row that add nothing before drafting rests, if it has been losing."""
-BEARABLE = 0.3
+MAX_LOSS = 0.3
 """An average loss, in plain passes, that chance explains while some drafts still add tokens."""
-TRYING = 0.01
+RETRY_SHARE = 0.01
 """The share of plain decoding's time that trying again may cost."""
-LONGEST_REST = 48
+MAX_DISABLED_STEPS = 48
 """Passes after which drafting is tried again, even if that costs more than this share."""
-FIRST_WIDTH = 16
+INITIAL_LENGTH = 16
 """Guesses asked for at first."""
 
 
@@ -144,38 +144,38 @@ class SpeculationController:
     """
 
     def __init__(self) -> None:
-        self._average = CREDIT
+        self._average = INITIAL_GAIN
         self._misses = 0  # drafts in a row that added no token
-        self._rest = 0
-        self._is_trying = False  # with the first draft after a rest
-        self._width = FIRST_WIDTH
+        self._disabled_steps = 0
+        self._is_retry = False  # with the first draft after a rest
+        self._length = INITIAL_LENGTH
 
     @property
-    def rests(self) -> bool:
+    def disabled(self) -> bool:
         """Whether nothing will be drafted for the next pass."""
-        return self._rest > 0
+        return self._disabled_steps > 0
 
-    def allows(self, budget: int) -> int:
+    def next_length(self, budget: int) -> int:
         """How many guesses to ask for now, ``budget`` at most; 0 while drafting rests."""
-        if self._rest > 0:
-            self._rest -= 1
-            self._is_trying = self._rest == 0
+        if self._disabled_steps > 0:
+            self._disabled_steps -= 1
+            self._is_retry = self._disabled_steps == 0
             return 0
-        return min(budget, self._width)
+        return min(budget, self._length)
 
-    def take(self, num_drafts: int, asked: int) -> None:
+    def record_length(self, num_drafts: int, requested: int) -> None:
         """Note how many of the guesses asked for were worth verifying."""
-        if 2 * num_drafts > asked >= self._width:
-            self._width *= 2
-        elif 8 * num_drafts < self._width:
-            self._width = max(FIRST_WIDTH // 2, self._width // 2)
+        if 2 * num_drafts > requested >= self._length:
+            self._length *= 2
+        elif 8 * num_drafts < self._length:
+            self._length = max(INITIAL_LENGTH // 2, self._length // 2)
 
-    def learn(self, num_added: int, gain: float) -> None:
+    def record(self, num_added: int, gain: float) -> None:
         """Note how many tokens a draft added and what it gained, in plain passes."""
         self._misses = 0 if num_added > 0 else self._misses + 1
-        self._average += RATE * (gain - self._average)
-        if self._is_trying and gain > 0.0:
-            self._average = max(-BEARABLE, self._average)  # the text may have changed
-        self._is_trying = False
-        if self._average < (0.0 if self._misses >= PATIENCE else -BEARABLE):
-            self._rest = min(LONGEST_REST, int(-self._average / TRYING))
+        self._average += SMOOTHING * (gain - self._average)
+        if self._is_retry and gain > 0.0:
+            self._average = max(-MAX_LOSS, self._average)  # the text may have changed
+        self._is_retry = False
+        if self._average < (0.0 if self._misses >= MAX_MISSES else -MAX_LOSS):
+            self._disabled_steps = min(MAX_DISABLED_STEPS, int(-self._average / RETRY_SHARE))

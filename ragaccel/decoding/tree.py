@@ -123,11 +123,11 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
     for tree in trees:
         if tree.num_masks:
             raise ValueError("merge trees first and attach probes to the result")
-        here: list[int] = []  # node of this tree -> node of the union
+        union_node: list[int] = []  # by node of this tree
         for token, parent, prob, sources in zip(
             tree.token_ids, tree.parents, tree.path_probs, tree.origins, strict=True
         ):
-            key = (here[parent] if parent >= 0 else -1, token)
+            key = (union_node[parent] if parent >= 0 else -1, token)
             node = node_of.setdefault(key, len(token_ids))
             if node == len(token_ids):
                 token_ids.append(token)
@@ -136,16 +136,16 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
                 origins.append([])
             probs[node] = max(probs[node], prob)
             origins[node].append((prob, sources))
-            here.append(node)
+            union_node.append(node)
     if parents.count(-1) != 1:
         raise ValueError(f"merge needs trees of one common root, got {parents.count(-1)} roots")
     union = DraftTree(
-        tuple(token_ids), tuple(parents), tuple(probs), tuple(_surest_first(o) for o in origins)
+        tuple(token_ids), tuple(parents), tuple(probs), tuple(_order_origins(o) for o in origins)
     )
-    return likeliest(union, budget)
+    return keep_likeliest(union, budget)
 
 
-def behind(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
+def graft(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
     """Hang a branch, whose root is the token of a node, under that node alone.
 
     What is left of the tree is the path to it. The branch's chances count if the node is right.
@@ -160,15 +160,15 @@ def behind(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
     )
 
 
-def likeliest(tree: DraftTree, budget: int) -> DraftTree:
+def keep_likeliest(tree: DraftTree, budget: int) -> DraftTree:
     """Keep the ``budget`` likeliest guesses of a tree without probes, the earlier of equals."""
     if tree.num_drafts <= budget:
         return tree
     probs = tree.path_probs
     if all(map(ge, probs, probs[1:])):
-        return _first(tree, 1 + max(0, budget))
-    guesses = sorted(range(1, len(tree)), key=lambda node: -tree.path_probs[node])
-    return _only(tree, [0, *sorted(guesses[: max(0, budget)])])
+        return _keep_first(tree, 1 + max(0, budget))
+    draft_nodes = sorted(range(1, len(tree)), key=lambda node: -tree.path_probs[node])
+    return _keep_nodes(tree, [0, *sorted(draft_nodes[: max(0, budget)])])
 
 
 def likeliest_chain(tree: DraftTree) -> DraftTree:
@@ -179,25 +179,25 @@ def likeliest_chain(tree: DraftTree) -> DraftTree:
     for node in range(1, len(tree)):
         sums[node] += sums[tree.parents[node]]
     end = max(range(len(tree)), key=sums.__getitem__)
-    return _only(tree, tree.path(end))
+    return _keep_nodes(tree, tree.path(end))
 
 
-def _first(tree: DraftTree, count: int) -> DraftTree:
+def _keep_first(tree: DraftTree, count: int) -> DraftTree:
     """Keep so many nodes, the first ones."""
     return DraftTree(
         tree.token_ids[:count], tree.parents[:count], tree.path_probs[:count], tree.origins[:count]
     )
 
 
-def no_deeper(tree: DraftTree, depth: int) -> DraftTree:
+def limit_depth(tree: DraftTree, depth: int) -> DraftTree:
     """Keep the nodes of a tree without probes that are at most so far from the root."""
     if tree.num_drafts <= depth:
         return tree
     kept = [node for node, own in enumerate(tree.depths()) if own <= depth]
-    return tree if len(kept) == len(tree) else _only(tree, kept)
+    return tree if len(kept) == len(tree) else _keep_nodes(tree, kept)
 
 
-def within_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
+def limit_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
     """Keep the guesses that a model can choose, of a tree without probes: ids below a size."""
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
@@ -206,10 +206,10 @@ def within_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
         if tree.token_ids[node] < vocab_size and tree.parents[node] in is_kept:
             kept.append(node)
             is_kept.add(node)
-    return _only(tree, kept)
+    return _keep_nodes(tree, kept)
 
 
-def _only(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
+def _keep_nodes(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
     """Keep some nodes, parents before children and with them."""
     new_node = {node: i for i, node in enumerate(kept)}
     new_node[-1] = -1
@@ -307,6 +307,8 @@ def _explain_nodes(tree: DraftTree) -> None:
         seen.add((parent, token))
 
 
-def _surest_first(guesses: list[tuple[float, tuple[Origin, ...]]]) -> tuple[Origin, ...]:
-    guesses.sort(key=lambda guess: -guess[0])
-    return tuple(dict.fromkeys(origin for _, origins in guesses for origin in origins))
+def _order_origins(
+    origins_by_prob: list[tuple[float, tuple[Origin, ...]]],
+) -> tuple[Origin, ...]:
+    origins_by_prob.sort(key=lambda item: -item[0])
+    return tuple(dict.fromkeys(origin for _, origins in origins_by_prob for origin in origins))

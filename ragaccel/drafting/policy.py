@@ -13,7 +13,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.decoding.session import Session
-from ragaccel.decoding.tree import behind, merge
+from ragaccel.decoding.tree import graft, merge
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.errors import ConfigurationError
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ragaccel.drafting.memory import Memory, Recollection
 
 
-NUM_CONTINUED = 3
+MAX_CONTINUED = 3
 """How many of the model's own guesses others go on from."""
-LEAST_CONTINUED = 0.1
+MIN_CONTINUED_PROB = 0.1
 """The least chance of a guess that others go on from."""
 
 
@@ -49,16 +49,16 @@ class Mixture:
     def __init__(self, *drafters: Drafter) -> None:
         if not drafters:
             raise ConfigurationError("a mixture needs at least one drafter")
-        probing = [drafter for drafter in drafters if drafter.mask_ids]
-        if len(probing) > 1:
+        mask_drafters = [drafter for drafter in drafters if drafter.mask_ids]
+        if len(mask_drafters) > 1:
             raise ConfigurationError("two drafters of a mixture want probes: take one of them")
         self.drafters = drafters
-        self.mask_ids: Sequence[int] = probing[0].mask_ids if probing else ()
+        self.mask_ids: Sequence[int] = mask_drafters[0].mask_ids if mask_drafters else ()
         self.num_alternatives = max(getattr(drafter, "num_alternatives", 0) for drafter in drafters)
         # It judges the merged tree: where others guess well, its probes have less to add.
-        self.mask_gains = getattr(probing[0], "mask_gains", None) if probing else None
-        self._probing = probing[0] if probing else None
-        self._continuing: list[Any] = [
+        self.mask_gains = getattr(mask_drafters[0], "mask_gains", None) if mask_drafters else None
+        self._mask_drafter = mask_drafters[0] if mask_drafters else None
+        self._continuing_drafters: list[Any] = [
             drafter for drafter in drafters if hasattr(drafter, "draft_after")
         ]
 
@@ -66,32 +66,32 @@ class Mixture:
         """Guess at most ``budget`` tokens, from all drafters together."""
         trees = [drafter.draft(context, budget) for drafter in self.drafters]
         for drafter, tree in zip(self.drafters, tuple(trees), strict=True):
-            if drafter is self._probing:
-                trees += self._continued(context, tree, budget)
+            if drafter is self._mask_drafter:
+                trees += self._continue(context, tree, budget)
         return merge(trees, budget)
 
-    def _continued(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
+    def _continue(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
         """Let others go on from the likeliest guesses of a tree."""
         probs = tree.path_probs
-        for node in nlargest(NUM_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
-            if probs[node] >= LEAST_CONTINUED:
+        for node in nlargest(MAX_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
+            if probs[node] >= MIN_CONTINUED_PROB:
                 guesses = [tree.token_ids[i] for i in tree.path(node)[1:]]
-                for drafter in self._continuing:
+                for drafter in self._continuing_drafters:
                     branch = drafter.draft_after(context, guesses, budget)
-                    yield behind(tree, node, branch)
+                    yield graft(tree, node, branch)
 
 
-_PATIENCE = 300.0  # seconds for another process to compile; it takes about ten
+_COMPILE_TIMEOUT = 300.0  # seconds for another process to compile; it takes about ten
 # The paths are this process's own: else what lies in the current folder would be imported first.
 _COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; "
-    "from ragaccel.drafting.policy import rehearse; rehearse()"
+    "from ragaccel.drafting.policy import warm_up_jit; warm_up_jit()"
 )
 
 logger = logging.getLogger("ragaccel")
 
 
-class Rehearsal:
+class JitWarmup:
     """Makes the drafting functions ready beside whatever else goes on.
 
     The first time on a machine they are compiled, about ten seconds, by a process of its own: in a
@@ -108,7 +108,7 @@ class Rehearsal:
         """Begin, unless it has begun before; returns at once."""
         with self._lock:
             if self._thread is None:
-                self._thread = Thread(target=self._run, name="ragaccel-rehearsal", daemon=True)
+                self._thread = Thread(target=self._run, name="ragaccel-jit-warmup", daemon=True)
                 self._thread.start()
 
     def is_ready(self) -> bool:
@@ -126,30 +126,30 @@ class Rehearsal:
         try:
             from ragaccel.drafting.arrays import is_missing, never_compiles
             from ragaccel.drafting.calibration import (
-                follow,  # the last one that a rehearsal compiles
+                follow,  # the last one that the warm-up compiles
             )
 
             if never_compiles():
                 return
             if is_missing(follow) and _can_start_python():
-                _rehearse_elsewhere()
-            rehearse()
+                _compile_in_subprocess()
+            warm_up_jit()
         except Exception as error:  # answers come without, only more slowly
             logger.warning("token trees are not drafted, one copied span is: %s", error)
         else:
             self._ready.set()
 
 
-def rehearse() -> None:
+def warm_up_jit() -> None:
     """Draft, learn and remember on a few tokens: compiles all that these need."""
     from ragaccel.decoding.session import Context
     from ragaccel.drafting.memory import Memory
     from ragaccel.drafting.trie import TrieDrafter
 
-    kept = Memory().of("")
-    kept.history.add([1, 2, 3, 1, 2], [3, 1])
+    learned = Memory().of("")
+    learned.history.add([1, 2, 3, 1, 2], [3, 1])
     context = Context([1, 2, 3, 1, 2])
-    drafter = TrieDrafter(past=kept.history, calibration=kept.calibration)
+    drafter = TrieDrafter(past=learned.history, calibration=learned.calibration)
     drafter.draft(context, 4)
     context.token_ids.append(3)
     drafter.draft(context, 4)
@@ -160,7 +160,7 @@ def _can_start_python() -> bool:
     return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
 
 
-def _rehearse_elsewhere() -> None:
+def _compile_in_subprocess() -> None:
     """Compile in a process that goes on to its end even if this one is interrupted or ends."""
     folder = str(Path(__file__).parents[2])
     with suppress(OSError, subprocess.SubprocessError):  # then it is compiled here
@@ -169,17 +169,17 @@ def _rehearse_elsewhere() -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_PATIENCE,
+            timeout=_COMPILE_TIMEOUT,
             start_new_session=True,
             check=False,
         )
 
 
-REHEARSAL = Rehearsal()
+JIT_WARMUP = JitWarmup()
 """The one of this process: what is compiled serves all models."""
 
 
-class TokenIds(Protocol):
+class Fingerprinted(Protocol):
     """A tokenizer, as far as a memory of its token ids needs it."""
 
     @property
@@ -188,7 +188,7 @@ class TokenIds(Protocol):
         ...
 
 
-class Guessing:
+class DraftingPolicy:
     """Opens sessions: token trees over a request's texts and its namespace's past by default.
 
     Until the drafting functions are compiled one copied span is guessed.
@@ -207,32 +207,32 @@ class Guessing:
         self,
         drafter: Drafter | None,
         memory: Memory | str | PathLike[str] | None,
-        tokenizer: TokenIds | None,
+        tokenizer: Fingerprinted | None,
         vocab_size: int,
         *,
         mask_ids: Sequence[int] = (),
         remember: bool = True,
     ) -> None:
-        self._mask_ids, self._remembers = mask_ids, remember
-        self.drafter, self._given = drafter, memory
+        self._mask_ids, self._is_remembering = mask_ids, remember
+        self.drafter, self._memory_source = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
         self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
         if drafter is None:
-            REHEARSAL.start()
+            JIT_WARMUP.start()
 
     @property
     def memory(self) -> Memory:
         """What earlier requests taught, by namespace."""
         with self._lock:
             if self._memory is None:
-                self._memory = self._opened()
+                self._memory = self._open_memory()
             return self._memory
 
     def warm_up(self) -> None:
         """Wait until drafting goes at full speed."""
         if self.drafter is None:
-            REHEARSAL.wait()
+            JIT_WARMUP.wait()
 
     @contextmanager
     def session(
@@ -246,49 +246,54 @@ class Guessing:
     ) -> Iterator[Session]:
         """Open a session; however it ends, what it emitted is remembered."""
         drafter = self.drafter if drafter is None else drafter
-        remember = remember and self._remembers and drafter is None
-        kept: Recollection | None = None
+        remember = remember and self._is_remembering and drafter is None
+        learned: Recollection | None = None
         if drafter is None:
-            ready = REHEARSAL.is_ready()
-            kept = self.memory.of(request.namespace) if ready and remember else None
-            drafter = _over_the_past(kept) if ready else CopyDrafter()
+            ready = JIT_WARMUP.is_ready()
+            learned = self.memory.of(request.namespace) if ready and remember else None
+            drafter = _make_trie_drafter(learned) if ready else CopyDrafter()
             if self._mask_ids:
-                drafter = _with_space(drafter, self._mask_ids, kept)
+                drafter = _add_space_drafter(drafter, self._mask_ids, learned)
         session = Session(verifier, drafter, request, token_budget=token_budget)
         try:
             yield session
         finally:
-            if remember and session.token_ids and REHEARSAL.is_ready():
-                self._remember(kept, request, session.token_ids)
+            if remember and session.token_ids and JIT_WARMUP.is_ready():
+                self._remember(learned, request, session.token_ids)
 
-    def _remember(self, kept: Recollection | None, request: Request, token_ids: list[int]) -> None:
+    def _remember(
+        self, learned: Recollection | None, request: Request, token_ids: list[int]
+    ) -> None:
         try:
-            kept = kept or self.memory.of(request.namespace)  # ready only since it began
-            kept.remember(request.prompt_ids, token_ids)
+            # The compiled functions may have become ready only after the session began.
+            learned = learned or self.memory.of(request.namespace)
+            learned.remember(request.prompt_ids, token_ids)
         except Exception as error:  # the answer is there, and worth more than a guess later on
             logger.warning("an answer is not remembered: %s", error)
 
-    def _opened(self) -> Memory:
+    def _open_memory(self) -> Memory:
         from ragaccel.drafting.memory import Memory  # imports numba: not any sooner
 
-        if isinstance(self._given, Memory):
-            return self._given
-        if self._given is None:
+        if isinstance(self._memory_source, Memory):
+            return self._memory_source
+        if self._memory_source is None:
             return Memory(vocab_size=self._vocab_size)
         assert self._tokenizer is not None
-        path, fingerprint = os.fspath(self._given), self._tokenizer.fingerprint
+        path, fingerprint = os.fspath(self._memory_source), self._tokenizer.fingerprint
         return Memory(path=path, fingerprint=fingerprint, vocab_size=self._vocab_size)
 
 
-def _with_space(drafter: Drafter, mask_ids: Sequence[int], kept: Recollection | None) -> Drafter:
-    if kept is None:
+def _add_space_drafter(
+    drafter: Drafter, mask_ids: Sequence[int], learned: Recollection | None
+) -> Drafter:
+    if learned is None:
         return Mixture(drafter, SpaceDrafter(mask_ids))
-    return Mixture(drafter, SpaceDrafter(mask_ids, kept.space_calibration))
+    return Mixture(drafter, SpaceDrafter(mask_ids, learned.space_calibration))
 
 
-def _over_the_past(kept: Recollection | None) -> Drafter:
+def _make_trie_drafter(learned: Recollection | None) -> Drafter:
     from ragaccel.drafting.trie import TrieDrafter
 
-    if kept is None:
+    if learned is None:
         return TrieDrafter()
-    return TrieDrafter(past=kept.history, calibration=kept.calibration)
+    return TrieDrafter(past=learned.history, calibration=learned.calibration)

@@ -54,7 +54,7 @@ class Turn:
     @property
     def is_over(self) -> bool:
         """Whether nobody waits any longer."""
-        asked = self.cancellation is not None and self.cancellation.is_asked
+        asked = self.cancellation is not None and self.cancellation.is_cancelled
         return asked or self.step is not None or self.error is not None
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragaccel.decoding.request import Reference
-from ragaccel.drafting.policy import Guessing
+from ragaccel.drafting.policy import DraftingPolicy
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
@@ -44,7 +44,7 @@ class GenerateEngine:
         target = as_target(model, packing_file(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
         self.scheduler = Scheduler(Engine(target, cost_file=cost_file(target.cost_key)))
-        self.guessing = Guessing(None, None, None, target.vocab_size)
+        self.guessing = DraftingPolicy(None, None, None, target.vocab_size)
 
 
 class _EngineSlot:

@@ -5,9 +5,9 @@ from operator import mul
 import pytest
 
 from ragaccel.decoding.speculation import (
-    FIRST_WIDTH,
-    LONGEST_REST,
-    PATIENCE,
+    INITIAL_LENGTH,
+    MAX_DISABLED_STEPS,
+    MAX_MISSES,
     SpeculationController,
     select_drafts,
     select_drafts_jointly,
@@ -51,81 +51,81 @@ def test_no_other_width_gives_more_tokens_a_second(seed):
     assert sum(best.path_probs) / costs[len(best)] == pytest.approx(max(rates))
 
 
-def lose(returns, times, gain=-0.5):
+def lose(controller, times, gain=-0.5):
     for _ in range(times):
-        returns.learn(0, gain)
+        controller.record(0, gain)
 
 
 def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
-    returns = SpeculationController()
-    lose(returns, PATIENCE)
-    assert returns.allows(64) > 0, "an answer may begin with words of its own"
-    lose(returns, 99, -0.9)
+    controller = SpeculationController()
+    lose(controller, MAX_MISSES)
+    assert controller.next_length(64) > 0, "an answer may begin with words of its own"
+    lose(controller, 99, -0.9)
     rest = 0
-    while returns.allows(64) == 0:
+    while controller.next_length(64) == 0:
         rest += 1
-    assert rest == LONGEST_REST
-    returns.learn(3, 2.5)  # it paid
-    assert returns.allows(64) > 0
+    assert rest == MAX_DISABLED_STEPS
+    controller.record(3, 2.5)  # it paid
+    assert controller.next_length(64) > 0
     for _ in range(3):
-        returns.learn(3, 2.5)
-    lose(returns, 1)
-    assert returns.allows(64) > 0
+        controller.record(3, 2.5)
+    lose(controller, 1)
+    assert controller.next_length(64) > 0
 
 
 @pytest.mark.parametrize("loss", [0.002, 0.02, 0.1, 0.4])
 def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
-    returns, passes, lost = SpeculationController(), 0, 0.0
-    lose(returns, 400, -loss)
+    controller, passes, lost = SpeculationController(), 0, 0.0
+    lose(controller, 400, -loss)
     for _ in range(2_000):
         passes += 1
-        if returns.allows(64):
+        if controller.next_length(64):
             lost += loss
-            lose(returns, 1, -loss)
+            lose(controller, 1, -loss)
     assert lost / passes <= 0.013
 
 
 def test_what_misses_now_and_then_but_pays_does_not_rest():
-    returns = SpeculationController()
+    controller = SpeculationController()
     for step in range(600):
-        assert returns.allows(64) > 0
-        returns.learn(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
+        assert controller.next_length(64) > 0
+        controller.record(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
 
 
 def test_a_drafter_is_asked_for_about_as_much_as_pays():
-    returns = SpeculationController()
-    assert returns.allows(64) == FIRST_WIDTH
+    controller = SpeculationController()
+    assert controller.next_length(64) == INITIAL_LENGTH
     for _ in range(4):
-        returns.take(returns.allows(64), returns.allows(64))
-    assert returns.allows(64) == 64
+        controller.record_length(controller.next_length(64), controller.next_length(64))
+    assert controller.next_length(64) == 64
     for _ in range(9):
-        returns.take(1, returns.allows(64))
-    assert 1 < returns.allows(64) < FIRST_WIDTH
-    assert returns.allows(3) == 3
+        controller.record_length(1, controller.next_length(64))
+    assert 1 < controller.next_length(64) < INITIAL_LENGTH
+    assert controller.next_length(3) == 3
 
 
 def test_a_narrow_limit_does_not_widen_what_is_asked():
-    returns = SpeculationController()
+    controller = SpeculationController()
     for _ in range(50):
-        returns.take(4, returns.allows(4))
-    assert returns.allows(64) <= FIRST_WIDTH
+        controller.record_length(4, controller.next_length(4))
+    assert controller.next_length(64) <= INITIAL_LENGTH
 
 
 def test_what_pays_less_than_it_costs_rests_though_it_adds_tokens_now_and_then():
-    returns, asked = SpeculationController(), 0
+    controller, asked = SpeculationController(), 0
     for step in range(600):
-        if returns.allows(64):
+        if controller.next_length(64):
             asked += 1
             adds = step % 6 == 0
-            returns.learn(int(adds), 0.5 if adds else -0.5)
+            controller.record(int(adds), 0.5 if adds else -0.5)
     assert asked < 300
 
 
 def test_a_token_that_was_held_back_is_no_gain():
-    returns = SpeculationController()
+    controller = SpeculationController()
     for _ in range(99):
-        returns.learn(-1, -0.9)
-    assert returns.allows(64) == 0
+        controller.record(-1, -0.9)
+    assert controller.next_length(64) == 0
 
 
 def chain_of(*probs):
@@ -151,5 +151,5 @@ def test_a_shared_pass_has_no_more_rows_than_it_may():
 def test_tokens_that_others_get_from_a_pass_make_it_dearer_to_lengthen():
     trees, cost = [chain_of(0.3)], (lambda rows: 1.0 + 0.25 * rows)
     assert select_drafts_jointly(trees, cost, [1])[0].num_drafts == 1
-    found = select_drafts_jointly(trees, cost, [1], expected_besides=9.0)
+    found = select_drafts_jointly(trees, cost, [1], expected_elsewhere=9.0)
     assert found[0].num_drafts == 0

@@ -1,7 +1,7 @@
 import pytest
 
 from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import ending
+from ragaccel.decoding.session import find_end
 
 
 class EndsAt:
@@ -36,11 +36,11 @@ class EndsAt:
     ],
 )
 def test_the_earliest_end_wins(settings, expected):
-    assert ending(Request((9,), **settings), [0, 1, 2, 3, 4], start=2) == expected
+    assert find_end(Request((9,), **settings), [0, 1, 2, 3, 4], start=2) == expected
 
 
 def test_a_rule_never_sees_tokens_past_another_end():
     rule = EndsAt(9)
-    ending(Request((9,), eos_ids={2}, stop_rules=[rule]), [0, 1, 2, 3, 4], start=1)
-    ending(Request((9,), max_new_tokens=4, stop_rules=[rule]), [0, 1, 2, 3, 4], start=1)
+    find_end(Request((9,), eos_ids={2}, stop_rules=[rule]), [0, 1, 2, 3, 4], start=1)
+    find_end(Request((9,), max_new_tokens=4, stop_rules=[rule]), [0, 1, 2, 3, 4], start=1)
     assert rule.shown == [(0, 1, 2), (0, 1, 2, 3)]

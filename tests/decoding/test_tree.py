@@ -7,9 +7,9 @@ from ragaccel.decoding.tree import (
     MalformedTreeError,
     Origin,
     attach_masks,
-    behind,
     check_tree,
-    likeliest,
+    graft,
+    keep_likeliest,
     likeliest_chain,
     merge,
 )
@@ -55,7 +55,7 @@ def test_merge_needs_one_root(trees):
 
 
 def test_likeliest_keeps_the_root_alone_without_a_budget():
-    assert len(likeliest(tree(), 0)) == 1
+    assert len(keep_likeliest(tree(), 0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_malformed_trees_are_named(bad, message):
 def test_a_branch_hangs_behind_the_path_to_a_node():
     tree = DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (1.0, 0.3, 0.6, 0.5), ((),) * 4)
     branch = DraftTree((3, 7, 8), (-1, 0, 0), (1.0, 0.5, 0.25), ((),) * 3)
-    found = behind(tree, 2, branch)
+    found = graft(tree, 2, branch)
     assert found.token_ids == (1, 3, 7, 8)
     assert found.parents == (-1, 0, 1, 1)
     assert found.path_probs == (1.0, 0.6, 0.3, 0.15)
     check_tree(found, 1, 3)
-    assert behind(tree, 0, DraftTree.chain([1, 9])).token_ids == (1, 9)
+    assert graft(tree, 0, DraftTree.chain([1, 9])).token_ids == (1, 9)

@@ -340,7 +340,7 @@ def test_in_exact_mode_an_interrupted_request_goes_on_exactly_or_not_at_all(nth,
 def test_who_cancels_before_anything_is_asked_computes_nothing():
     engine, cancellation = make_engine(), Cancellation()
     scheduler = Scheduler(engine)
-    cancellation.ask()
+    cancellation.cancel()
     with ExitStack() as stack:
         session = open_session(engine, Request([5, 6], max_new_tokens=9), NoDrafter(), stack)
         with pytest.raises(Cancelled):
