@@ -7,7 +7,7 @@ from ragaccel import ConfigurationError
 from tiny_llms import ALTERNATING, RecordingLLM, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
-from llama_index.llms.ragaccel.messages import as_turns
+from llama_index.llms.ragaccel.messages import as_template_messages
 
 
 def asked(messages, template=None):
@@ -26,7 +26,7 @@ def asked(messages, template=None):
 
 @pytest.mark.parametrize("role", list(MessageRole))
 def test_every_role_is_read(role):
-    (turn,) = as_turns([ChatMessage(role=role, content="Words.")])
+    (turn,) = as_template_messages([ChatMessage(role=role, content="Words.")])
     assert turn["content"] == "Words."
     expected = {"developer": "system", "chatbot": "assistant", "model": "assistant"}
     expected |= {"tool": "user", "function": "user"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ragaccel import Embedder
 
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "cache_folder": "name a folder as model_name=, or fill the local cache first",
     "max_length": "the model's own limit counts",
     "query_instruction": "the prompts that the model names for itself are used",
@@ -57,7 +57,7 @@ class RagaccelEmbedding(BaseEmbedding):
     @classmethod
     def _check_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            check_arguments(cls.__name__, values, cls.model_fields, _INSTEAD)
+            check_arguments(cls.__name__, values, cls.model_fields, _REPLACEMENTS)
         return values
 
     @classmethod
@@ -76,7 +76,9 @@ class RagaccelEmbedding(BaseEmbedding):
         Raises:
             ModelNotFoundError: There is no such model.
         """
-        embedder: Embedder = _shared(self.model_name) if self.embedder is None else self.embedder
+        embedder: Embedder = (
+            _load_shared(self.model_name) if self.embedder is None else self.embedder
+        )
         return embedder
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelEmbedding:
@@ -97,13 +99,13 @@ class RagaccelEmbedding(BaseEmbedding):
         return super().__getstate__()
 
     @field_serializer("embedder")
-    def _name_ready(self, embedder: Any) -> str | None:
+    def _serialize_ready(self, embedder: Any) -> str | None:
         """Tells it from every other: caches of what is embedded have this in their keys."""
         return None if embedder is None else f"a ready embedder, {embedder.fingerprint}"
 
     @field_validator("embedder")
     @classmethod
-    def _require_ready(cls, embedder: Any) -> Any:
+    def _refuse_saved_name(cls, embedder: Any) -> Any:
         if isinstance(embedder, str):
             raise ConfigurationError(
                 "this was saved with a ready embedder, which a file cannot hold: give it again, "
@@ -133,7 +135,7 @@ class RagaccelEmbedding(BaseEmbedding):
 
 
 @lru_cache(maxsize=8)
-def _shared(model_name: str) -> Embedder:
+def _load_shared(model_name: str) -> Embedder:
     from ragaccel import load_embedder
 
     return load_embedder(model_name)

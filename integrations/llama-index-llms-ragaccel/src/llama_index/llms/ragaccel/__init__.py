@@ -8,9 +8,9 @@ prompt of theirs.
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 
 from llama_index.llms.ragaccel.base import Ragaccel
-from llama_index.llms.ragaccel.citations import RetrievalCollector, RootSpans, citations_of
+from llama_index.llms.ragaccel.citations import RetrievalCollector, RootSpanHandler, citations_of
 
 __all__ = ["Ragaccel", "RetrievalCollector", "citations_of"]
 
 get_dispatcher().add_event_handler(RetrievalCollector())
-get_dispatcher().add_span_handler(RootSpans())
+get_dispatcher().add_span_handler(RootSpanHandler())

@@ -30,20 +30,24 @@ from llama_index.core.llms.llm import ToolSelection, default_completion_to_promp
 from llama_index.core.types import PydanticProgramMode
 from typing_extensions import Self
 
-from llama_index.llms.ragaccel.citations import as_references, place_of, visible_here
+from llama_index.llms.ragaccel.citations import (
+    as_references,
+    citation_label,
+    find_visible_references,
+)
 from llama_index.llms.ragaccel.messages import (
+    TemplateMessage,
     TemplatePrompt,
     Toolbox,
-    Turn,
-    as_kwargs,
+    append_invalid_calls,
     as_tool,
-    calls_of,
-    is_own_template,
-    lay_out,
+    explain_missing_call,
+    pop_toolbox,
+    read_tool_calls,
+    render_messages,
     text_of,
-    toolbox_of,
-    why_none,
-    with_broken,
+    tool_call_kwargs,
+    uses_model_template,
 )
 from ragaccel import CapacityError, ConfigurationError, Prompt, Settings
 from ragaccel.errors import check_arguments, is_blank
@@ -65,12 +69,12 @@ if TYPE_CHECKING:
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-def completion(text: str, delta: str | None = None) -> CompletionResponse:
+def completion_response(text: str, delta: str | None = None) -> CompletionResponse:
     """A completion, or as much of it as there is."""
     return CompletionResponse(text=text, delta=delta)
 
 
-def chat(text: str, delta: str | None = None) -> ChatResponse:
+def chat_response(text: str, delta: str | None = None) -> ChatResponse:
     """An assistant's message, or as much of it as there is.
 
     Nothing but calls is put beside its text: the framework writes that into later prompts.
@@ -78,14 +82,14 @@ def chat(text: str, delta: str | None = None) -> ChatResponse:
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
 
 
-def finished(
+def final_response(
     response: Response, answer: Answer, model_name: str, calls: Sequence[ToolCall] = ()
 ) -> Response:
     """A response with what is known at the end: calls, token counts, statistics, citations."""
     text = response.message.content if isinstance(response, ChatResponse) else response.text
-    usage, report = asdict(answer.usage), answer.report(text or "", place=place_of)
+    usage, report = asdict(answer.usage), answer.report(text or "", place=citation_label)
     if calls and isinstance(response, ChatResponse):
-        response.message.additional_kwargs = as_kwargs(calls)
+        response.message.additional_kwargs = tool_call_kwargs(calls)
     calls_tools = any(call.is_valid for call in calls)
     finish_reason = "tool_calls" if calls_tools else answer.finish_reason
     response.raw = {
@@ -102,14 +106,16 @@ def finished(
     return response
 
 
-def room_of(llm: LLM, settings: Mapping[str, Any], window: int | None) -> int | None:
+def max_prompt_tokens(llm: LLM, settings: Mapping[str, Any], window: int | None) -> int | None:
     """How many tokens a prompt may take beside its answer; None without a limit."""
     limits = [limit for limit in (llm.context_length, window) if limit is not None]
     answer: int = settings["max_new_tokens"]
     return min(limits) - answer if limits else None
 
 
-def check_window(prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int | None) -> None:
+def check_context_window(
+    prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int | None
+) -> None:
     """Raise CapacityError for more than ``window`` holds; what the model reads, it checks itself.
 
     Args:
@@ -139,20 +145,20 @@ def _num_tokens(prompt: Any, llm: LLM) -> int:
     return len(llm.tokenizer.chat(prompt))
 
 
-_LONG = 256  # tokens of an answer that may call tools: fewer are read on the event loop
-_PREPARING = 4  # threads: matching and tokenizing long prompts takes tens of milliseconds
+_MIN_TOKENS_FOR_THREAD = 256  # shorter answers are parsed for tool calls on the event loop
+_MAX_THREADS = 4  # matching and tokenizing long prompts takes tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DeferredRequest:
     """One call whose names are checked; ``prepare`` does what needs the model to be loaded."""
 
     model: SharedModel
-    prepare: Callable[[], Ask]
+    prepare: Callable[[], Request]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One prompt with all that its answer is made from, and what the model is called."""
 
     llm: LLM
@@ -162,24 +168,26 @@ class Ask:
     model_name: str
     calling: ToolCalling | None = None
 
-    def next(self, piece: str, told: str, stream: Stream | AsyncStream) -> str:
+    def visible_text(self, piece: str, emitted: str, stream: Stream | AsyncStream) -> str:
         """What may be told now that a piece more is there: nothing that may be a call."""
         if self.calling is None:
             return piece
-        return self.calling.told_next(told, stream.token_ids)
+        return self.calling.told_next(emitted, stream.token_ids)
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
         """The answer's content, and the calls in it if it may hold some."""
         if self.calling is None:
             return answer.text, []
         content, calls = self.calling.read(answer.text, answer.token_ids)
-        return with_broken(content, calls), calls
+        return append_invalid_calls(content, calls), calls
 
-    def last(self, told: str, answer: Answer, respond: Callable[..., Response]) -> Response:
+    def last_response(
+        self, emitted: str, answer: Answer, make_response: Callable[..., Response]
+    ) -> Response:
         """The last piece of a stream, with what was held back and all that is known."""
         content, calls = self.read(answer)
-        rest = content[len(told) :] if content.startswith(told) else ""
-        return finished(respond(content, rest), answer, self.model_name, calls)
+        rest = content[len(emitted) :] if content.startswith(emitted) else ""
+        return final_response(make_response(content, rest), answer, self.model_name, calls)
 
     def stream(self) -> Stream:
         """Check it; it is answered while this is read."""
@@ -190,9 +198,9 @@ class Ask:
         return self.llm.astream(self.prompt, references=self.references, **self.settings)
 
 
-def make_ask(
+def make_request(
     model: SharedModel,
-    prompt: str | list[Turn],
+    prompt: str | list[TemplateMessage],
     given: Sequence[AnyReference],
     settings: dict[str, Any],
     *,
@@ -200,7 +208,7 @@ def make_ask(
     adjacent_chunks: bool,
     context_window: int | None,
     toolbox: Toolbox | None = None,
-) -> Ask:
+) -> Request:
     """Lay out a prompt and find what its answer may be copied from.
 
     Raises:
@@ -224,100 +232,108 @@ def make_ask(
         asked: Any = prompt
     elif toolbox is not None:
         calling = toolbox.calling(llm, settings.get("stop"))
-        lay_out = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
-        ids = llm.tokenizer.chat(adapt_messages(prompt, lay_out), tools=toolbox.tools)
+        render = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
+        ids = llm.tokenizer.chat(adapt_messages(prompt, render), tools=toolbox.tools)
         asked = [*ids, *calling.opening_ids]
     elif not model.is_documents_only:
         asked = adapt_messages(prompt, llm.tokenizer.chat_text)
     else:
-        room = room_of(llm, settings, context_window)
+        room = max_prompt_tokens(llm, settings, context_window)
         asked = parse_prompt(
             prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
         )
         references = [one for one in references if one not in asked.passages]
-    check_window(asked, llm, settings, context_window)
-    return Ask(llm, asked, references, settings, model.label, calling)
+    check_context_window(asked, llm, settings, context_window)
+    return Request(llm, asked, references, settings, model.label, calling)
 
 
-def whole(call: Call, respond: Callable[..., Response]) -> Response:
+def generate_response(
+    deferred: DeferredRequest, make_response: Callable[..., Response]
+) -> Response:
     """Answer at once."""
-    call.model.load()
-    ask = call.prepare()
-    answer = ask.stream().finish()
-    content, calls = ask.read(answer)
-    return finished(respond(content), answer, ask.model_name, calls)
+    deferred.model.load()
+    request = deferred.prepare()
+    answer = request.stream().finish()
+    content, calls = request.read(answer)
+    return final_response(make_response(content), answer, request.model_name, calls)
 
 
-def pieces(call: Call, respond: Callable[..., Response]) -> Generator[Response, None, None]:
+def stream_responses(
+    deferred: DeferredRequest, make_response: Callable[..., Response]
+) -> Generator[Response, None, None]:
     """Answer piece by piece; what is asked is settled now, and not when the first is taken."""
-    call.model.load()
-    ask = call.prepare()
-    stream = ask.stream()
+    deferred.model.load()
+    request = deferred.prepare()
+    stream = request.stream()
 
     def generate() -> Generator[Response, None, None]:
         text = ""
         with stream:
             for piece in stream:
-                if told := ask.next(piece, text, stream):
-                    text += told
-                    yield respond(text, told)
-        yield ask.last(text, stream.answer, respond)
+                if emitted := request.visible_text(piece, text, stream):
+                    text += emitted
+                    yield make_response(text, emitted)
+        yield request.last_response(text, stream.answer, make_response)
 
     return generate()
 
 
-async def awhole(call: Call, respond: Callable[..., Response]) -> Response:
+async def agenerate_response(
+    deferred: DeferredRequest, make_response: Callable[..., Response]
+) -> Response:
     """Answer without holding up the event loop; if the caller is cancelled, so is the answer."""
-    ask, stream = await _beside(call)
+    request, stream = await _open_stream(deferred)
     answer = await stream.finish()
-    content, calls = ask.read(answer)
-    return finished(respond(content), answer, ask.model_name, calls)
+    content, calls = request.read(answer)
+    return final_response(make_response(content), answer, request.model_name, calls)
 
 
-async def apieces(call: Call, respond: Callable[..., Response]) -> AsyncGenerator[Response, None]:
+async def astream_responses(
+    deferred: DeferredRequest, make_response: Callable[..., Response]
+) -> AsyncGenerator[Response, None]:
     """Answer piece by piece without holding up the event loop; leaving ends it."""
-    ask, stream = await _beside(call)
+    request, stream = await _open_stream(deferred)
 
     async def generate() -> AsyncGenerator[Response, None]:
         text = ""
         try:
             async for piece in stream:
-                if told := await _told(ask, piece, text, stream):
-                    text += told
-                    yield respond(text, told)
+                if emitted := await _avisible_text(request, piece, text, stream):
+                    text += emitted
+                    yield make_response(text, emitted)
         finally:
             await stream.aclose()
-        yield ask.last(text, stream.answer, respond)
+        yield request.last_response(text, stream.answer, make_response)
 
     return generate()
 
 
-async def _told(ask: Ask, piece: str, told: str, stream: AsyncStream) -> str:
+async def _avisible_text(request: Request, piece: str, emitted: str, stream: AsyncStream) -> str:
     """What may be told, found in a thread where that takes long: a whole answer is read again."""
-    if ask.calling is None or len(stream.token_ids) < _LONG:
-        return ask.next(piece, told, stream)
-    return await asyncio.to_thread(ask.next, piece, told, stream)
+    if request.calling is None or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
+        return request.visible_text(piece, emitted, stream)
+    return await asyncio.to_thread(request.visible_text, piece, emitted, stream)
 
 
-async def _beside(call: Call) -> tuple[Ask, AsyncStream]:
+async def _open_stream(deferred: DeferredRequest) -> tuple[Request, AsyncStream]:
     """Do beside the event loop what goes before an answer.
 
     The model is loaded first, in a thread of its own: calls that wait for it take none of the
     few that prepare the prompts of others.
     """
-    await call.model.aload()
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, _asked, call)
+    await deferred.model.aload()
+    return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, _prepare_stream, deferred)
 
 
-def _asked(call: Call) -> tuple[Ask, AsyncStream]:
-    ask = call.prepare()
-    return ask, ask.astream()
+def _prepare_stream(deferred: DeferredRequest) -> tuple[Request, AsyncStream]:
+    request = deferred.prepare()
+    return request, request.astream()
 
 
-_THREADS = ThreadPoolExecutor(_PREPARING, thread_name_prefix="ragaccel-asking")
+_EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="ragaccel-prepare")
 
 
-def model_of(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -> SharedModel:
+def resolve_model(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -> SharedModel:
     """The model that a constructor's arguments mean.
 
     Args:
@@ -355,8 +371,8 @@ def model_of(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -
 
 
 SETTINGS = frozenset(Settings.__annotations__)
-_OTHER_NAMES = {"max_tokens": "max_new_tokens"}
-_INSTEAD = {
+_ALIASES = {"max_tokens": "max_new_tokens"}
+_REPLACEMENTS = {
     "api_key": "the model runs in this process",
     "format": "as_structured_llm(Schema) or structured_predict",
     "is_chat_model": "a model with a chat template is one",
@@ -394,10 +410,10 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
         for name, value in given.items()
         if value is not None and not is_blank(name, value)
     }
-    for other, name in _OTHER_NAMES.items():
+    for other, name in _ALIASES.items():
         if other in own and name in own:
             raise TypeError(f"{other} and {name} are one setting: give one of them")
-    settings.update((_OTHER_NAMES.get(name, name), value) for name, value in own.items())
+    settings.update((_ALIASES.get(name, name), value) for name, value in own.items())
     check_names("a call", settings, SETTINGS)
     length = settings.get("max_new_tokens", 1)
     if not hasattr(length, "__index__"):
@@ -411,7 +427,7 @@ def loading_options(**given: Any) -> dict[str, Any]:
     _require_mapping("model_kwargs", more)
     options: dict[str, Any] = dict(more)
     of_answers = dict.fromkeys(
-        (*SETTINGS, *_OTHER_NAMES), "it is a setting of answers: generate_kwargs={...}, or a call"
+        (*SETTINGS, *_ALIASES), "it is a setting of answers: generate_kwargs={...}, or a call"
     )
     misplaced = [name for name in options if name in of_answers and name != "drafter"]
     check_arguments("model_kwargs", misplaced, (), of_answers)
@@ -423,7 +439,7 @@ def loading_options(**given: Any) -> dict[str, Any]:
 
 def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for a name that there is not, with what to use instead."""
-    check_arguments(who, given, known, _INSTEAD)
+    check_arguments(who, given, known, _REPLACEMENTS)
 
 
 def _require_mapping(name: str, given: Any) -> None:
@@ -432,8 +448,8 @@ def _require_mapping(name: str, given: Any) -> None:
 
 
 _MUST_CALL = "must_call"  # a tool: how streams of objects tell ``_prepare_chat_with_tools``
-_BY_TOOLS = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION)
-_ALSO_TAKEN = ("model_name", "tokenizer", "device", "device_map", "dtype")
+_TOOL_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION)
+_EXTRA_ARGUMENTS = ("model_name", "tokenizer", "device", "device_map", "dtype")
 
 
 class Ragaccel(FunctionCallingLLM):
@@ -516,23 +532,23 @@ class Ragaccel(FunctionCallingLLM):
     ) -> None:
         if model is not None and model_name is not None:
             raise TypeError("model and model_name are one argument: give one of them")
-        check_names("Ragaccel", others, {*type(self).model_fields, *_ALSO_TAKEN})
+        check_names("Ragaccel", others, {*type(self).model_fields, *_EXTRA_ARGUMENTS})
         options = loading_options(
             model_kwargs=model_kwargs, device=device, device_map=device_map, dtype=dtype
         )
-        meant = model_of(model_name if model is None else model, tokenizer, llm, options)
+        shared = resolve_model(model_name if model is None else model, tokenizer, llm, options)
         if messages_to_prompt is None or isinstance(messages_to_prompt, TemplatePrompt):
-            messages_to_prompt = TemplatePrompt(meant)
+            messages_to_prompt = TemplatePrompt(shared)
         super().__init__(
-            model=meant.name,
-            llm=meant.ready,
-            model_kwargs=dict(meant.options),
+            model=shared.name,
+            llm=shared.ready,
+            model_kwargs=dict(shared.options),
             generate_kwargs=call_settings({}, generate_kwargs or {}),
             messages_to_prompt=messages_to_prompt,
             callback_manager=CallbackManager([]) if callback_manager is None else callback_manager,
             **others,
         )
-        self._model = meant
+        self._model = shared
 
     @classmethod
     def class_name(cls) -> str:
@@ -565,7 +581,7 @@ class Ragaccel(FunctionCallingLLM):
 
     @property
     def _calls_tools(self) -> bool:
-        return is_own_template(self.messages_to_prompt) and self._model.takes_tools
+        return uses_model_template(self.messages_to_prompt) and self._model.takes_tools
 
     def load(self) -> LLM:
         """Return the ``ragaccel.LLM`` that answers, loading it now if it is not."""
@@ -594,28 +610,36 @@ class Ragaccel(FunctionCallingLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text; a ``formatted`` one is read as it is, special tokens included."""
-        return whole(self._to_complete(prompt, formatted, kwargs), completion)
+        return generate_response(
+            self._completion_request(prompt, formatted, kwargs), completion_response
+        )
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Complete a text piece by piece; all is settled before the first one is taken."""
-        return pieces(self._to_complete(prompt, formatted, kwargs), completion)
+        return stream_responses(
+            self._completion_request(prompt, formatted, kwargs), completion_response
+        )
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Complete a text as ``complete`` does; if the caller is cancelled, that ends it."""
-        return await awhole(self._to_complete(prompt, formatted, kwargs), completion)
+        return await agenerate_response(
+            self._completion_request(prompt, formatted, kwargs), completion_response
+        )
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Complete a text piece by piece; leaving the loop over the pieces ends it."""
-        return await apieces(self._to_complete(prompt, formatted, kwargs), completion)
+        return await astream_responses(
+            self._completion_request(prompt, formatted, kwargs), completion_response
+        )
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -624,24 +648,24 @@ class Ragaccel(FunctionCallingLLM):
         ``tools`` (LlamaIndex's, or dicts) are what it may call, ``tool_choice`` is ``"auto"``,
         ``"none"``, ``"any"`` or a name. ``get_tool_calls_from_response`` reads the calls.
         """
-        return whole(self._to_answer(messages, kwargs), chat)
+        return generate_response(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer messages piece by piece; all is settled before the first one is taken."""
-        return pieces(self._to_answer(messages, kwargs), chat)
+        return stream_responses(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer messages as ``chat`` does; if the caller is cancelled, that ends it."""
-        return await awhole(self._to_answer(messages, kwargs), chat)
+        return await agenerate_response(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer messages piece by piece; leaving the loop over the pieces ends it."""
-        return await apieces(self._to_answer(messages, kwargs), chat)
+        return await astream_responses(self._chat_request(messages, kwargs), chat_response)
 
     def get_tool_calls_from_response(
         self,
@@ -654,10 +678,10 @@ class Ragaccel(FunctionCallingLLM):
         Raises:
             ValueError: there is none, and ``error_on_no_tool_call``; the message says why.
         """
-        calls = calls_of(response.message)
+        calls = read_tool_calls(response.message)
         if not calls and error_on_no_tool_call:
             raw = response.raw if isinstance(response.raw, dict) else {}
-            raise ValueError(why_none(response.message, str(raw.get("finish_reason"))))
+            raise ValueError(explain_missing_call(response.message, str(raw.get("finish_reason"))))
         return calls
 
     def stream_structured_predict(
@@ -668,8 +692,8 @@ class Ragaccel(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Answer with an object of a class, as a stream; arguments are those of the base class."""
-        asked = {**(llm_kwargs or {}), **self._must_call()}
-        return super().stream_structured_predict(output_cls, prompt, asked, **prompt_args)
+        llm_kwargs = {**(llm_kwargs or {}), **self._forced_call_option()}
+        return super().stream_structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
 
     async def astream_structured_predict(
         self,
@@ -679,12 +703,14 @@ class Ragaccel(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
         """Answer with an object of a class, as a stream; arguments are those of the base class."""
-        asked = {**(llm_kwargs or {}), **self._must_call()}
-        return await super().astream_structured_predict(output_cls, prompt, asked, **prompt_args)
+        llm_kwargs = {**(llm_kwargs or {}), **self._forced_call_option()}
+        return await super().astream_structured_predict(
+            output_cls, prompt, llm_kwargs, **prompt_args
+        )
 
-    def _must_call(self) -> dict[str, Any]:
+    def _forced_call_option(self) -> dict[str, Any]:
         """What makes the base class's streams of objects call: they tell it to no model."""
-        by_tools = self.pydantic_program_mode in _BY_TOOLS and self._calls_tools
+        by_tools = self.pydantic_program_mode in _TOOL_MODES and self._calls_tools
         return {_MUST_CALL: True} if by_tools else {}
 
     def _prepare_chat_with_tools(
@@ -728,7 +754,7 @@ class Ragaccel(FunctionCallingLLM):
         return super().__getstate__()
 
     @field_serializer("llm")
-    def _name_ready(self, llm: Any) -> str | None:
+    def _serialize_ready(self, llm: Any) -> str | None:
         """Tells it from every other: caches of what is answered have this in their keys."""
         return None if llm is None else f"a ready ragaccel.LLM, {self._model.identity}"
 
@@ -736,21 +762,27 @@ class Ragaccel(FunctionCallingLLM):
     def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name != "token"}
 
-    def _to_complete(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Call:
+    def _completion_request(
+        self, prompt: str, formatted: bool, given: dict[str, Any]
+    ) -> DeferredRequest:
         if not isinstance(prompt, str):
             raise ConfigurationError(
                 f"a prompt to complete is a str, not {type(prompt).__name__}: messages go to chat"
             )
-        return self._call((lambda: prompt) if formatted else partial(self._write, prompt), given)
+        return self._deferred_request(
+            (lambda: prompt) if formatted else partial(self._render_completion, prompt), given
+        )
 
-    def _to_answer(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> Call:
+    def _chat_request(
+        self, messages: Sequence[ChatMessage], given: dict[str, Any]
+    ) -> DeferredRequest:
         own = dict(given)
-        toolbox = toolbox_of(own)
+        toolbox = pop_toolbox(own)
         tools = None if toolbox is None else toolbox.tools
-        write = partial(lay_out, messages, self.messages_to_prompt, self._model, tools)
-        return self._call(write, own, toolbox)
+        render = partial(render_messages, messages, self.messages_to_prompt, self._model, tools)
+        return self._deferred_request(render, own, toolbox)
 
-    def _write(self, prompt: str) -> str | list[Turn]:
+    def _render_completion(self, prompt: str) -> str | list[TemplateMessage]:
         """A text to complete, as a user's message to a chat model or as the text it is."""
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
         if to_prompt is not default_completion_to_prompt or not self._model.is_chat_model:
@@ -760,12 +792,12 @@ class Ragaccel(FunctionCallingLLM):
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": prompt}]
 
-    def _call(
+    def _deferred_request(
         self,
-        write: Callable[[], str | list[Turn]],
+        render: Callable[[], str | list[TemplateMessage]],
         given: dict[str, Any],
         toolbox: Toolbox | None = None,
-    ) -> Call:
+    ) -> DeferredRequest:
         """Settle what one call asks for; names are checked before anything is loaded."""
         own = dict(given)
         references = as_references(own.pop("references", None))
@@ -780,12 +812,14 @@ class Ragaccel(FunctionCallingLLM):
             own,
         )
         # Now, and not when it is prepared: that may be in a thread which knows of no caller.
-        visible = visible_here(self.registry, settings["namespace"], enabled=self.auto_references)
+        visible = find_visible_references(
+            self.registry, settings["namespace"], enabled=self.auto_references
+        )
 
-        def prepare() -> Ask:
-            return make_ask(
+        def prepare() -> Request:
+            return make_request(
                 self._model,
-                write(),
+                render(),
                 references,
                 settings,
                 registry=visible,
@@ -794,4 +828,4 @@ class Ragaccel(FunctionCallingLLM):
                 toolbox=toolbox,
             )
 
-        return Call(self._model, prepare)
+        return DeferredRequest(self._model, prepare)

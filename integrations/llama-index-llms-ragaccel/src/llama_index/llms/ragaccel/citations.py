@@ -79,25 +79,25 @@ def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]
             for asyncio or of a chat that has not been read, or no answer that has sources.
     """
     if isinstance(response, ChatResponse | CompletionResponse):
-        return _own(response)
+        return _model_citations(response)
     if not hasattr(response, "source_nodes"):
         raise ConfigurationError(
             f"citations are found in an answer and its source nodes: a {type(response).__name__} "
             "has none"
         )
-    passages = [as_passage(node) for node in _sources(response)]
+    passages = [as_passage(node) for node in _source_nodes(response)]
     text = _text(response) if text is None else text
-    return citations(text, passages, place=place_of)
+    return citations(text, passages, place=citation_label)
 
 
-def place_of(passage: Passage) -> str:
+def citation_label(passage: Passage) -> str:
     """Where a passage stands, for people; a document's own id tells them little."""
     if not passage.title:
         return passage.citation
     return passage.title if passage.page is None else f"{passage.title}:{passage.page}"
 
 
-def _own(response: ChatResponse | CompletionResponse) -> list[dict[str, Any]]:
+def _model_citations(response: ChatResponse | CompletionResponse) -> list[dict[str, Any]]:
     raw = response.raw
     if not isinstance(raw, dict) or "ragaccel" not in raw:
         raise ConfigurationError(
@@ -107,7 +107,7 @@ def _own(response: ChatResponse | CompletionResponse) -> list[dict[str, Any]]:
     return found
 
 
-def _sources(response: Any) -> list[NodeWithScore]:
+def _source_nodes(response: Any) -> list[NodeWithScore]:
     """Its nodes; where a chat asked an engine, and the framework left them there, that engine's."""
     answers = [source.raw_output for source in getattr(response, "sources", ())]
     return response.source_nodes or [
@@ -117,7 +117,7 @@ def _sources(response: Any) -> list[NodeWithScore]:
 
 def _text(response: Any) -> str:
     if isinstance(response, StreamingResponse):
-        if response.response_txt is None and _is_begun(response.response_gen):
+        if response.response_txt is None and _has_started(response.response_gen):
             raise ConfigurationError(
                 "this stream has been read and keeps no text: citations_of(response, text)"
             )
@@ -136,11 +136,11 @@ def _text(response: Any) -> str:
     return str(response)
 
 
-def _is_begun(stream: Any) -> bool:
+def _has_started(stream: Any) -> bool:
     return inspect.isgenerator(stream) and inspect.getgeneratorstate(stream) != inspect.GEN_CREATED
 
 
-class Root:
+class RootSpan:
     """A span with none above it, and what is retrieved in it.
 
     It lives as long as a context does in which it was entered, or one that was copied from such:
@@ -151,10 +151,10 @@ class Root:
         self.span_id = span_id
         self.scope = ReferenceScope()
         self.has_ended = False
-        self._home = _place()
+        self._origin = _thread_and_task()
         self._leaves_span = leaves_span
 
-    def holds(self, parent_id: str) -> bool:
+    def contains(self, parent_id: str) -> bool:
         """Whether a span that is entered here, below another, belongs to this root.
 
         A workflow is run in tasks. Its ``run`` returns at once and leaves its span behind as the
@@ -162,31 +162,33 @@ class Root:
         """
         if self.has_ended:
             return False
-        return not (self._leaves_span and parent_id == self.span_id and _place() == self._home)
+        return not (
+            self._leaves_span and parent_id == self.span_id and _thread_and_task() == self._origin
+        )
 
     def exit(self) -> None:
         """Note the span's end, if it left itself behind as the active one."""
         self.has_ended = self._leaves_span
 
 
-_ROOT: ContextVar[Root | None] = ContextVar("ragaccel_root", default=None)
-_FOLLOWED: ContextVar[Root | None] = ContextVar("ragaccel_followed", default=None)
-_ROOTS: WeakValueDictionary[str, Root] = WeakValueDictionary()
-_READ: WeakSet[Any] = WeakSet()  # streams that are read for a root
+_ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_root", default=None)
+_STREAM_ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_stream_root", default=None)
+_ROOTS: WeakValueDictionary[str, RootSpan] = WeakValueDictionary()
+_WRAPPED_STREAMS: WeakSet[Any] = WeakSet()  # streams that are read for a root
 
 
-def current_root() -> Root | None:
+def current_root() -> RootSpan | None:
     """Return the root span that this is called in, if there is one."""
     return None if active_span_id.get() is None else _ROOT.get()
 
 
-class RootSpans(BaseSpanHandler[BaseSpan]):
+class RootSpanHandler(BaseSpanHandler[BaseSpan]):
     """Notes in each context which root span it is in; it keeps nothing else of spans."""
 
     @classmethod
     def class_name(cls) -> str:
         """The name that the framework knows it by."""
-        return "RootSpans"
+        return "RootSpanHandler"
 
     def span_enter(
         self,
@@ -199,10 +201,10 @@ class RootSpans(BaseSpanHandler[BaseSpan]):
     ) -> None:
         """Note a root."""
         root = _ROOT.get()
-        if parent_id is None and (followed := _FOLLOWED.get()) is not None:
-            _ROOT.set(followed)
-        elif parent_id is None or root is None or not root.holds(parent_id):
-            root = Root(id_, leaves_span=_is_workflow(instance))
+        if parent_id is None and (stream_root := _STREAM_ROOT.get()) is not None:
+            _ROOT.set(stream_root)
+        elif parent_id is None or root is None or not root.contains(parent_id):
+            root = RootSpan(id_, leaves_span=_is_workflow(instance))
             _ROOTS[id_] = root
             _ROOT.set(root)
 
@@ -216,7 +218,7 @@ class RootSpans(BaseSpanHandler[BaseSpan]):
     ) -> None:
         """Note a root's end; what is left to be read of a stream is still the root's."""
         if isinstance(result, StreamingResponse | AsyncStreamingResponse):
-            _follow(result)
+            _keep_root_while_read(result)
         self._exit(id_)
 
     def span_drop(
@@ -251,33 +253,35 @@ class RootSpans(BaseSpanHandler[BaseSpan]):
             _ROOT.set(None)
 
 
-def _follow(response: StreamingResponse | AsyncStreamingResponse) -> None:
+def _keep_root_while_read(response: StreamingResponse | AsyncStreamingResponse) -> None:
     """Let a model that is called only when its answer is read be called by whoever asked for it."""
     root, pieces = _ROOT.get(), response.response_gen
-    if root is None or pieces in _READ:
+    if root is None or pieces in _WRAPPED_STREAMS:
         return
     if isinstance(response, AsyncStreamingResponse):
         if isinstance(pieces, AsyncGeneratorType):
-            response.response_gen = _aread_for(root, pieces)
+            response.response_gen = _aiterate_in_root(root, pieces)
     elif isinstance(pieces, GeneratorType):
-        response.response_gen = _read_for(root, pieces)
-    _READ.add(response.response_gen)
+        response.response_gen = _iterate_in_root(root, pieces)
+    _WRAPPED_STREAMS.add(response.response_gen)
 
 
 @contextmanager
-def _followed(root: Root) -> Iterator[None]:
-    followed, before = _FOLLOWED.set(root), _ROOT.set(root)
+def _use_root(root: RootSpan) -> Iterator[None]:
+    stream_token, token = _STREAM_ROOT.set(root), _ROOT.set(root)
     try:
         yield
     finally:
-        _ROOT.reset(before)
-        _FOLLOWED.reset(followed)
+        _ROOT.reset(token)
+        _STREAM_ROOT.reset(stream_token)
 
 
-def _read_for(root: Root, pieces: Generator[Any, None, Any]) -> Generator[Any, None, None]:
+def _iterate_in_root(
+    root: RootSpan, pieces: Generator[Any, None, Any]
+) -> Generator[Any, None, None]:
     with closing(pieces):
         while True:
-            with _followed(root):
+            with _use_root(root):
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -285,10 +289,12 @@ def _read_for(root: Root, pieces: Generator[Any, None, Any]) -> Generator[Any, N
             yield piece
 
 
-async def _aread_for(root: Root, pieces: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, None]:
+async def _aiterate_in_root(
+    root: RootSpan, pieces: AsyncGenerator[Any, Any]
+) -> AsyncGenerator[Any, None]:
     async with aclosing(pieces):
         while True:
-            with _followed(root):
+            with _use_root(root):
                 try:
                     piece = await anext(pieces)
                 except StopAsyncIteration:
@@ -296,7 +302,7 @@ async def _aread_for(root: Root, pieces: AsyncGenerator[Any, Any]) -> AsyncGener
             yield piece
 
 
-def _place() -> tuple[int, int | None]:
+def _thread_and_task() -> tuple[int, int | None]:
     """The thread and the task that this is called in."""
     try:
         task = asyncio.current_task()
@@ -368,7 +374,7 @@ class RetrievalCollector(BaseEventHandler):
 
 
 AnyReference = str | Passage | Reference
-_ONE = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
+_SINGLE_TYPES = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
 
 
 def as_references(given: Any) -> list[AnyReference]:
@@ -379,11 +385,11 @@ def as_references(given: Any) -> list[AnyReference]:
     """
     if given is None:
         return []
-    is_one = isinstance(given, _ONE) or not isinstance(given, Iterable)
+    is_one = isinstance(given, _SINGLE_TYPES) or not isinstance(given, Iterable)
     return [_as_reference(one) for one in ([given] if is_one else given)]
 
 
-def visible_here(
+def find_visible_references(
     own: ReferenceRegistry | None, namespace: str, *, enabled: bool
 ) -> VisibleReferences | None:
     """What a call that is made here may look up; None where it does not.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragaccel.models.tool_calls import ToolCall
 
 
-CALLS, BROKEN = "tool_calls", "invalid_tool_calls"
+TOOL_CALLS, INVALID_CALLS = "tool_calls", "invalid_tool_calls"
 """Where a message holds the calls it makes, and those that could not be read."""
 
 TOOL_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
@@ -47,7 +47,7 @@ class Toolbox:
         )
 
 
-def toolbox_of(given: dict[str, Any]) -> Toolbox | None:
+def pop_toolbox(given: dict[str, Any]) -> Toolbox | None:
     """Take the tools out of what a call was given; None where there are none to call.
 
     Raises:
@@ -61,15 +61,15 @@ def toolbox_of(given: dict[str, Any]) -> Toolbox | None:
     return None if chosen == "none" else Toolbox(made, chosen, parallel is not False)
 
 
-def calls_of(message: ChatMessage) -> list[ToolSelection]:
+def read_tool_calls(message: ChatMessage) -> list[ToolSelection]:
     """Read the calls that a message makes, by whichever model it was written."""
-    written = message.additional_kwargs.get(CALLS)
+    written = message.additional_kwargs.get(TOOL_CALLS)
     if isinstance(written, list) and written:
         return [_selection(call) for call in written]
     blocks = [block for block in message.blocks if block.block_type == "tool_call"]
     return [
         ToolSelection(
-            tool_id=block.tool_call_id or _new_id(),
+            tool_id=block.tool_call_id or _new_call_id(),
             tool_name=block.tool_name,
             tool_kwargs=_as_object(block.tool_kwargs),
         )
@@ -77,11 +77,11 @@ def calls_of(message: ChatMessage) -> list[ToolSelection]:
     ]
 
 
-def as_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
+def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
     """What is put beside the text of a message that makes calls; nothing beside any other."""
     whole = [
         {
-            "id": call.call_id or _new_id(),
+            "id": call.call_id or _new_call_id(),
             "type": "function",
             "function": {
                 "name": call.name,
@@ -91,24 +91,27 @@ def as_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
         for call in calls
         if call.is_valid
     ]
-    broken = [
+    invalid = [
         {"name": call.name, "text": call.text, "error": call.error}
         for call in calls
         if not call.is_valid
     ]
-    return {**({CALLS: whole} if whole else {}), **({BROKEN: broken} if broken else {})}
+    return {
+        **({TOOL_CALLS: whole} if whole else {}),
+        **({INVALID_CALLS: invalid} if invalid else {}),
+    }
 
 
-def with_broken(content: str, calls: Sequence[ToolCall]) -> str:
+def append_invalid_calls(content: str, calls: Sequence[ToolCall]) -> str:
     """Put behind an answer's text the calls that could not be read, so that none is lost."""
     return "\n".join(filter(None, (content, *(call.text for call in calls if not call.is_valid))))
 
 
-def why_none(message: ChatMessage, finish_reason: str) -> str:
+def explain_missing_call(message: ChatMessage, finish_reason: str) -> str:
     """Say why an answer that should call a tool calls none."""
-    broken = message.additional_kwargs.get(BROKEN) or []
+    invalid = message.additional_kwargs.get(INVALID_CALLS) or []
     told = "; ".join(
-        f"{call['name'] or 'a call'} cannot be read: {call['error']}" for call in broken
+        f"{call['name'] or 'a call'} cannot be read: {call['error']}" for call in invalid
     )
     length = "the answer was cut off at its length, so give it more max_new_tokens"
     reasons = [told, length if finish_reason == "length" else ""]
@@ -129,15 +132,15 @@ def as_tool(tool: Any) -> dict[str, Any]:
 
 def _selection(call: Any) -> ToolSelection:
     """Read one call, a dict or an object, in the shape of OpenAI's interface."""
-    function = _part(call, "function")
+    function = _field(call, "function")
     return ToolSelection(
-        tool_id=str(_part(call, "id") or _new_id()),
-        tool_name=str(_part(function, "name") or ""),
-        tool_kwargs=_as_object(_part(function, "arguments")),
+        tool_id=str(_field(call, "id") or _new_call_id()),
+        tool_name=str(_field(function, "name") or ""),
+        tool_kwargs=_as_object(_field(function, "arguments")),
     )
 
 
-def _part(whole: Any, name: str) -> Any:
+def _field(whole: Any, name: str) -> Any:
     return whole.get(name) if isinstance(whole, Mapping) else getattr(whole, name, None)
 
 
@@ -150,11 +153,11 @@ def _as_object(arguments: Any) -> dict[str, Any]:
     return dict(arguments) if isinstance(arguments, Mapping) else {}
 
 
-def _new_id() -> str:
+def _new_call_id() -> str:
     return uuid4().hex[:9]  # nine letters: some templates take no others
 
 
-Turn = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 # What a tool answered is told as text to a model whose template has no place for it.
 _ROLES = {
@@ -167,9 +170,9 @@ _ROLES = {
     "function": "user",
     "tool": "user",
 }
-_RESULTS = frozenset({"tool", "function"})
-_NO_TEXT = frozenset({"thinking", "cache", "tool_call"})
-_NESTED = {"citable": "content", "citation": "cited_content"}
+_RESULT_ROLES = frozenset({"tool", "function"})
+_SKIPPED_BLOCKS = frozenset({"thinking", "cache", "tool_call"})
+_NESTED_BLOCKS = {"citable": "content", "citation": "cited_content"}
 
 
 class TemplatePrompt:
@@ -182,34 +185,35 @@ class TemplatePrompt:
         """Write messages out as the text that the model reads."""
         tokenizer = self.model.tokenizer
         if not tokenizer.has_chat_template:
-            return plain_text(as_turns(messages))
-        turns = turns_for(self.model, messages)
-        return tokenizer.chat_text(adapt_messages(turns, tokenizer.chat_text))
+            return plain_text(as_template_messages(messages))
+        template_messages = messages_for_model(self.model, messages)
+        return tokenizer.chat_text(adapt_messages(template_messages, tokenizer.chat_text))
 
 
-def turns_for(
+def messages_for_model(
     model: SharedModel, messages: Sequence[ChatMessage], tools: list[dict[str, Any]] | None = None
-) -> list[Turn]:
+) -> list[TemplateMessage]:
     """Turn messages into what a model's chat template reads.
 
     Calls and results become text where it has no place for them.
     """
-    turns = as_turns(messages)
+    template_messages = as_template_messages(messages)
     is_plain = all(
-        message.role.value not in _RESULTS and not calls_of(message) for message in messages
+        message.role.value not in _RESULT_ROLES and not read_tool_calls(message)
+        for message in messages
     )
     if is_plain or not model.is_chat_model or not model.takes_tools:
-        return turns
-    native = _native_turns(messages)
+        return template_messages
+    native = _messages_with_calls(messages)
     try:
         return adapt_messages(
             native, lambda some: model.tokenizer.chat_text(some, tools=tools or None)
         )
     except ConfigurationError:
-        return turns
+        return template_messages
 
 
-def as_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+def as_template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
     """Turn messages into role and text, calls of tools and their results included.
 
     Raises:
@@ -227,29 +231,29 @@ def as_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     return [
         {
             "role": _ROLES[message.role.value],
-            "content": "\n".join(filter(None, (_text(message), *_written_calls(message)))),
+            "content": "\n".join(filter(None, (_text(message), *_calls_as_text(message)))),
         }
         for message in messages
     ]
 
 
-def text_of(turns: Sequence[Turn]) -> str:
+def text_of(template_messages: Sequence[TemplateMessage]) -> str:
     """All text of some turns: where retrieved passages are looked for."""
-    return "\n\n".join(turn["content"] for turn in turns)
+    return "\n\n".join(template_message["content"] for template_message in template_messages)
 
 
-def lay_out(
+def render_messages(
     messages: Sequence[ChatMessage],
     to_prompt: Any,
     model: SharedModel,
     tools: list[dict[str, Any]] | None = None,
-) -> str | list[Turn]:
+) -> str | list[TemplateMessage]:
     """Write messages as the caller's own function does, or as turns for the model's template.
 
     Raises:
         ConfigurationError: there are tools, which the caller's own function has no place for.
     """
-    if not is_own_template(to_prompt):
+    if not uses_model_template(to_prompt):
         if tools:
             raise ConfigurationError(
                 "messages_to_prompt writes the prompt and has no place for tools: leave it out, "
@@ -258,30 +262,38 @@ def lay_out(
         written: str = to_prompt(messages)
         return written
     if not model.is_chat_model:
-        return plain_text(as_turns(messages))
-    return turns_for(model, messages, tools)
+        return plain_text(as_template_messages(messages))
+    return messages_for_model(model, messages, tools)
 
 
-def is_own_template(to_prompt: Any) -> bool:
+def uses_model_template(to_prompt: Any) -> bool:
     """Whether messages are laid out by the model's own template, and not by a caller's function."""
     return to_prompt is None or isinstance(to_prompt, TemplatePrompt)
 
 
-def plain_text(turns: Sequence[Turn]) -> str:
+def plain_text(template_messages: Sequence[TemplateMessage]) -> str:
     """Turns as lines that a model without a chat template may continue."""
     return plain_prompt(
-        [ChatMessage(role=MessageRole(turn["role"]), content=turn["content"]) for turn in turns]
+        [
+            ChatMessage(
+                role=MessageRole(template_message["role"]), content=template_message["content"]
+            )
+            for template_message in template_messages
+        ]
     )
 
 
-def _native_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+def _messages_with_calls(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
     """Turns with calls and results in the places that templates have for them."""
-    turns: list[Turn] = []
+    template_messages: list[TemplateMessage] = []
     names: dict[str, str] = {}
     for message in messages:
-        turn: Turn = {"role": _ROLES[message.role.value], "content": _text(message)}
-        if calls := calls_of(message):
-            turn["tool_calls"] = [
+        template_message: TemplateMessage = {
+            "role": _ROLES[message.role.value],
+            "content": _text(message),
+        }
+        if calls := read_tool_calls(message):
+            template_message["tool_calls"] = [
                 {
                     "type": "function",
                     "id": call.tool_id,
@@ -290,19 +302,19 @@ def _native_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
                 for call in calls
             ]
             names.update((call.tool_id, call.tool_name) for call in calls)
-        if message.role.value in _RESULTS:
+        if message.role.value in _RESULT_ROLES:
             told = message.additional_kwargs
             answered = str(told.get("tool_call_id") or "")
-            turn |= {"role": "tool", "tool_call_id": answered or None}
-            turn["name"] = told.get("name") or names.get(answered)
-        turns.append(turn)
-    return turns
+            template_message |= {"role": "tool", "tool_call_id": answered or None}
+            template_message["name"] = told.get("name") or names.get(answered)
+        template_messages.append(template_message)
+    return template_messages
 
 
-def _written_calls(message: ChatMessage) -> list[str]:
+def _calls_as_text(message: ChatMessage) -> list[str]:
     return [
         f"{call.tool_name}({json.dumps(call.tool_kwargs, default=str)})"
-        for call in calls_of(message)
+        for call in read_tool_calls(message)
     ]
 
 
@@ -314,10 +326,10 @@ def _text_of_block(block: Any) -> str:
     kind = block.block_type
     if kind == "text":
         return str(block.text)
-    if kind in _NO_TEXT:
+    if kind in _SKIPPED_BLOCKS:
         return ""
-    if kind in _NESTED:
-        inner = getattr(block, _NESTED[kind])
+    if kind in _NESTED_BLOCKS:
+        inner = getattr(block, _NESTED_BLOCKS[kind])
         parts = inner if isinstance(inner, list) else [inner]
         return "\n".join(filter(None, map(_text_of_block, parts)))
     raise ConfigurationError(

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
     from ragaccel import Passage
 
-_HIDDEN = ("citation", "file_path", "page_label", "line")
+_EXCLUDED_METADATA = ("citation", "file_path", "page_label", "line")
 _MODES = ("fused", "dense", "text")
-_OWN = ("index", "similarity_top_k", "mode", "embed_model")
-_BASES = frozenset(inspect.signature(BaseRetriever.__init__).parameters) - {"self", "kwargs"}
-_INSTEAD = {
+_OWN_ARGUMENTS = ("index", "similarity_top_k", "mode", "embed_model")
+_BASE_ARGUMENTS = frozenset(inspect.signature(BaseRetriever.__init__).parameters) - {
+    "self",
+    "kwargs",
+}
+_REPLACEMENTS = {
     "vector_store_query_mode": 'mode="dense", "text" or "fused"',
     "top_k": "similarity_top_k=",
 }
@@ -70,12 +73,14 @@ class RagaccelRetriever(BaseRetriever):
         embed_model: RagaccelEmbedding | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(type(self).__name__, kwargs, {*_OWN, *_BASES}, _INSTEAD)
+        check_arguments(
+            type(self).__name__, kwargs, {*_OWN_ARGUMENTS, *_BASE_ARGUMENTS}, _REPLACEMENTS
+        )
         if similarity_top_k < 1:
             raise ConfigurationError(f"similarity_top_k is {similarity_top_k}: ask for 1 or more")
         self.similarity_top_k = similarity_top_k
-        self._source = _opened(index, embed_model)
-        self._options = _options(self._source, mode)
+        self._source = _open_index(index, embed_model)
+        self._search_options = _search_options(self._source, mode)
         super().__init__(**kwargs)
 
     @classmethod
@@ -108,7 +113,7 @@ class RagaccelRetriever(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = query_bundle.query_str
-        found = self._source.search(query, self.similarity_top_k, **self._options)
+        found = self._source.search(query, self.similarity_top_k, **self._search_options)
         return [NodeWithScore(node=as_node(passage), score=passage.score) for passage in found]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -130,15 +135,15 @@ def as_node(passage: Passage) -> TextNode:
         metadata={name: value for name, value in metadata.items() if value != ""},
         start_char_idx=passage.start,
         end_char_idx=passage.end,
-        excluded_llm_metadata_keys=list(_HIDDEN),
-        excluded_embed_metadata_keys=list(_HIDDEN),
+        excluded_llm_metadata_keys=list(_EXCLUDED_METADATA),
+        excluded_embed_metadata_keys=list(_EXCLUDED_METADATA),
     )
     if passage.path:
         node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=passage.path)
     return node
 
 
-def _opened(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
+def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
     if not isinstance(index, str | Path):
         if callable(getattr(index, "search", None)):
             return index
@@ -152,7 +157,7 @@ def _opened(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
     return open_retriever(place, (embed_model or RagaccelEmbedding()).ready())
 
 
-def _options(source: Any, mode: str | None) -> dict[str, str]:
+def _search_options(source: Any, mode: str | None) -> dict[str, str]:
     if mode is None:
         return {}
     if mode not in _MODES:

@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from llama_index.llms.ragaccel.citations import as_passage
-from llama_index.retrievers.ragaccel.base import as_node as node_of
+from llama_index.retrievers.ragaccel.base import as_node as passage_as_node
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
 
@@ -55,7 +55,7 @@ _TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
         value.casefold() in _text(held).casefold()
     ),
 }
-_OF_WHAT_IS_MISSING = (FilterOperator.NE, FilterOperator.NIN)
+_MATCH_MISSING = (FilterOperator.NE, FilterOperator.NIN)
 
 
 def as_condition(filters: MetadataFilters) -> Condition:
@@ -81,8 +81,8 @@ def as_condition(filters: MetadataFilters) -> Condition:
     raise ConfigurationError(f"filters are joined by AND, OR and NOT, not by {condition}")
 
 
-def _test(asked: MetadataFilter) -> Condition:
-    key, value, operator = asked.key, asked.value, asked.operator
+def _test(condition: MetadataFilter) -> Condition:
+    key, value, operator = condition.key, condition.value, condition.operator
     if operator == FilterOperator.IS_EMPTY:
         return lambda metadata: metadata.get(key) in (None, "", [])
     if operator not in _TESTS:
@@ -92,7 +92,7 @@ def _test(asked: MetadataFilter) -> Condition:
     def holds(metadata: Mapping[str, Any]) -> bool:
         held = metadata.get(key)
         if held is None:
-            return operator in _OF_WHAT_IS_MISSING
+            return operator in _MATCH_MISSING
         try:
             return test(held, value)
         except (TypeError, AttributeError):  # such as a text and a number, which have no order
@@ -119,8 +119,8 @@ if TYPE_CHECKING:
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
 _MODES = "ask for default, text_search, sparse, hybrid or mmr"
-_LEAST_DIVERSE = 20
-_NODE = "_node_content"
+_MIN_MMR_PREFETCH = 20
+_NODE_CONTENT = "_node_content"
 
 
 def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[Stored]:
@@ -132,16 +132,18 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
     mode, k = _mode(query), query.similarity_top_k
     where = as_where(query.filters, query.node_ids, query.doc_ids)
     if mode == VectorStoreQueryMode.MMR:
-        return _diverse(collection, query, where, **kwargs)
-    refuse_arguments(kwargs)
+        return _search_mmr(collection, query, where, **kwargs)
+    reject_arguments(kwargs)
     if mode in _TEXT_MODES:
-        return collection.search_words(_words(query), query.sparse_top_k or k, where=where)
+        return collection.search_words(_query_text(query), query.sparse_top_k or k, where=where)
     if mode == VectorStoreQueryMode.HYBRID:
         alpha = 0.5 if query.alpha is None else query.alpha
         k = query.hybrid_top_k or k
-        return collection.search_fused(_words(query), _vector(query), k, alpha=alpha, where=where)
+        return collection.search_fused(
+            _query_text(query), _query_vector(query), k, alpha=alpha, where=where
+        )
     if mode == VectorStoreQueryMode.DEFAULT:
-        return collection.search(_vector(query), k, where=where)
+        return collection.search(_query_vector(query), k, where=where)
     raise ConfigurationError(f"{mode.value!r} is a mode of other stores: {_MODES}")
 
 
@@ -174,8 +176,8 @@ def as_node(item: Stored) -> BaseNode:
 
     What else such a file holds, an index of ``ragaccel index`` for one, is made one.
     """
-    if _NODE not in item.metadata:
-        node = node_of(item.passage)
+    if _NODE_CONTENT not in item.metadata:
+        node = passage_as_node(item.passage)
         node.metadata |= item.metadata
         return node
     return metadata_dict_to_node(item.metadata, text=item.passage.text)
@@ -186,14 +188,14 @@ def document_of(item: Stored) -> str:
     return str(item.metadata.get("ref_doc_id"))
 
 
-def refuse_arguments(more: Mapping[str, object]) -> None:
+def reject_arguments(kwargs: Mapping[str, object]) -> None:
     """Refuse what a vector store may be given and this one does not know, as Python itself would.
 
     Raises:
         TypeError: With its name.
     """
-    if more:
-        raise TypeError(f"unexpected keyword argument {next(iter(more))!r}")
+    if kwargs:
+        raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
 
 
 def require_local(fs: Any) -> None:
@@ -213,39 +215,39 @@ def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
         raise ConfigurationError(f"{query.mode!r} is no mode of queries: {_MODES}") from None
 
 
-def _diverse(
+def _search_mmr(
     collection: Collection, query: VectorStoreQuery, where: Where, **kwargs: Any
 ) -> list[Stored]:
     threshold = kwargs.pop("mmr_threshold", None)
     prefetch_k = kwargs.pop("mmr_prefetch_k", None)
-    refuse_arguments(kwargs)
+    reject_arguments(kwargs)
     k = query.similarity_top_k
     threshold = query.mmr_threshold if threshold is None else threshold
     return collection.search_diverse(
-        _vector(query),
+        _query_vector(query),
         k,
-        among=prefetch_k or max(_LEAST_DIVERSE, 4 * k),
+        among=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
         balance=0.5 if threshold is None else threshold,
         where=where,
     )
 
 
-def _vector(query: VectorStoreQuery) -> list[float]:
+def _query_vector(query: VectorStoreQuery) -> list[float]:
     if query.query_embedding is None:
         raise ConfigurationError(f"a {_mode(query).value} query needs a query_embedding")
     return query.query_embedding
 
 
-def _words(query: VectorStoreQuery) -> str:
+def _query_text(query: VectorStoreQuery) -> str:
     if query.query_str is None:
         raise ConfigurationError(f"a {_mode(query).value} query needs a query_str")
     return query.query_str
 
 
-_OF_STORAGE_CONTEXT = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
+_STORAGE_CONTEXT_SUFFIX = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
 
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "collection_name": "one file holds one collection: path=",
     "persist_dir": "path= names the file, and from_persist_dir(folder) reads a folder",
     "persist_path": "one file is all there is: path=",
@@ -288,7 +290,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         **fields: Any,
     ) -> None:
         known = {*type(self).model_fields, "collection", "class_name"}
-        check_arguments(type(self).__name__, fields, known, _INSTEAD)
+        check_arguments(type(self).__name__, fields, known, _REPLACEMENTS)
         if collection is not None:
             if path is not None or fingerprint:
                 raise ConfigurationError("a ready collection has its own path and fingerprint")
@@ -312,7 +314,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     def __getstate__(self) -> dict[str, Any]:
         """The place, to be opened again; what is temporary has none."""
-        self._require_place()
+        self._require_path()
         state = super(BaseComponent, self).__getstate__()
         return {**state, "__pydantic_private__": None}
 
@@ -322,10 +324,10 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """The place and the fingerprint, to be opened again; what is temporary has none."""
-        self._require_place()
+        self._require_path()
         return super().to_dict(**kwargs)
 
-    def _require_place(self) -> None:
+    def _require_path(self) -> None:
         if self.path is None:
             raise ConfigurationError(
                 "a temporary store cannot be pickled or written down, for its file goes with it:"
@@ -341,7 +343,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes, which have their embeddings, or replace those of the same ids; all or none."""
-        refuse_arguments(kwargs)
+        reject_arguments(kwargs)
         passages = [as_passage(node) for node in nodes]
         vectors = [node.get_embedding() for node in nodes]
         kept = [node_to_metadata_dict(node, remove_text=True) for node in nodes]
@@ -354,7 +356,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Take out the nodes of a document."""
-        refuse_arguments(delete_kwargs)
+        reject_arguments(delete_kwargs)
         own = [i for i in self._collection.document(ref_doc_id) if document_of(i) == ref_doc_id]
         self._collection.drop(item.passage.passage_id for item in own)
 
@@ -373,10 +375,10 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         Raises:
             ConfigurationError: Neither is given.
         """
-        refuse_arguments(delete_kwargs)
+        reject_arguments(delete_kwargs)
         if node_ids is None and filters is None:
             raise ConfigurationError("which nodes? give node_ids or filters; clear() takes all")
-        found = self._found(node_ids, filters)
+        found = self._select(node_ids, filters)
         self._collection.drop(item.passage.passage_id for item in found)
 
     async def adelete_nodes(
@@ -402,7 +404,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         """Nodes by their ids, in that order, by filters, or both; all of them without either."""
-        return [as_node(item) for item in self._found(node_ids, filters)]
+        return [as_node(item) for item in self._select(node_ids, filters)]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
@@ -444,7 +446,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
             ConfigurationError: The place is not on this machine.
         """
         require_local(fs)
-        if self.path is None or not persist_path.endswith(_OF_STORAGE_CONTEXT):
+        if self.path is None or not persist_path.endswith(_STORAGE_CONTEXT_SUFFIX):
             self._collection.copy_to(persist_path)
 
     @classmethod
@@ -470,7 +472,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         name = f"{namespace}{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
         return cls.from_persist_path(os.path.join(persist_dir, name), fs)
 
-    def _found(
+    def _select(
         self, node_ids: list[str] | None, filters: MetadataFilters | None
     ) -> Iterator[Stored]:
         items = self._collection if node_ids is None else self._collection.get(node_ids)
