@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ragaccel import LLM, RAG, Retriever, Store
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel import index_folder, load_embedder
 from ragaccel.retrieval.store import default_index_path
 
@@ -38,7 +38,7 @@ def main() -> None:
 
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        focused = FocusedRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        focused = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
         source = retriever if options.model else focused
         rag = RAG(LLM.load(options.model), source)
         if options.question:

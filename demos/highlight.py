@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ragaccel import LLM, RAG, Retriever, Store
 from ragaccel.answer import Highlighter, Segment
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel import index_folder, load_embedder
 from ragaccel.retrieval.store import default_index_path
 
@@ -39,7 +39,7 @@ def main() -> None:
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        focused = FocusedRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        focused = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
         source = retriever if options.model else focused
         rag = RAG(LLM.load(options.model), source)
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ragaccel import open_retriever
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel.retrieval.store import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
@@ -41,7 +41,7 @@ def main() -> None:
         retriever = RagaccelRetriever.from_folder(options.folder, k=4)
     if options.model is None:  # the small bundled reader chooses better among few sentences
         found = open_retriever(default_index_path(options.folder))
-        retriever = RagaccelRetriever(index=FocusedRetriever(found, sentences=1, margin=0.05))
+        retriever = RagaccelRetriever(index=CompressingRetriever(found, sentences=1, margin=0.05))
 
     model = ChatRagaccel(model=options.model)
     sources = {"context": retriever | joined, "question": RunnablePassthrough()}

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ragaccel import open_retriever
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel.retrieval.store import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
@@ -39,7 +39,7 @@ def main() -> None:
         retriever = RagaccelRetriever.from_folder(options.folder, similarity_top_k=4)
     if options.model is None:  # the small bundled reader chooses better among few sentences
         found = open_retriever(default_index_path(options.folder))
-        retriever = RagaccelRetriever(FocusedRetriever(found, sentences=1, margin=0.05))
+        retriever = RagaccelRetriever(CompressingRetriever(found, sentences=1, margin=0.05))
 
     llm = Ragaccel(options.model)
     synthesizer = get_response_synthesizer(llm=llm, streaming=True)

@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ragaccel import LLM, RAG, Answer, Drafter, NoDrafter, Prompt, Retriever
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel import SpaceDrafter, Store, index_folder, load_embedder
 from ragaccel.retrieval.store import default_index_path
 
@@ -72,7 +72,7 @@ def main() -> None:
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        focused = FocusedRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        focused = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
         source = retriever if options.model else focused
         rag = RAG(LLM.load(options.model, space=options.space or options.model is None), source)
         prompt = rag.prompt(options.question)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.script import in_folder, measured, new_parser, note, result
-from ragaccel.retrieval.loaders import decode_text, encoding_doubt
+from ragaccel.retrieval.loaders import decode_text, encoding_warning
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
 LEGACY = (
@@ -140,7 +140,7 @@ def _measured(
         began = time.perf_counter()
         read, told = decode_text(data)
         seconds += time.perf_counter() - began
-        doubt = encoding_doubt(data)
+        doubt = encoding_warning(data)
         counts["right"] += read == text
         counts["named"] += bool(doubt)
         counts["silent"] += read != text and not doubt

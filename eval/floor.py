@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from eval.question_sets import Question, QuestionSet, load_set, spoken_title
 from eval.script import in_folder, measured, new_parser, note, result
 from ragaccel import Retriever, Store, load_embedder
-from ragaccel.retrieval.focusing import nearest_sentences
+from ragaccel.retrieval.compression import nearest_sentences
 from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from eval.ledger import write_whole
 from eval.script import measured, new_parser, result
 from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from recipes.reader.corpus import load_questions
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def ask_all(
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
-        focused = FocusedRetriever(retriever, sentences=sentences or 1, margin=margin)
+        focused = CompressingRetriever(retriever, sentences=sentences or 1, margin=margin)
         source = focused if sentences else retriever
         rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
         return [ask(rag, question) for question in questions]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ragaccel.answer import TOKEN
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.passage import is_heading, sentence_spans
-from ragaccel.retrieval.focusing import nearest_sentences
+from ragaccel.retrieval.compression import nearest_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

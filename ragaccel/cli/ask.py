@@ -14,7 +14,7 @@ from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
 from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
 from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.errors import EmptyIndexError
-from ragaccel.retrieval.focusing import nearest_sentences
+from ragaccel.retrieval.compression import nearest_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -439,10 +439,10 @@ def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
     """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
     if settings.model is not None:
         return opened.retriever
-    from ragaccel.retrieval.focusing import FocusedRetriever
+    from ragaccel.retrieval.compression import CompressingRetriever
 
     # chosen with the reader on held-out questions: python -m eval.questions --held-out
-    return FocusedRetriever(opened.retriever, sentences=1, margin=0.05)
+    return CompressingRetriever(opened.retriever, sentences=1, margin=0.05)
 
 
 def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:

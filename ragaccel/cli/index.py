@@ -39,9 +39,9 @@ def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, alwa
         report: What came of it.
         always: Name failures that an earlier run has named, too.
     """
-    before = set() if always else report.told_before
+    before = set() if always else report.reported_before
     failed = {path: why for path, why in report.failed.items() if path not in before}
-    doubtful = {p: why for p, why in report.doubtful.items() if p not in report.told_before}
+    doubtful = {p: why for p, why in report.doubtful.items() if p not in report.reported_before}
     command = source.command("ls", "--failed")
     for files, what in ((failed, "could not be read"), (doubtful, "were read by a guess")):
         for path, reason in list(files.items())[:_TOLD]:
@@ -49,7 +49,7 @@ def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, alwa
         if len(files) > _TOLD:
             more = len(files) - _TOLD
             terminal.warn(f"and {more:,} more files {what}: `{command}` names them")
-    passed = {p: why for p, why in report.passed_over.items() if p not in report.told_before}
+    passed = {p: why for p, why in report.passed_over.items() if p not in report.reported_before}
     if passed:
         shown = _by_name(passed) if len(passed) <= _TOLD else _by_kind(passed)
         terminal.note(f"passed over: {', '.join(shown)} (`{command}` names all)")

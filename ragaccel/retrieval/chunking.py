@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Document, Passage, fenced_spans, sentence_spans
-from ragaccel.retrieval.loaders import spoken_name
+from ragaccel.retrieval.loaders import title_from_path
 from ragaccel.retrieval.loaders.process import MAX_SECONDS
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def document_title(document: Document) -> str:
         top = next((s.path[0] for s in sections(document) if s.path), "")
         if top:
             return top
-    return spoken_name(document.path)
+    return title_from_path(document.path)
 
 
 class _Lines:

@@ -18,13 +18,13 @@ import numpy as np
 from ragaccel.errors import ConfigurationError, EmptyIndexError
 from ragaccel.retrieval.retriever import (
     DENSE_WEIGHT,
-    diversify,
     fuse,
-    fused_depth,
+    fusion_depth,
     metadata_text,
+    mmr,
     require_k,
     require_storable,
-    require_texts,
+    require_strings,
     unit_vectors,
 )
 from ragaccel.retrieval.store import (
@@ -35,7 +35,7 @@ from ragaccel.retrieval.store import (
     damaged,
     require_dimension,
 )
-from ragaccel.retrieval.vector_index import FollowedVectors
+from ragaccel.retrieval.vector_index import StoreVectorIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ragaccel.passage import Passage
 
 
-class InPlace:
+class FileBacked:
     """What lives in a file: pickled it is opened again there, copied it is the same.
 
     Args:
@@ -118,14 +118,14 @@ if TYPE_CHECKING:
     from ragaccel.passage import Passage
     from ragaccel.retrieval.store import Store
 
-    Where = Callable[["Stored"], bool] | None
+    Where = Callable[["StoredPassage"], bool] | None
 
 _AT_ONCE = 500  # SQLite takes no more than some hundreds of values in one question
 _SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredPassage:
     """A passage as a collection keeps it; ``passage.score`` is set when it was searched for."""
 
     passage: Passage
@@ -136,7 +136,7 @@ class Stored:
         """Its id and its score."""
         return self.passage.passage_id, self.passage.score
 
-    def scored(self, score: float) -> Stored:
+    def scored(self, score: float) -> StoredPassage:
         """The same with a score."""
         return replace(self, passage=replace(self.passage, score=score))
 
@@ -149,7 +149,7 @@ def _marks(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
-class Collection(InPlace):
+class Collection(FileBacked):
     """Passages under their ids, with vectors that the caller makes and metadata of its own.
 
     What a framework's vector store needs, in one SQLite file, like an index: every change is one
@@ -180,7 +180,7 @@ class Collection(InPlace):
         self.shared = shared
         self._store = Store(self.path, shared=shared)
         self.copy_to = self._store.copy_to
-        self._vectors = FollowedVectors(self._store, self._dimension)
+        self._vectors = StoreVectorIndex(self._store, self._dimension)
         self._store.open_for_program(fingerprint)
 
     def __enter__(self) -> Collection:
@@ -229,7 +229,7 @@ class Collection(InPlace):
         packed = [row.tobytes() for row in rows.astype("<f2")]
         latest = {p.passage_id: (p, *more) for p, *more in zip(passages, packed, kept, strict=True)}
         with self._changing():
-            self._store.take_vectors(self.fingerprint, rows.shape[1])
+            self._store.ensure_dimension(self.fingerprint, rows.shape[1])
             left = self._delete_ids(list(latest))
             for path, group in groupby(latest.values(), key=lambda item: item[0].path):
                 file = self._store.put_file(FileRecord(path, 0, 0, "", kind="given"))
@@ -238,7 +238,7 @@ class Collection(InPlace):
 
     def drop(self, passage_ids: Iterable[str]) -> int:
         """Take passages out by their ids; return how many there were."""
-        wanted = require_texts(passage_ids)
+        wanted = require_strings(passage_ids)
         with self._changing():
             count = self._store.count_passages()
             self._delete_emptied(self._delete_ids(wanted))
@@ -246,7 +246,7 @@ class Collection(InPlace):
 
     def drop_documents(self, paths: Iterable[str]) -> int:
         """Take out all passages of documents; return how many passages there were."""
-        wanted = [(path,) for path in require_texts(paths) if path]
+        wanted = [(path,) for path in require_strings(paths) if path]
         with self._changing() as connection:
             count = self._store.count_passages()
             connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # passages with it
@@ -257,7 +257,7 @@ class Collection(InPlace):
         with self._changing() as connection:
             connection.execute("DELETE FROM passage")
             connection.execute("DELETE FROM file")
-            self._store.forget_vectors(self.fingerprint)
+            self._store.reset_dimension(self.fingerprint)
 
     # Reading
 
@@ -265,16 +265,16 @@ class Collection(InPlace):
         with self._reading():
             return self._store.count_passages()
 
-    def __iter__(self) -> Iterator[Stored]:
+    def __iter__(self) -> Iterator[StoredPassage]:
         """Every passage, in the order put in."""
         with self._reading():
             keys = self._store.keys().tolist()
         for _, item in self._read_rows(keys):
             yield item
 
-    def get(self, passage_ids: Iterable[str]) -> list[Stored]:
+    def get(self, passage_ids: Iterable[str]) -> list[StoredPassage]:
         """Passages by their ids, in the order given; those that are not there are left out."""
-        wanted = require_texts(passage_ids)
+        wanted = require_strings(passage_ids)
         with self._reading():
             found = self._read_ids(wanted)
         return [found[name] for name in wanted if name in found]
@@ -285,21 +285,21 @@ class Collection(InPlace):
             files = self._store.files()
         return {path: record.num_passages for path, record in files.items() if path}
 
-    def document(self, path: str) -> list[Stored]:
+    def document(self, path: str) -> list[StoredPassage]:
         """The passages of a document, in its order."""
-        (path,) = require_texts([path])
+        (path,) = require_strings([path])
         with self._reading():
             return self._read_document(path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
         """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
-        wanted = require_texts(passage_ids)
+        wanted = require_strings(passage_ids)
         with self._reading():
             return self._read_vectors(wanted)
 
     # Searching
 
-    def search(self, vector: ArrayLike, k: int = 6, *, where: Where = None) -> list[Stored]:
+    def search(self, vector: ArrayLike, k: int = 6, *, where: Where = None) -> list[StoredPassage]:
         """Find the k passages nearest to a vector [D], nearest first (score: cosine).
 
         Args:
@@ -322,11 +322,11 @@ class Collection(InPlace):
             near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
             return self._read_first(near, k, where)
 
-    def search_words(self, words: str, k: int = 6, *, where: Where = None) -> list[Stored]:
+    def search_text(self, words: str, k: int = 6, *, where: Where = None) -> list[StoredPassage]:
         """Find the k passages that share words with a text, best first (score: BM25)."""
         k = require_k(k)
         with self._reading():
-            ranking = self._store.search_words(words, -1 if where else k)
+            ranking = self._store.search_text(words, -1 if where else k)
             return self._read_first(iter(ranking), k, where)
 
     def search_fused(
@@ -337,7 +337,7 @@ class Collection(InPlace):
         *,
         alpha: float = DENSE_WEIGHT,
         where: Where = None,
-    ) -> list[Stored]:
+    ) -> list[StoredPassage]:
         """Search by words and by vector, fused by their scores as a :class:`Retriever` does.
 
         Args:
@@ -349,15 +349,15 @@ class Collection(InPlace):
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
-        deep = fused_depth(k := require_k(k))
+        deep = fusion_depth(k := require_k(k))
         with self._reading():
             near = self.search(vector, deep, where=where) if alpha > 0 else []
-            worded = self.search_words(words, deep, where=where) if alpha < 1 else []
+            worded = self.search_text(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
         dense, text = ([item.ranked for item in items] for items in (near, worded))
         return [found[name].scored(score) for name, score in fuse(dense, text, alpha)[:k]]
 
-    def search_diverse(
+    def search_mmr(
         self,
         vector: ArrayLike,
         k: int = 6,
@@ -365,7 +365,7 @@ class Collection(InPlace):
         among: int = 20,
         balance: float = 0.5,
         where: Where = None,
-    ) -> list[Stored]:
+    ) -> list[StoredPassage]:
         """Find k passages near to a vector that are unlike one another (score: cosine).
 
         Args:
@@ -383,17 +383,17 @@ class Collection(InPlace):
             vectors = self.vectors(item.passage.passage_id for item in near)
         rows = np.array([vectors[item.passage.passage_id] for item in near])
         nearness = np.array([item.passage.score for item in near])
-        return [near[i] for i in diversify(nearness, rows, k, balance)]
+        return [near[i] for i in mmr(nearness, rows, k, balance)]
 
-    def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, Stored]:
+    def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, StoredPassage]:
         """Passages by their ids; those that are not there are left out."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredPassage] = {}
         for part in _parts(passage_ids):
             rows = self._store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
             found.update((row[1], self._stored(row)) for row in rows)
         return found
 
-    def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, Stored]]:
+    def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, StoredPassage]]:
         """Yield passages with their rows, in the order given; those that are gone are left out."""
         for part in _parts(keys):
             rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
@@ -402,15 +402,15 @@ class Collection(InPlace):
 
     def _read_first(
         self, ranking: Iterator[tuple[int, float]], k: int, where: Where
-    ) -> list[Stored]:
+    ) -> list[StoredPassage]:
         """The first k passages of a ranking, given by their rows, for which a condition holds."""
-        chosen: list[Stored] = []
+        chosen: list[StoredPassage] = []
         while len(chosen) < k and (part := dict(islice(ranking, _AT_ONCE))):
             scored = (item.scored(part[key]) for key, item in self._read_rows(list(part)))
             chosen += [item for item in scored if where is None or where(item)]
         return chosen[:k]
 
-    def _read_document(self, path: str) -> list[Stored]:
+    def _read_document(self, path: str) -> list[StoredPassage]:
         """The passages of a document, in its order."""
         rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
         return [self._stored(row) for row in rows]
@@ -444,18 +444,18 @@ class Collection(InPlace):
                 part,
             )
 
-    def _stored(self, row: Sequence[Any]) -> Stored:
+    def _stored(self, row: Sequence[Any]) -> StoredPassage:
         *columns, metadata = row
         passage = self._store.passage_of(columns)
         if metadata == "":
-            return Stored(passage, {})
+            return StoredPassage(passage, {})
         try:
             found = json.loads(metadata)
         except (TypeError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise damaged(self.path, f"the metadata of {row[1]!r} is no JSON")
-        return Stored(passage, found)
+        return StoredPassage(passage, found)
 
     def _dimension(self) -> int:
         return self._store.number("dimension")
@@ -470,6 +470,6 @@ class Collection(InPlace):
     def _changing(self) -> Iterator[Any]:
         self._require_there()
         self._store.state()
-        self._store.refuse_indexed()
+        self._store.require_filled_by_program()
         with self._store.transaction() as connection:
             yield connection

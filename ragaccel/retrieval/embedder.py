@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ENCODERS = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
 _ROBERTAS = ("camembert", "roberta", "xlm-roberta")  # they count positions from the padding's id
 _SPECIAL = ("processing_kwargs", "query_length", "document_length", "query_expansion")
-_MOST_NESTED = 4
+_MAX_NESTING = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
@@ -129,7 +129,7 @@ def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0)
         config = _read_object(folder / "wordembedding_config.json")
         name = config.get("tokenizer_class")
         _require_class(folder / "wordembedding_config.json", name, "sentence_transformers.")
-    elif kind in ("Router", "Asym") and depth < _MOST_NESTED:
+    elif kind in ("Router", "Asym") and depth < _MAX_NESTING:
         for routes in (folder / "router_config.json", folder / "config.json"):
             for inner, name in (_read_object(routes).get("types") or {}).items():
                 _require_known_module(routes, name, inner, depth + 1)
@@ -391,14 +391,14 @@ class SentenceTransformerEmbedder:
     def _embed(self, texts: list[str], role: str) -> Vectors:
         if not self.settings.is_plain:
             return self._through_model(f"encode_{role}", texts)
-        from ragaccel.retrieval.encoder import each_on_one_core
+        from ragaccel.retrieval.encoder import run_single_threaded
 
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         prompt = self.settings.prompts.get(role, "")
         encoder, ids = self._load_encoder(), self._token_ids([prompt + text for text in texts])
         batches = _batches([len(row) for row in ids])
         jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
-        for batch, rows in zip(batches, each_on_one_core(jobs), strict=True):
+        for batch, rows in zip(batches, run_single_threaded(jobs), strict=True):
             vectors[batch] = rows.numpy()
         return vectors
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LENGTH_STEP = 8
 
 
-def each_on_one_core(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     """Run jobs side by side, each on a core of its own, and return their results in order.
 
     Texts need nothing from each other, so the cores need not wait for each other after every

@@ -150,7 +150,7 @@ _NOT_DOCUMENTS_NAMES = """
 .woff2 .ttf .otf .eot .db .sqlite .sqlite3 .parquet .npy .npz .pt .pth .safetensors .onnx .gguf .pkl
 .map .lock .min.js .min.css
 """
-LEADS_OUT = "a link out of the folder, followed only with --follow-links"
+OUTSIDE_LINK = "a link out of the folder, followed only with --follow-links"
 _ON_PURPOSE = frozenset({"hidden", "ignored", "excluded", "not included"})
 _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
@@ -269,7 +269,7 @@ class _Walk:
             if reason:
                 self.listing.skip(reason, name)
             elif path is None:
-                self.listing.skip(LEADS_OUT, name)
+                self.listing.skip(OUTSIDE_LINK, name)
             elif is_folder:
                 todo = self.links if entry.is_symlink() else self.folders
                 todo.append((path, name, rules))

@@ -26,11 +26,11 @@ from ragaccel.retrieval.loaders import (
     MAX_FILE_BYTES,
     BinaryFileError,
     DocumentReader,
-    doubt_about,
     is_documents_only,
     read_bytes,
+    read_warning,
 )
-from ragaccel.retrieval.loaders.process import MAX_SECONDS, NoReaderError
+from ragaccel.retrieval.loaders.process import MAX_SECONDS, ReaderStartError
 from ragaccel.retrieval.store import (
     FileRecord,
     UnreadFile,
@@ -154,7 +154,7 @@ class CollectionRun:
         self.file = file
         self.name = str(file.resolve())
 
-    def bring_in(self) -> None:
+    def update_index(self) -> None:
         """Check the whole file first, then bring in what is new or changed, then drop the rest."""
         run, store = self.run, self.run.store
         try:
@@ -254,7 +254,7 @@ class FolderRun:
         self.run = run
         made_from = run.store.meta("folder")
         if made_from not in ("", folder):  # of its files, size and time tell nothing
-            run.store.forget_times()
+            run.store.reset_times()
             if Path(made_from).is_dir():
                 run.report.warnings.append(
                     f"this index was made from {made_from}; from now on it holds {folder}"
@@ -271,7 +271,7 @@ class FolderRun:
         self.unread_before = run.store.unread()
         self.unread: dict[str, UnreadFile] = {}
 
-    def bring_in(self) -> None:
+    def update_index(self) -> None:
         """Remove what vanished, read what changed, and write it batch by batch, small files first.
 
         A file of more than a batch is written alone, when all of it is embedded.
@@ -333,7 +333,7 @@ class FolderRun:
         by_path.get(unread.kind, report.passed_over)[unread.path] = unread.reason
         before = self.unread_before.get(unread.path)
         if before is not None and (before.kind, before.reason) == (unread.kind, unread.reason):
-            report.told_before.add(unread.path)
+            report.reported_before.add(unread.path)
 
     def _remove_vanished(self) -> None:
         present = {file.name for file in self.listing.files} | set(self.listing.failed)
@@ -396,11 +396,11 @@ class FolderRun:
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
             # what is in the file stays; a permission, or what is installed, may change
-            passes = not record.sha256 or isinstance(error, (MissingExtraError, NoReaderError))
+            passes = not record.sha256 or isinstance(error, (MissingExtraError, ReaderStartError))
             state = (0, 0) if passes else (file.size, file.mtime_ns)
             self._note(UnreadFile(file.name, "failed", str(error), *state))
             return None
-        if doubt := doubt_about(data, file.name):
+        if doubt := read_warning(data, file.name):
             self._note(UnreadFile(file.name, "doubtful", doubt))
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
@@ -471,7 +471,7 @@ class IndexReport:
     counts what was passed over and ``skip_reasons`` says why; ``passed_over`` names those of them
     that no rule or pattern named. ``doubtful`` are files that were read by a guess, which the
     reason names. Failed and doubtful files that an earlier run told of, for the same reason, are
-    in ``told_before``. ``passages`` is how many the index
+    in ``reported_before``. ``passages`` is how many the index
     has now, ``embedded`` how many of them are new to it. ``warnings`` are for people to read.
     """
 
@@ -483,7 +483,7 @@ class IndexReport:
     skip_reasons: dict[str, int] = field(default_factory=dict)
     passed_over: dict[str, str] = field(default_factory=dict)
     doubtful: dict[str, str] = field(default_factory=dict)
-    told_before: set[str] = field(default_factory=set)
+    reported_before: set[str] = field(default_factory=set)
     passages: int = 0
     embedded: int = 0
     seconds: float = 0.0
@@ -546,7 +546,7 @@ class IndexRun:
         tell = progress or ignore_progress
         if not rebuild:
             with store.writing():
-                store.refuse_filled_by_program()
+                store.require_filled_by_indexing()
                 yield cls(store, embedder, tell)
             return
         source = str(made_from.resolve())
@@ -588,7 +588,7 @@ class IndexRun:
                 "the old index could not be read: if it was made with --include or --exclude, or"
                 " files were taken out of it, say so again"
             ]
-        store.refuse_filled_by_program()
+        store.require_filled_by_indexing()
         return nothing, []
 
     def settle(self, passage_tokens: int | None) -> int:
@@ -756,7 +756,7 @@ def index_folder(
             tokens,
             folder=str(folder.resolve()),
             retry_failed=retry_failed,
-        ).bring_in()
+        ).update_index()
         run.finish()
     run.report.seconds = time.perf_counter() - started
     return run.report
@@ -789,7 +789,7 @@ def index_passages(
     with IndexRun.start(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
         run.settle(None)
         run.progress(Progress("scanning", path=str(file)))
-        CollectionRun(run, file).bring_in()
+        CollectionRun(run, file).update_index()
         run.finish()
     run.report.seconds = time.perf_counter() - started
     return run.report

@@ -12,7 +12,7 @@ import numpy as np
 from ragaccel.errors import ConfigurationError, EmptyIndexError, shown
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.retrieval.store import Store, require_dimension
-from ragaccel.retrieval.vector_index import FollowedVectors
+from ragaccel.retrieval.vector_index import StoreVectorIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -109,7 +109,7 @@ def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> No
             )
 
 
-def require_texts(names: Iterable[str]) -> list[str]:
+def require_strings(names: Iterable[str]) -> list[str]:
     """Ids or paths as a list.
 
     Raises:
@@ -193,7 +193,7 @@ class Retriever:
         self.store = store
         self.embedder = embedder
         self.reranker = reranker
-        self._vectors = FollowedVectors(store, self._fit_dimension)
+        self._vectors = StoreVectorIndex(store, self._fit_dimension)
 
     def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
         """Find the k passages that bear most on a question, best first, their ``score`` set.
@@ -215,7 +215,7 @@ class Retriever:
             raise ConfigurationError(f"a query is a text, not {shown(query)}")
         if not query.strip():
             return []
-        num_candidates = fused_depth(k)
+        num_candidates = fusion_depth(k)
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None
         with self.store.reading():  # whoever indexes meanwhile, what is found is there
@@ -238,7 +238,7 @@ class Retriever:
             with self._vectors.current() as index:
                 rankings.append(index.search(vector, limit))
         if mode != "dense":
-            rankings.append(self.store.search_words(query, limit))
+            rankings.append(self.store.search_text(query, limit))
         return rankings
 
     def _passages(self, ranking: Ranking) -> list[Passage]:
@@ -268,7 +268,7 @@ class Retriever:
         return dimension
 
 
-def fused_depth(k: int) -> int:
+def fusion_depth(k: int) -> int:
     """Count the passages that each search finds where k are wanted: the far in one may be near."""
     return max(CANDIDATES, 2 * k)
 
@@ -318,7 +318,7 @@ def open_retriever(
     return Retriever(Store(index_path), embedder or load_embedder(), reranker=reranker)
 
 
-def diversify(
+def mmr(
     nearness: NDArray[np.float32], vectors: NDArray[np.float32], k: int, balance: float
 ) -> list[int]:
     """Choose k of N by maximal marginal relevance (Carbonell & Goldstein, 1998), best first.

@@ -113,7 +113,7 @@ def default_collection_path(collection: Path) -> Path:
     return collection.parent / OWN_FOLDER / f"{collection.name}.db"
 
 
-def is_own_place(path: Path) -> bool:
+def is_default_location(path: Path) -> bool:
     """Whether a file is where our own indexes live, and so ours whatever it holds."""
     return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
@@ -124,7 +124,7 @@ def require_no_link(path: Path) -> None:
     Raises:
         StorageError: It says how the other place can be used.
     """
-    if is_own_place(path) and (path.is_symlink() or path.parent.is_symlink()):
+    if is_default_location(path) and (path.is_symlink() or path.parent.is_symlink()):
         raise StorageError(
             f"{path} is behind a link to {path.resolve()}: delete the link, or give that place"
             " itself with --index PATH"
@@ -139,7 +139,7 @@ def index_command(
     ``folder`` or ``collection`` is what it is made from; where neither is known, the place of the
     index may tell.
     """
-    if is_own_place(path) and not (folder or collection):
+    if is_default_location(path) and not (folder or collection):
         home = path.parent.parent
         if path.name == "index.db":
             folder = str(home)
@@ -210,7 +210,7 @@ def _is_private(path: Path) -> bool:
 
 def is_foreign(path: Path) -> bool:
     """Whether a file outside our own places lacks the mark of our indexes in its header."""
-    if is_own_place(path) or path.name.endswith(".rebuilt") or not path.is_file():
+    if is_default_location(path) or path.name.endswith(".rebuilt") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:
@@ -227,7 +227,7 @@ def damaged(path: Path, cause: object) -> IndexUnusableError:
     command = index_command(path, rebuild=True)
     filled = (
         ""
-        if is_own_place(path)
+        if is_default_location(path)
         else "; if a program put its passages in, delete it and put them in again"
     )
     return IndexUnusableError(
@@ -240,8 +240,8 @@ if TYPE_CHECKING:
 
     Schema = frozenset[tuple[str, ...]]
 
-_MOST_OBJECTS = 64
-_LONGEST_SQL = 3000  # ours are a third of that
+_MAX_SCHEMA_OBJECTS = 64
+_MAX_SQL_CHARS = 3000  # ours are a third of that
 _SCHEMA_OF_FILE = (
     "SELECT type, name, tbl_name, substr(coalesce(sql, ''), 1, ?) FROM sqlite_master LIMIT ?"
 )
@@ -313,13 +313,13 @@ def _fills_words_untrusted() -> bool:
 
 def _schema_in(connection: sqlite3.Connection) -> Schema:
     """What a database holds, as (type, name, table, SQL), the SQL without comments and spaces."""
-    rows = connection.execute(_SCHEMA_OF_FILE, (_LONGEST_SQL, _MOST_OBJECTS)).fetchall()
+    rows = connection.execute(_SCHEMA_OF_FILE, (_MAX_SQL_CHARS, _MAX_SCHEMA_OBJECTS)).fetchall()
     return frozenset((*map(str, row[:3]), _plain(str(row[3]))) for row in rows)
 
 
 def _plain(sql: str) -> str:
     """SQL without what means nothing: comments, spaces, and quotes around single words."""
-    if len(sql) >= _LONGEST_SQL:  # more may follow what was read of it
+    if len(sql) >= _MAX_SQL_CHARS:  # more may follow what was read of it
         return sql
     tokens = _SQL_TOKEN.findall(sql)
     telling = (token for token in tokens if not token.isspace() and token[:2] not in ("--", "/*"))
@@ -873,7 +873,7 @@ PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
 _NUMBER = (int, type(None))
 _PASSAGE_KINDS = (int, str, str, str, str, int, int, _NUMBER, _NUMBER, str)
 _FILE_KINDS = (str, int, int, str, str, str, str, int)
-_MOST_DIGITS = 6
+_MAX_DIGITS = 6
 _PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
 _WORD = re.compile(r"\w+")
@@ -970,7 +970,7 @@ class Store:
                     removed += 1
         return removed
 
-    def forget_times(self) -> None:
+    def reset_times(self) -> None:
         """Let the next run of indexing look into every document, whatever its size and time."""
         with self.transaction() as connection:
             connection.execute("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
@@ -1038,7 +1038,7 @@ class Store:
             IndexUnusableError: It is none, or beyond reason.
         """
         written = self.meta(key, "0")
-        if not (written.isascii() and written.isdigit() and len(written) <= _MOST_DIGITS):
+        if not (written.isascii() and written.isdigit() and len(written) <= _MAX_DIGITS):
             raise damaged(self.path, f"its {key} is {written[:20]!r}")
         return int(written)
 
@@ -1069,7 +1069,8 @@ class Store:
     def refuse(self, made_with: str) -> NoReturn:
         """Say what else the index was made with, and how to make it anew."""
         folder = collection = ""
-        if not is_own_place(self.path):  # which tells by itself, of a folder that moved as well
+        # a default location names its folder by itself, even if that was moved
+        if not is_default_location(self.path):
             sources = self.sources()
             folder = next((name for name in sources if Path(name).is_dir()), "")
             files = (name for name in sources if Path(name).is_file())
@@ -1241,7 +1242,7 @@ class Store:
             problems.append("the full-text search does not match the passages")
         return problems
 
-    def search_words(self, question: str, limit: int) -> list[tuple[int, float]]:
+    def search_text(self, question: str, limit: int) -> list[tuple[int, float]]:
         """The passages that share words with a question, as (row, BM25 score), best first.
 
         Any of the words may match; the commonest English ones are asked for only when there are no
@@ -1298,7 +1299,7 @@ class Store:
         if embedder and self.count_passages():
             self.require_embedder(embedder)
 
-    def refuse_indexed(self) -> None:
+    def require_filled_by_program(self) -> None:
         """Keep a program from changing what runs of indexing keep.
 
         Raises:
@@ -1310,7 +1311,7 @@ class Store:
                 " the documents and index again, or put passages into another file"
             )
 
-    def take_vectors(self, embedder: str, dimension: int) -> None:
+    def ensure_dimension(self, embedder: str, dimension: int) -> None:
         """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
 
         Raises:
@@ -1319,7 +1320,7 @@ class Store:
         held = self.number("dimension")
         if not self.count_passages():
             if dimension != held:
-                self.forget_vectors(embedder)
+                self.reset_dimension(embedder)
             self.mark_filled_by_program(embedder)
             self.set_meta("dimension", str(dimension))
             return
@@ -1327,13 +1328,13 @@ class Store:
             self.require_embedder(embedder)
         require_dimension(self.path, dimension, held)
 
-    def forget_vectors(self, embedder: str) -> None:
+    def reset_dimension(self, embedder: str) -> None:
         """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
         self.mark_filled_by_program(embedder)
         self.set_meta("dimension", "0")
         self.renew()
 
-    def refuse_filled_by_program(self) -> None:
+    def require_filled_by_indexing(self) -> None:
         """Keep a run of indexing from a store whose passages exist nowhere else.
 
         Raises:

@@ -203,7 +203,7 @@ def _import_faiss() -> Any:
     return faiss
 
 
-class FollowedVectors:
+class StoreVectorIndex:
     """The vector index of a store; loaded when first asked for, then changed by what changed.
 
     Safe to ask from several threads, and while another process writes to the store. A forked

@@ -30,7 +30,7 @@ EMBEDDING_BATCH_SIZE = 2_048
 
 
 class RetrievedPassages:
-    """Searches a random part of all sentences, as :class:`ragaccel.FocusedRetriever` would.
+    """Searches a random part of all sentences, as :class:`ragaccel.CompressingRetriever` would.
 
     Vectors [S, D] are the mean of each sentence's alone and after its title, which is what that
     retriever compares with the question. ``cache``: a folder that keeps them.

@@ -23,7 +23,7 @@ from ragaccel.retrieval.collection import Collection
 from ragaccel.retrieval.indexing import index_folder, index_passages
 from ragaccel.retrieval.retriever import Retriever, open_retriever
 from ragaccel.retrieval.store import Store
-from ragaccel.retrieval.vector_index import FollowedVectors, VectorIndex
+from ragaccel.retrieval.vector_index import StoreVectorIndex, VectorIndex
 
 TEXTS = {
     "lamp": "The lamp burns oil.",
@@ -56,7 +56,7 @@ def test_an_empty_collection_finds_nothing(collection):
     assert len(collection) == 0
     assert list(collection) == collection.get(["x"]) == []
     assert collection.search([1.0, 0.0], 3) == []
-    assert collection.search_words("lamp", 3) == []
+    assert collection.search_text("lamp", 3) == []
     assert collection.search_fused("lamp", [1.0, 0.0], 3) == []
     assert collection.documents() == collection.vectors(["x"]) == {}
     assert collection.drop(["x"]) == collection.drop_documents(["x"]) == 0
@@ -103,10 +103,10 @@ def test_a_score_is_never_beyond_one(collection):
 
 def test_words_find_what_shares_them(collection):
     fill(collection)
-    found = collection.search_words("who calls a BOAT Petrel?", 3)
+    found = collection.search_text("who calls a BOAT Petrel?", 3)
     assert ids(found) == ["boat"]
     assert found[0].passage.score > 0
-    assert collection.search_words("'; DROP TABLE passage --", 3) == []
+    assert collection.search_text("'; DROP TABLE passage --", 3) == []
 
 
 def test_fusing_weighs_words_and_vectors(collection):
@@ -133,17 +133,17 @@ def test_diverse_passages_do_not_say_the_same(collection):
     collection.put([Passage(name, name) for name in rows], list(rows.values()))
     query = [1, 0.09, 0]
     assert ids(collection.search(query, 3)) == ["best", "same", "other"]
-    assert ids(collection.search_diverse(query, 3, balance=1)) == ["best", "same", "other"]
-    assert ids(collection.search_diverse(query, 3, balance=0.5)) == ["best", "other", "same"]
-    assert ids(collection.search_diverse(query, 3, balance=0))[:2] == ["best", "far"]
-    assert ids(collection.search_diverse(query, 2, among=2, balance=0.5)) == ["best", "same"]
-    among = collection.search_diverse(query, 9, where=lambda item: item.passage.text != "other")
+    assert ids(collection.search_mmr(query, 3, balance=1)) == ["best", "same", "other"]
+    assert ids(collection.search_mmr(query, 3, balance=0.5)) == ["best", "other", "same"]
+    assert ids(collection.search_mmr(query, 3, balance=0))[:2] == ["best", "far"]
+    assert ids(collection.search_mmr(query, 2, among=2, balance=0.5)) == ["best", "same"]
+    among = collection.search_mmr(query, 9, where=lambda item: item.passage.text != "other")
     assert ids(among) == ["best", "far", "same"] or ids(among) == ["best", "same", "far"]
     assert among[0].passage.score == pytest.approx(1, abs=1e-3)
     with pytest.raises(ConfigurationError, match="balance"):
-        collection.search_diverse(query, 2, balance=2)
+        collection.search_mmr(query, 2, balance=2)
     collection.clear()
-    assert collection.search_diverse(query, 2) == []
+    assert collection.search_mmr(query, 2) == []
 
 
 def test_a_put_under_a_known_id_replaces_all_of_it(collection):
@@ -160,8 +160,8 @@ def test_a_put_under_a_known_id_replaces_all_of_it(collection):
         {},
     )
     assert ids(collection.search(vectors_of("A zebra grazes.")[0], 1)) == ["lamp"]
-    assert ids(collection.search_words("zebra", 2)) == ["lamp"]
-    assert ids(collection.search_words("burns oil", 2)) == []
+    assert ids(collection.search_text("zebra", 2)) == ["lamp"]
+    assert ids(collection.search_text("burns oil", 2)) == []
     assert collection.documents() == {"new.md": 1, "old.md": 3}
 
 
@@ -186,7 +186,7 @@ def test_passages_are_taken_out(collection):
         ids(collection.search(vectors_of("lamp oil")[0], 9, where=lambda item: True)).count("lamp")
         == 0
     )
-    assert collection.search_words("lamp", 2) == []
+    assert collection.search_text("lamp", 2) == []
     with Store(collection.path) as store:
         assert store.check() == []
 
@@ -210,7 +210,7 @@ def test_a_condition_never_costs_a_result(collection):
     found = collection.search(query, 9, where=lambda item: item.metadata["n"] in far)
     assert ids(found) == [str(i) for i in far[::-1]]
     assert ids(
-        collection.search_words("thing", 3, where=lambda item: item.metadata["n"] == 1999)
+        collection.search_text("thing", 3, where=lambda item: item.metadata["n"] == 1999)
     ) == ["1999"]
     fused = collection.search_fused("thing", query, 9, where=lambda item: item.metadata["n"] in far)
     assert sorted(ids(fused)) == sorted(str(i) for i in far)
@@ -301,7 +301,7 @@ def test_k_is_checked(collection):
     fill(collection)
     for search in (
         lambda: collection.search(vectors_of("x")[0], 0),
-        lambda: collection.search_words("lamp", 0),
+        lambda: collection.search_text("lamp", 0),
         lambda: collection.search_fused("lamp", vectors_of("x")[0], 0),
     ):
         with pytest.raises(ConfigurationError, match="k is 0"):
@@ -310,7 +310,7 @@ def test_k_is_checked(collection):
         with pytest.raises(ConfigurationError, match="k is"):
             collection.search(vectors_of("x")[0], k)
         with pytest.raises(ConfigurationError, match="k is"):
-            collection.search_words("lamp", k)
+            collection.search_text("lamp", k)
     assert len(collection.search(vectors_of("x")[0], np.int64(2))) == 2
 
 
@@ -645,7 +645,7 @@ def test_a_condition_may_look_at_the_collection_but_not_change_it(collection):
     query = vectors_of("cotton wick")[0]
     found = collection.search(query, 1, where=lambda item: len(collection.get(["lamp"])) == 1)
     assert ids(found) == ["wick"]
-    for search in (collection.search, lambda _, **more: collection.search_words("wick", **more)):
+    for search in (collection.search, lambda _, **more: collection.search_text("wick", **more)):
         with pytest.raises(ConfigurationError, match="may only look"):
             search(query, where=lambda item: collection.drop(["lamp"]))
     assert len(collection) == 4
@@ -719,7 +719,7 @@ def test_indexing_never_takes_a_collections_place(tmp_path, embedder, folder, re
 
 def test_vectors_are_followed_not_read_twice(collection, monkeypatch):
     fill(collection)
-    followed = FollowedVectors(collection._store, collection._dimension)
+    followed = StoreVectorIndex(collection._store, collection._dimension)
     with followed.current() as first:
         pass
     with followed.current() as second:

@@ -25,7 +25,7 @@ from ragaccel.retrieval.embedder import (
     find_model_folder,
     load_embedder,
 )
-from ragaccel.retrieval.encoder import each_on_one_core
+from ragaccel.retrieval.encoder import run_single_threaded
 from ragaccel.retrieval.reranker import CrossEncoderReranker
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -114,7 +114,7 @@ def test_texts_side_by_side_and_the_cores_given_back(folder):
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - our own
-        each_on_one_core([fail, fail])
+        run_single_threaded([fail, fail])
     assert torch.get_num_threads() == threads
 
 
@@ -316,9 +316,9 @@ def test_embedding_at_one_time_leaves_torch_its_threads():
             return torch.ones(torch.get_num_threads())
 
         with ThreadPoolExecutor(2) as pool:
-            one = pool.submit(each_on_one_core, [first])
+            one = pool.submit(run_single_threaded, [first])
             begun.wait(10)
-            other = pool.submit(each_on_one_core, [second])
+            other = pool.submit(run_single_threaded, [second])
             one.result()
             ended.set()
             other.result()

@@ -7,9 +7,9 @@ import pytest
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.loaders import (
     decode_text,
+    detect_encoding,
     document_from_bytes,
-    encoding_doubt,
-    guess_encoding,
+    encoding_warning,
 )
 
 JAPANESE = "この島の灯台は百年前に建てられ、いまも毎晩明かりをともし、船の目印になる。\n"
@@ -67,7 +67,7 @@ def test_legacy_encodings_are_read_right(text, encoding, times):
     mixed = "Version 1.10 of the manual, section 4.\n" + text * times
     data = mixed.encode(encoding)
     assert decode_text(data)[0] == mixed
-    assert encoding_doubt(data) == ""
+    assert encoding_warning(data) == ""
 
 
 @pytest.mark.parametrize("text", WESTERN)
@@ -77,14 +77,14 @@ def test_western_text_stays_what_it_was(text, encoding):
         for part in (text * times, text[: len(text) // 2]):
             data = part.encode(encoding, "ignore")
             assert decode_text(data)[0] == data.decode("cp1252")
-            assert encoding_doubt(data) == ""
+            assert encoding_warning(data) == ""
 
 
 @pytest.mark.parametrize("text", [text for text, _ in LEGACY])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_unicode_stays_what_it_was(text, encoding):
     assert decode_text((text * 3).encode(encoding))[0] == text * 3
-    assert encoding_doubt((text * 3).encode(encoding)) == ""
+    assert encoding_warning((text * 3).encode(encoding)) == ""
 
 
 @pytest.mark.parametrize("text", [JAPANESE, SIMPLIFIED, TRADITIONAL, KOREAN])
@@ -97,11 +97,11 @@ def test_a_character_cut_at_the_end_of_the_sample_does_not_matter(text):
 
 def test_a_few_letters_are_named_as_a_guess():
     data = "Отчёт: see below\n".encode("koi8_r")
-    assert "guess" in encoding_doubt(data)
+    assert "guess" in encoding_warning(data)
     broken = (RUSSIAN * 20).encode("cp1251").replace("остров".encode("cp1251"), b"\x98\x98", 3)
     text, encoding = decode_text(broken)
     assert (encoding, text.count("\ufffd")) == ("cp1251", 6)
-    assert "6 of its characters" in encoding_doubt(broken)
+    assert "6 of its characters" in encoding_warning(broken)
 
 
 def test_an_escape_in_utf8_is_no_japanese():
@@ -112,9 +112,9 @@ def test_an_escape_in_utf8_is_no_japanese():
 def test_only_a_sample_is_looked_at():
     data = (RUSSIAN * 100_000).encode("koi8_r")
     began = time.process_time()
-    assert guess_encoding(data).encoding == "koi8_u"
+    assert detect_encoding(data).encoding == "koi8_u"
     assert time.process_time() - began < 2.0
-    assert guess_encoding(b"a" * 1_000_000 + data).encoding == "koi8_u"
+    assert detect_encoding(b"a" * 1_000_000 + data).encoding == "koi8_u"
 
 
 def test_every_text_format_reads_them(tmp_path):
@@ -131,10 +131,10 @@ def test_a_guess_is_reported_once_and_kept(store, embedder, tmp_path):
     (docs / "sure.txt").write_bytes((RUSSIAN * 5).encode("koi8_r"))
     (docs / "short.txt").write_bytes("Отчёт: see below\n".encode("koi8_r"))
     report = index_folder(store, embedder, docs)
-    assert (set(report.doubtful), report.told_before) == ({"short.txt"}, set())
+    assert (set(report.doubtful), report.reported_before) == ({"short.txt"}, set())
     assert (report.added, report.failed) == (2, {})
     again = index_folder(store, embedder, docs)
-    assert (set(again.doubtful), again.told_before) == ({"short.txt"}, {"short.txt"})
+    assert (set(again.doubtful), again.reported_before) == ({"short.txt"}, {"short.txt"})
     assert again.is_current
     (docs / "short.txt").write_text("Отчёт")
     assert index_folder(store, embedder, docs).doubtful == {}

@@ -191,8 +191,8 @@ def test_links_out_are_told_once_and_followed_only_on_demand(store, embedder, fo
     (folder / "notes.txt").symlink_to(tmp_path / "passwd")
     first = index_folder(store, embedder, folder)
     assert "--follow-links" in first.passed_over["notes.txt"]
-    assert "notes.txt" not in first.told_before
-    assert "notes.txt" in index_folder(store, embedder, folder).told_before
+    assert "notes.txt" not in first.reported_before
+    assert "notes.txt" in index_folder(store, embedder, folder).reported_before
     assert index_folder(store, embedder, folder, follow_links=True).added == 1
     assert "root" in store.passages_of("notes.txt")[0].text
     assert index_folder(store, embedder, folder).removed == 1

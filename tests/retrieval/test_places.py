@@ -9,7 +9,7 @@ from ragaccel.answer import citations
 from ragaccel.passage import Document, Passage, sentence_spans
 from ragaccel.retrieval.chunking import split_document
 from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
 from ragaccel.retrieval.retriever import Retriever
@@ -84,7 +84,7 @@ def test_places_are_kept_in_an_index_and_in_a_collection(store, embedder, tmp_pa
     index_folder(store, embedder, tmp_path / "docs")
     (passage,) = store.passages_of("guide.pdf")
     assert passage.places == ((26, 2), (26, 3), (56, 4))
-    found = FocusedRetriever(Retriever(store, HashEmbedder()), sentences=1)
+    found = CompressingRetriever(Retriever(store, HashEmbedder()), sentences=1)
     (cut,) = found.search("Ask Mina.", 1)
     assert (cut.text, cut.citation) == ("Ask Mina.", "guide.pdf:4")
     with Collection(tmp_path / "c.db") as collection:

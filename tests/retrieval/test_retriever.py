@@ -37,9 +37,9 @@ def test_dense_scores_are_cosines(retriever, embedder):
 def test_text_search_takes_any_question(retriever, store):
     for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
         retriever.search(question, mode="text")
-    key = store.search_words("What is a WICKS?", 5)[0][0]  # porter stemming
+    key = store.search_text("What is a WICKS?", 5)[0][0]  # porter stemming
     assert store.passages([key])[key].text == "The wick is cotton."
-    assert store.search_words("???", 5) == []
+    assert store.search_text("???", 5) == []
 
 
 def test_fusion_weighs_scores_within_their_rankings():

@@ -47,7 +47,7 @@ class RagaccelRetriever(BaseRetriever):
 
     index: Any
     """An index file, or the folder it is in; or anything that has ``search(query, k)``, such as a
-    ``ragaccel.retrieval.FocusedRetriever``."""
+    ``ragaccel.retrieval.CompressingRetriever``."""
 
     k: int = Field(default=6, ge=1)
     """How many passages; ``invoke(query, k=...)`` asks for another number."""

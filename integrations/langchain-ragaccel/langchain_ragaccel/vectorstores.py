@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from langchain_core.embeddings import Embeddings
     from ragaccel.frameworks.registry import ReferenceRegistry
-    from ragaccel.retrieval.collection import Stored
+    from ragaccel.retrieval.collection import StoredPassage
     from typing_extensions import Self
 
 
@@ -121,7 +121,7 @@ _COMPARISONS = (*_ORDERS, "$ne", "$in", "$nin", "$exists")
 def as_where(
     filter: Filter | None = None,  # noqa: A002
     **kwargs: object,
-) -> Callable[[Stored], bool] | None:
+) -> Callable[[StoredPassage], bool] | None:
     """Turn a filter on documents into a condition on what is stored.
 
     Raises:
@@ -139,7 +139,9 @@ def as_where(
     )
 
 
-def register(found: Iterable[Stored], registry: ReferenceRegistry | None, namespace: str) -> None:
+def register(
+    found: Iterable[StoredPassage], registry: ReferenceRegistry | None, namespace: str
+) -> None:
     """Register what was found: where a store says, or else where its context or run collects."""
     if not auto_references_enabled():
         return
@@ -221,7 +223,7 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from ragaccel import Collection
     from ragaccel.frameworks.registry import ReferenceRegistry
-    from ragaccel.retrieval.collection import Stored
+    from ragaccel.retrieval.collection import StoredPassage
 
     Scored = list[tuple[Document, float]]
 
@@ -335,7 +337,7 @@ class CollectionSearch(VectorStore):
             **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
         where = as_where(**kwargs)
-        search = partial(self.collection.search_diverse, among=fetch_k, balance=lambda_mult)
+        search = partial(self.collection.search_mmr, among=fetch_k, balance=lambda_mult)
         return self._registered_documents(search(embedding, k, where=where))
 
     def _search_by_mode(
@@ -345,17 +347,17 @@ class CollectionSearch(VectorStore):
         if mode == "dense":
             return self._registered_documents(self.collection.search(vector, k, where=where))
         if mode == "text":
-            return self._registered_documents(self.collection.search_words(query, k, where=where))
+            return self._registered_documents(self.collection.search_text(query, k, where=where))
         return self._registered_documents(
             self.collection.search_fused(query, vector, k, where=where)
         )
 
-    def _registered_documents(self, found: list[Stored]) -> list[Document]:
+    def _registered_documents(self, found: list[StoredPassage]) -> list[Document]:
         """What was found as documents, registered; a search by hand is no event to listen to."""
         register(found, self.registry, self.namespace)
         return self._documents(found)
 
-    def _documents(self, found: Iterable[Stored]) -> list[Document]:
+    def _documents(self, found: Iterable[StoredPassage]) -> list[Document]:
         documents = [as_document(item.passage, item.metadata) for item in found]
         if self._has_own_registry:
             exclude_from_collectors(documents)

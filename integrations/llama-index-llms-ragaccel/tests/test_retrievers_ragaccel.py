@@ -19,7 +19,7 @@ from ragaccel import (
     open_retriever,
 )
 from ragaccel.frameworks.registry import default_registry
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 from ragaccel.retrieval.store import default_index_path
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
@@ -146,7 +146,7 @@ def test_what_is_indexed_again_is_found_at_once(retriever, folder):
 
 
 def test_whatever_searches_will_do(source):
-    focused = FocusedRetriever(source, sentences=1)
+    focused = CompressingRetriever(source, sentences=1)
     found = RagaccelRetriever(focused, 1).retrieve("Which boat is called Petrel?")
     assert found[0].text == BOAT.strip()
     by_words = RagaccelRetriever(source, 1, mode="text").retrieve("Petrel")

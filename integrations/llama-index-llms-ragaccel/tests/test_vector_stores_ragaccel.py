@@ -530,7 +530,7 @@ def test_a_pipeline_brings_in_the_difference(embed_model):
 )
 async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
     here, seen = threading.get_ident(), []
-    for name in ("put", "drop", "clear", "get", "search", "search_diverse", "__iter__"):
+    for name in ("put", "drop", "clear", "get", "search", "search_mmr", "__iter__"):
         asked = getattr(Collection, name)
 
         def watched(self, *args, _asked=asked, **how):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_GUESS_BYTES = 1 << 14
-_FEW_LETTERS = 10  # fewer than these tell nothing for certain
+_DETECTION_BYTES = 1 << 14
+_MIN_LETTERS = 10  # fewer than these tell nothing for certain
 _SURE, _LIKELY, _AHEAD = 0.62, 0.45, 0.12
 _FOREIGN_WORDS = 0.4  # of Western letters beyond ASCII, fewer stand in runs of three
 
@@ -125,14 +125,14 @@ _RUN = re.compile(r"[^\x00-\x7f]{3,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DetectedEncoding:
     """An encoding that a text may be in, and whether its letters leave no doubt."""
 
     encoding: str
     is_certain: bool = True
 
 
-def guess_encoding(data: bytes) -> Guess:
+def detect_encoding(data: bytes) -> DetectedEncoding:
     """Tell the encoding of a text that is in none of Unicode's, from a sample of its bytes.
 
     Each candidate is tried on the sample, which begins at the first byte beyond ASCII; the letters
@@ -142,26 +142,28 @@ def guess_encoding(data: bytes) -> Guess:
     """
     first = _HIGH.search(data)
     if first is None:
-        return Guess("iso2022_jp_2" if _is_iso2022_jp(data[:_GUESS_BYTES]) else "ascii")
-    sample = data[first.start() : first.start() + _GUESS_BYTES]
+        return DetectedEncoding(
+            "iso2022_jp_2" if _is_iso2022_jp(data[:_DETECTION_BYTES]) else "ascii"
+        )
+    sample = data[first.start() : first.start() + _DETECTION_BYTES]
     western = _decoded_as(sample, "cp1252")
     num_letters = _letters(western).total()
     unexplained = min(_unexplained(western, alphabet) for alphabet in _WESTERN)
     is_latin = _share_in_words(western) < _FOREIGN_WORDS
     if is_latin and unexplained <= 0.02 * num_letters:
-        return Guess(_western_name(data))
+        return DetectedEncoding(_western_name(data))
     found = _by_frequency(sample)
     if found is not None:
         return found
     latin = _by_alphabet(sample) if unexplained >= max(3, 0.04 * num_letters) else None
     if latin is not None:
-        return Guess(latin)
-    if is_latin or num_letters < _FEW_LETTERS:
-        return Guess(_western_name(data))
-    return Guess(_asked(sample) or _western_name(data), is_certain=False)
+        return DetectedEncoding(latin)
+    if is_latin or num_letters < _MIN_LETTERS:
+        return DetectedEncoding(_western_name(data))
+    return DetectedEncoding(_asked(sample) or _western_name(data), is_certain=False)
 
 
-def _by_frequency(sample: bytes) -> Guess | None:
+def _by_frequency(sample: bytes) -> DetectedEncoding | None:
     """The encoding whose letters are the frequent ones of a language in a script of its own."""
     scores: dict[str, float] = {}
     texts: dict[str, str] = {}
@@ -174,10 +176,10 @@ def _by_frequency(sample: bytes) -> Guess | None:
         return None
     others = [scores[name] for name in scores if texts[name] != texts[best]]
     ahead = scores[best] - max(others, default=0.0)
-    enough = _letters(texts[best]).total() >= _FEW_LETTERS
+    enough = _letters(texts[best]).total() >= _MIN_LETTERS
     if not enough and scores[best] < _SURE:
         return None
-    return Guess(best, enough and scores[best] >= _SURE and ahead >= _AHEAD)
+    return DetectedEncoding(best, enough and scores[best] >= _SURE and ahead >= _AHEAD)
 
 
 def _score(text: str, language: _Language) -> float:
@@ -294,14 +296,14 @@ def decode_text(data: bytes) -> tuple[str, str]:
     """Decode a text file; return (text, encoding), every line end a single newline.
 
     A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then what
-    :func:`guess_encoding` takes it for: in Western text Windows-1252 (a superset of Latin-1's
+    :func:`detect_encoding` takes it for: in Western text Windows-1252 (a superset of Latin-1's
     letters), or Latin-1, which decodes anything.
     """
     text, encoding, _ = _decoded(data)
     return _unix_lines(text), encoding
 
 
-def encoding_doubt(data: bytes) -> str:
+def encoding_warning(data: bytes) -> str:
     """Why the text of :func:`decode_text` may be wrong, for people; empty where it is not."""
     text, encoding, is_certain = _decoded(data)
     name = encoding.replace("_", "-")
@@ -321,13 +323,13 @@ def _decoded(data: bytes) -> tuple[str, str, bool]:
             text = data.decode(name)
             if not (data.isascii() and _ESCAPE in data[:_SAMPLE_BYTES]):
                 return text, name, True
-    guess = guess_encoding(data)
+    guess = detect_encoding(data)
     if guess.encoding == "ascii":
         return data.decode("ascii"), "utf-8", True
     return data.decode(guess.encoding, "replace"), guess.encoding, guess.is_certain
 
 
-def spoken_name(path: str) -> str:
+def title_from_path(path: str) -> str:
     """The name of a file as a title: ``notes/list-of_lights.csv`` is "list of lights"."""
     stem = PurePath(path).stem
     return re.sub(r"[-_\s]+", " ", stem).strip() or PurePath(path).name
@@ -544,13 +546,13 @@ def _storable(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def doubt_about(data: bytes, name: str) -> str:
+def read_warning(data: bytes, name: str) -> str:
     """Why a file may be read wrong though it was read, for people; empty where all is certain."""
     suffix = _suffix(name)
     if suffix in READERS and suffix not in _TEXT_ENDINGS:
         return ""
     declares = READERS.get(suffix) is _HTML and b"charset" in data[:_DECLARED_WITHIN]
-    return "" if declares else encoding_doubt(data)
+    return "" if declares else encoding_warning(data)
 
 
 def is_documents_only(name: str) -> bool:

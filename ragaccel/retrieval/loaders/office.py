@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import spoken_name
+from ragaccel.retrieval.loaders import title_from_path
 from ragaccel.retrieval.loaders.html import read_html
 from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
 from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line, tidy
@@ -26,7 +26,7 @@ MAX_UNPACKED_BYTES = 200_000_000
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0"  # what Office wraps what is encrypted in, too
 
 
-def require_modest(data: bytes) -> None:
+def require_small_archive(data: bytes) -> None:
     """Refuse an archive that unpacks to more than 200 MB, before any of it is unpacked.
 
     What its directory says is enough: no member is read beyond the size given there.
@@ -54,7 +54,7 @@ def read_docx(data: bytes, name: str) -> Document:
         import docx
     except ImportError:
         raise MissingExtraError("python-docx, which reads Word files,", "office") from None
-    require_modest(data)
+    require_small_archive(data)
     file = docx.Document(io.BytesIO(data))
     body = _WordBody(file.styles)
     lines: list[str] = []
@@ -165,7 +165,7 @@ def read_pptx(data: bytes, name: str) -> Document:
         import pptx
     except ImportError:
         raise MissingExtraError("python-pptx, which reads PowerPoint files,", "office") from None
-    require_modest(data)
+    require_small_archive(data)
     file = pptx.Presentation(io.BytesIO(data))
     pieces: list[str] = []
     starts, size = [], 0
@@ -273,7 +273,7 @@ class SheetLines:
         return Document(
             path=name,
             text="\n".join(self._lines),
-            title=title or spoken_name(name),
+            title=title or title_from_path(name),
             markup="markdown",
             line_numbers=tuple(self._numbers),
         )
@@ -297,7 +297,7 @@ def read_xlsx(data: bytes, name: str) -> Document:
         import openpyxl
     except ImportError:
         raise MissingExtraError("openpyxl, which reads Excel files,", "office") from None
-    require_modest(data)
+    require_small_archive(data)
     book = openpyxl.load_workbook(
         io.BytesIO(data), read_only=True, data_only=True, keep_links=False
     )
@@ -335,7 +335,7 @@ _SKIPPED_TAGS = (
 )
 _SKIPPED = frozenset(_SKIPPED_TAGS.split())
 _SPACES = {"s": " ", "tab": " ", "line-break": " "}
-_MOST_REPEATED = 1_000  # cells alike, one beside the other; more are not meant to be read
+_MAX_REPEATED = 1_000  # cells alike, one beside the other; more are not meant to be read
 
 
 def read_odt(data: bytes, name: str) -> Document:
@@ -365,7 +365,7 @@ def _parse(data: bytes, target: _Target) -> str:
         from lxml import etree
     except ImportError:
         raise MissingExtraError("lxml, which reads OpenDocument files,", "office") from None
-    require_modest(data)
+    require_small_archive(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         if "META-INF/manifest.xml" in names:
@@ -589,7 +589,7 @@ class _Sheets(_Text):
             self._tables -= 1
         elif name in ("table-cell", "covered-table-cell"):
             text = " ".join(self._cell or ())
-            self._row += [text] * min(self._repeated, _MOST_REPEATED)
+            self._row += [text] * min(self._repeated, _MAX_REPEATED)
             self._cell = None
         elif name == "table-row":
             while self._row and not self._row[-1]:
@@ -693,7 +693,7 @@ def read_epub(data: bytes, name: str) -> Document:
         import lxml  # noqa: F401
     except ImportError:
         raise MissingExtraError("lxml, which reads EPUB books,", "office") from None
-    require_modest(data)
+    require_small_archive(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         package_path = _package_path(archive)
         package = _xml(archive, package_path)
@@ -730,7 +730,7 @@ def _chapter(archive: zipfile.ZipFile, item: _Item, title: str, *, book: str) ->
     if text.startswith("#"):
         return f"# {text.lstrip('#').lstrip()}\n\n"
     own = page.title if page.title != book else ""
-    return f"# {title or own or spoken_name(item.path)}\n\n{text}\n\n"
+    return f"# {title or own or title_from_path(item.path)}\n\n{text}\n\n"
 
 
 def _package_path(archive: zipfile.ZipFile) -> str:

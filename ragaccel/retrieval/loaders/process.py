@@ -59,7 +59,7 @@ serve(document_from_bytes, int(seconds), int(memory), watched == "watched", modu
 _NO_START = "the process that reads such files does not start"
 
 
-class NoReaderError(DocumentError):
+class ReaderStartError(DocumentError):
     """The process does not start, whatever the file."""
 
 
@@ -111,7 +111,7 @@ class ReaderProcess:
         ended is read in another, which imports nothing before it must.
         """
         self._require_own()
-        with self._lock, suppress(NoReaderError):  # which the first file says
+        with self._lock, suppress(ReaderStartError):  # which the first file says
             if self._process is None:
                 self._start(modules)
 
@@ -120,7 +120,7 @@ class ReaderProcess:
 
         Raises:
             DocumentError: It is broken, or takes more time or memory than a file may.
-            NoReaderError: The process does not start.
+            ReaderStartError: The process does not start.
             MissingExtraError: Its format needs an optional dependency.
         """
         self._require_own()
@@ -200,7 +200,7 @@ class ReaderProcess:
                 | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
             )
         except OSError as error:
-            raise NoReaderError(f"{_NO_START}: {error}") from None
+            raise ReaderStartError(f"{_NO_START}: {error}") from None
         self._is_ready = False
         return self._process
 
@@ -212,7 +212,7 @@ class ReaderProcess:
             _read_frame(process.stdout)
         except (OSError, EOFError) as error:
             self._end()
-            raise NoReaderError(f"{_NO_START}: {str(error) or 'it ended'}") from None
+            raise ReaderStartError(f"{_NO_START}: {str(error) or 'it ended'}") from None
         except BaseException:
             self._end()
             raise

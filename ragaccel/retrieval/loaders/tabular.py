@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import decode_text, spoken_name
+from ragaccel.retrieval.loaders import decode_text, title_from_path
 from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SPACE = re.compile(r"\s+")
 _JSON_TOKEN = re.compile(r'"|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n')
 _JSON_COLON = re.compile(r"\s*:")
 _NAMING_KEYS = ("title", "name", "id", "key")
-_DEEPEST_HEADING = 6
+_MAX_HEADING_LEVEL = 6
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def read_json(data: bytes, name: str) -> Document:
     value = _add_value(text, 0, lines)
     if value is None:
         return Document(path=name, text=text, markup="code")
-    title = _own_name(value[0]) or spoken_name(name)
+    title = _own_name(value[0]) or title_from_path(name)
     return replace(lines.document(name, "markdown"), title=title)
 
 
@@ -121,7 +121,7 @@ def read_json_lines(data: bytes, name: str) -> Document:
     for number, line in enumerate(text.split("\n")):
         if line.strip() and _add_value(line, number, lines) is None:
             lines.add(line, number + 1)
-    return replace(lines.document(name, "markdown"), title=spoken_name(name))
+    return replace(lines.document(name, "markdown"), title=title_from_path(name))
 
 
 def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
@@ -206,7 +206,7 @@ class _Renderer:
 
     def _nested(self, key: str, value: list[Any], depth: int) -> None:
         if key:
-            self.lines.add(f"\n{'#' * min(depth, _DEEPEST_HEADING)} {key}\n", self.last)
+            self.lines.add(f"\n{'#' * min(depth, _MAX_HEADING_LEVEL)} {key}\n", self.last)
             depth += 1
         if isinstance(value, _Pairs):
             for name, item in value:

@@ -16,7 +16,7 @@ from ragaccel import (
     open_retriever,
 )
 from ragaccel.frameworks.registry import default_registry
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 
 from langchain_ragaccel import RagaccelEmbeddings, RagaccelRetriever
 
@@ -130,7 +130,7 @@ def test_only_what_is_new_is_embedded(folder, embeddings):
 
 
 def test_whatever_searches_will_do(retriever):
-    focused = FocusedRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
+    focused = CompressingRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
     found = RagaccelRetriever(index=focused, k=1).invoke("Which boat is called Petrel?")
     assert found[0].page_content == BOAT.strip()
     own = RagaccelRetriever(index=open_retriever(retriever.index, HashEmbedder()), mode="text", k=1)

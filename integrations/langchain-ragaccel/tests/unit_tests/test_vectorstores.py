@@ -377,7 +377,7 @@ async def test_awaiting_leaves_the_loop_free(work):
 )
 async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
     here, seen = threading.get_ident(), []
-    for name in ("put", "drop", "get", "search", "search_diverse"):
+    for name in ("put", "drop", "get", "search", "search_mmr"):
         asked = getattr(Collection, name)
 
         def watched(self, *args, _asked=asked, **how):

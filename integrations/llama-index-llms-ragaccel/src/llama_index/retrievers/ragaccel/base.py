@@ -51,7 +51,7 @@ class RagaccelRetriever(BaseRetriever):
 
     Args:
         index: An index file, or the folder it is in; or anything that has ``search(query, k)``,
-            such as a ``ragaccel.retrieval.FocusedRetriever``.
+            such as a ``ragaccel.retrieval.CompressingRetriever``.
         similarity_top_k: How many passages.
         mode: ``"dense"``: by meaning (score: cosine); ``"text"``: by words (BM25); ``"fused"``: by
             both, which is meant by None.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ragaccel.retrieval.collection import Stored
+    from ragaccel.retrieval.collection import StoredPassage
 
 
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -113,9 +113,9 @@ if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode
 
     from ragaccel import Collection
-    from ragaccel.retrieval.collection import Stored
+    from ragaccel.retrieval.collection import StoredPassage
 
-    Where = Callable[[Stored], bool] | None
+    Where = Callable[[StoredPassage], bool] | None
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
 _MODES = "ask for default, text_search, sparse, hybrid or mmr"
@@ -123,7 +123,7 @@ _MIN_MMR_PREFETCH = 20
 _NODE_CONTENT = "_node_content"
 
 
-def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[Stored]:
+def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[StoredPassage]:
     """Find what a query asks for, best first.
 
     Raises:
@@ -135,7 +135,7 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
         return _search_mmr(collection, query, where, **kwargs)
     reject_arguments(kwargs)
     if mode in _TEXT_MODES:
-        return collection.search_words(_query_text(query), query.sparse_top_k or k, where=where)
+        return collection.search_text(_query_text(query), query.sparse_top_k or k, where=where)
     if mode == VectorStoreQueryMode.HYBRID:
         alpha = 0.5 if query.alpha is None else query.alpha
         k = query.hybrid_top_k or k
@@ -156,7 +156,7 @@ def as_where(
 
     No ids are no limit: an index over a store that keeps the text asks with an empty list.
     """
-    conditions: list[Callable[[Stored], bool]] = []
+    conditions: list[Callable[[StoredPassage], bool]] = []
     if node_ids:
         nodes = frozenset(node_ids)
         conditions.append(lambda item: item.passage.passage_id in nodes)
@@ -171,7 +171,7 @@ def as_where(
     return lambda item: all(condition(item) for condition in conditions)
 
 
-def as_node(item: Stored) -> BaseNode:
+def as_node(item: StoredPassage) -> BaseNode:
     """Turn what is stored back into the node that it was, without its embedding.
 
     What else such a file holds, an index of ``ragaccel index`` for one, is made one.
@@ -183,7 +183,7 @@ def as_node(item: Stored) -> BaseNode:
     return metadata_dict_to_node(item.metadata, text=item.passage.text)
 
 
-def document_of(item: Stored) -> str:
+def document_of(item: StoredPassage) -> str:
     """The id of the document that a node is of; the text ``None`` if it is of none."""
     return str(item.metadata.get("ref_doc_id"))
 
@@ -217,13 +217,13 @@ def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
 
 def _search_mmr(
     collection: Collection, query: VectorStoreQuery, where: Where, **kwargs: Any
-) -> list[Stored]:
+) -> list[StoredPassage]:
     threshold = kwargs.pop("mmr_threshold", None)
     prefetch_k = kwargs.pop("mmr_prefetch_k", None)
     reject_arguments(kwargs)
     k = query.similarity_top_k
     threshold = query.mmr_threshold if threshold is None else threshold
-    return collection.search_diverse(
+    return collection.search_mmr(
         _query_vector(query),
         k,
         among=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
@@ -474,7 +474,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     def _select(
         self, node_ids: list[str] | None, filters: MetadataFilters | None
-    ) -> Iterator[Stored]:
+    ) -> Iterator[StoredPassage]:
         items = self._collection if node_ids is None else self._collection.get(node_ids)
         where = as_where(filters)
         return (item for item in items if where is None or where(item))

@@ -3,7 +3,7 @@ import pytest
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.retrieval.focusing import FocusedRetriever
+from ragaccel.retrieval.compression import CompressingRetriever
 
 TEXT = "The ferry sleeps at night.\nMina paints boats. Green paint is best.\nRopes lie on the quay."
 
@@ -46,7 +46,7 @@ def test_the_sentences_nearest_to_the_question_are_kept_in_place():
         (2, "Mina paints boats. Green paint is best."),
         (9, TEXT),
     ):
-        (cut,) = FocusedRetriever(Found(whole), sentences=count).search("Which green paint?")
+        (cut,) = CompressingRetriever(Found(whole), sentences=count).search("Which green paint?")
         assert cut.text == expected
         assert TEXT[cut.start - 100 : cut.end - 100] == cut.text
         assert cut.line == 7 + TEXT[: cut.start - 100].count("\n")
@@ -55,27 +55,29 @@ def test_the_sentences_nearest_to_the_question_are_kept_in_place():
 
 def test_passages_are_ordered_by_their_best_sentence():
     first, second = passage("Nothing here. Nothing there."), passage("Green paint dries.", "b")
-    found = FocusedRetriever(Found(first, second)).search("green paint")
+    found = CompressingRetriever(Found(first, second)).search("green paint")
     assert [p.passage_id for p in found] == ["b", "a"]
     assert found[0].score > found[1].score
 
 
 def test_what_has_no_sentence_stays_as_it_is():
     empty = passage("  ")
-    assert FocusedRetriever(Found(empty)).search("x") == [empty]
-    assert FocusedRetriever(Found()).search("x") == []
+    assert CompressingRetriever(Found(empty)).search("x") == [empty]
+    assert CompressingRetriever(Found()).search("x") == []
 
 
 def test_fewer_than_one_sentence_is_refused():
     with pytest.raises(ConfigurationError, match="one or more"):
-        FocusedRetriever(Found(), sentences=0)
+        CompressingRetriever(Found(), sentences=0)
 
 
 def test_a_heading_is_not_taken_for_an_answer():
     whole = passage("# Green paint\n\nIt is best, says Mina of the green.\n\nRopes lie here.")
-    (cut,) = FocusedRetriever(Found(whole), sentences=1).search("Green paint")
+    (cut,) = CompressingRetriever(Found(whole), sentences=1).search("Green paint")
     assert cut.text == "It is best, says Mina of the green."
-    (alone,) = FocusedRetriever(Found(passage("# Green paint")), sentences=1).search("Green paint")
+    (alone,) = CompressingRetriever(Found(passage("# Green paint")), sentences=1).search(
+        "Green paint"
+    )
     assert alone.text == "# Green paint"
 
 
@@ -84,9 +86,11 @@ def test_a_margin_leaves_out_what_is_far_from_the_best():
         passage("Green paint dries."), passage("Green doors.", "b"), passage("Ropes lie here.", "c")
     )
     names = {
-        margin: [p.passage_id for p in FocusedRetriever(found, margin=margin).search("green paint")]
+        margin: [
+            p.passage_id for p in CompressingRetriever(found, margin=margin).search("green paint")
+        ]
         for margin in (None, 0.0, 0.5, 2.0)
     }
     assert names == {None: ["a", "b", "c"], 0.0: ["a"], 0.5: ["a", "b"], 2.0: ["a", "b", "c"]}
     with pytest.raises(ConfigurationError, match="margin"):
-        FocusedRetriever(found, margin=-0.1)
+        CompressingRetriever(found, margin=-0.1)

@@ -64,7 +64,7 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     return scored
 
 
-class FocusedRetriever:
+class CompressingRetriever:
     """Searches like a retriever, then cuts each passage to its nearest sentences.
 
     A small reader chooses better among few sentences than among all of a passage. Each sentence is
