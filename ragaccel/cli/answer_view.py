@@ -58,7 +58,7 @@ class Comparison:
         )
 
 
-def used_numbers(answer: Answer) -> list[int]:
+def used_passage_numbers(answer: Answer) -> list[int]:
     """The numbers of the passages that the answer names or copies from, in that order."""
     copied = [span.passage_number for span in answer.copied_spans]
     return list(dict.fromkeys([*answer.cited_numbers, *copied]))
@@ -69,7 +69,7 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
 
     With ``everything`` all passages that the model read are listed, with scores and their text.
     """
-    used = used_numbers(answer)
+    used = used_passage_numbers(answer)
     if everything:
         listed = [*used, *(n for n in range(1, len(answer.passages) + 1) if n not in used)]
     else:
@@ -207,7 +207,7 @@ def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
     return table
 
 
-def passage_document(passage: Passage) -> dict[str, Any]:
+def passage_json(passage: Passage) -> dict[str, Any]:
     """A passage as JSON."""
     return {
         "passage_id": passage.passage_id,
@@ -223,11 +223,11 @@ def passage_document(passage: Passage) -> dict[str, Any]:
     }
 
 
-def answer_document(
+def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
     """An answer as one JSON document: text, sources, copied spans, timings, acceptance."""
-    used = used_numbers(answer)
+    used = used_passage_numbers(answer)
     stats = answer.stats
     document: dict[str, Any] = {
         "question": question,
@@ -237,7 +237,7 @@ def answer_document(
         "nearest": [
             {
                 "sentence": nearest.text,
-                **passage_document(nearest.passage),
+                **passage_json(nearest.passage),
                 "citation": nearest.passage.citation_at(nearest.start),
                 "score": nearest.score,
                 "sentence_start": nearest.start,
@@ -247,11 +247,11 @@ def answer_document(
         ],
         "finish_reason": answer.finish_reason,
         "sources": [
-            {"number": number, "used": number in used, **passage_document(passage)}
+            {"number": number, "used": number in used, **passage_json(passage)}
             for number, passage in enumerate(answer.passages, start=1)
         ],
-        "copied_spans": [_span_document(answer, span) for span in answer.copied_spans],
-        "dropped_sources": [passage_document(passage) for passage in answer.dropped_passages],
+        "copied_spans": [_span_json(answer, span) for span in answer.copied_spans],
+        "dropped_sources": [passage_json(passage) for passage in answer.dropped_passages],
         "usage": {
             "prompt_tokens": answer.usage.prompt_tokens,
             "completion_tokens": answer.usage.completion_tokens,
@@ -284,7 +284,7 @@ def answer_document(
     return document
 
 
-def _span_document(answer: Answer, span: CopiedSpan) -> dict[str, Any]:
+def _span_json(answer: Answer, span: CopiedSpan) -> dict[str, Any]:
     return {
         "start": span.start,
         "end": span.end,

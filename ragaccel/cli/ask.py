@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.answer import Highlighter
-from ragaccel.cli import answer_view as report
+from ragaccel.cli import answer_view
 from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
 from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
 from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
@@ -93,7 +93,7 @@ class Answerer:
                 wait_for_jit_warmup(self._terminal)
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
-            self._terminal.set_apart()
+            self._terminal.separate()
             answer = self._show_answer(question, history)
             self.seconds["retrieve"] = self._search.seconds
             comparison = self._compare(question, history, answer)
@@ -101,7 +101,7 @@ class Answerer:
             interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
             self._conversation.end(self._partial, INTERRUPTED if interrupted else FAILED)
             raise
-        details = report.answer_document(question, answer, self.seconds, comparison)
+        details = answer_view.answer_json(question, answer, self.seconds, comparison)
         self._conversation.end(answer.text, ANSWERED, _without_texts(details))
         self._report(answer, comparison, details)
         return answer
@@ -154,20 +154,20 @@ class Answerer:
 
     def _compare(
         self, question: str, history: list[dict[str, str]], answer: Answer
-    ) -> report.Comparison | None:
+    ) -> answer_view.Comparison | None:
         if not self._output.compare:
             return None
-        plainly = self._generation | {"drafter": _plain()}
+        plain_generation = self._generation | {"drafter": _plain()}
         began = time.perf_counter()
         with self._terminal.working("comparing with plain decoding"):
-            pairs = [(answer, self._rag.ask(question, history=history, **plainly))]
+            pairs = [(answer, self._rag.ask(question, history=history, **plain_generation))]
             while len(pairs) < _MAX_PAIRS and time.perf_counter() - began < _MAX_COMPARE_SECONDS:
                 ours = self._rag.ask(question, history=history, **self._generation)
-                pairs.append((ours, self._rag.ask(question, history=history, **plainly)))
-        return report.Comparison.of(pairs)
+                pairs.append((ours, self._rag.ask(question, history=history, **plain_generation)))
+        return answer_view.Comparison.of(pairs)
 
     def _report(
-        self, answer: Answer, comparison: report.Comparison | None, document: dict[str, Any]
+        self, answer: Answer, comparison: answer_view.Comparison | None, document: dict[str, Any]
     ) -> None:
         terminal, output = self._terminal, self._output
         if output.json:
@@ -176,13 +176,13 @@ class Answerer:
             terminal.json(document)
         elif not output.plain or output.show_sources:
             if not answer.answered:
-                report.show_nearest(terminal, answer)
-            report.show_sources(terminal, answer, everything=output.show_sources)
+                answer_view.show_nearest(terminal, answer)
+            answer_view.show_sources(terminal, answer, everything=output.show_sources)
         if not answer.answered:
-            terminal.note(report.refusal_line(answer))
+            terminal.note(answer_view.refusal_line(answer))
         if output.show_stats:
             terminal.note("")
-            terminal.note(report.stats_table(answer, self.seconds))
+            terminal.note(answer_view.stats_table(answer, self.seconds))
         if answer.finish_reason == "length" and answer.answered:
             terminal.note("the answer was cut at --max-tokens", style="yellow")
         if answer.dropped_passages:
@@ -190,7 +190,7 @@ class Answerer:
             terminal.note(f"{dropped} of the passages found did not fit into the prompt")
         if not output.json:
             terminal.note("")
-        terminal.note(report.speed_line(answer, comparison))
+        terminal.note(answer_view.speed_line(answer, comparison))
 
 
 _WARM_UP = {"max_new_tokens": 1}
@@ -321,11 +321,11 @@ class TimedRetriever:
         whole: What finds whole passages, where the nearest sentences are wanted.
     """
 
-    def __init__(self, retriever: PassageSource, name: str, whole: Retriever) -> None:
+    def __init__(self, retriever: PassageSource, name: str, passage_retriever: Retriever) -> None:
         self._retriever = retriever
         self._name = name
-        self._whole = whole
-        self.first: Sequence[Passage] = ()
+        self._passage_retriever = passage_retriever
+        self.stdin_passages: Sequence[Passage] = ()
         self.seconds = 0.0
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
@@ -335,7 +335,7 @@ class TimedRetriever:
             EmptyIndexError: there is none.
         """
         began = time.perf_counter()
-        passages = [*self.first, *self._retriever.search(query, k)][:k]
+        passages = [*self.stdin_passages, *self._retriever.search(query, k)][:k]
         self.seconds += time.perf_counter() - began
         if not passages:
             raise EmptyIndexError(f"no passage of {self._name} has to do with the question")
@@ -344,11 +344,14 @@ class TimedRetriever:
     @property
     def embedder(self) -> Embedder:
         """The embedding model of the index."""
-        return self._whole.embedder
+        return self._passage_retriever.embedder
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
         """Find the k passages with the sentences nearest to a question, piped-in ones too."""
-        found = [*self.first, *self._whole.search(query, max(k, _NUM_CANDIDATES))]
+        found = [
+            *self.stdin_passages,
+            *self._passage_retriever.search(query, max(k, _NUM_CANDIDATES)),
+        ]
         return nearest_sentences(self.embedder, query, found)[:k]
 
 
@@ -386,7 +389,9 @@ class ChatSession:
         """Answer a question; ``context`` is a text to take into account beside the documents."""
         embedder = self._index.embedder
         limit = max(1, self._index.k // 2)
-        self._search.first = split_stdin(context, question, embedder, limit) if context else ()
+        self._search.stdin_passages = (
+            split_stdin(context, question, embedder, limit) if context else ()
+        )
         self.last = self._answerer.ask(question)
         return self.last
 
@@ -451,7 +456,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     Raises:
         ModelNotFoundError, UnsupportedModelError: the model cannot be used.
     """
-    terminal.pass_on_warnings()
+    terminal.show_log_warnings()
     name, memory = settings.model, settings.memory
     if name is None:
         from ragaccel.llm import BUNDLED_READER, SUGGESTED_MODEL
@@ -488,7 +493,7 @@ def read_question(
     text: str | None,
     index: Path | None,
     *,
-    verb: str = "ask",
+    subcommand: str = "ask",
 ) -> Question:
     """Put a question together, for ``ragaccel ask`` or another verb.
 
@@ -505,7 +510,9 @@ def read_question(
     if text is not None and text.strip() not in ("", "-"):
         return Question(source, text.strip(), stdin_text)
     if not stdin_text:
-        raise UsageError(f'what is the question? e.g. ragaccel {verb} {source.argument} "Who …?"')
+        raise UsageError(
+            f'what is the question? e.g. ragaccel {subcommand} {source.argument} "Who …?"'
+        )
     return Question(source, stdin_text)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ragaccel.cli import settings as options
-from ragaccel.cli.settings import KEYS, describe, verb
+from ragaccel.cli.settings import KEYS, describe_setting, make_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -172,13 +172,13 @@ def search(
 
     What is new in the folder is indexed first.
     """
-    from ragaccel.cli.answer_view import passage_document
+    from ragaccel.cli.answer_view import passage_json
     from ragaccel.cli.ask import read_question
     from ragaccel.cli.index import open_index
     from ragaccel.cli.terminal import ExitCode
     from ragaccel.errors import EmptyIndexError
 
-    asked = read_question(terminal, target, query, index, verb="search")
+    asked = read_question(terminal, target, query, index, subcommand="search")
     with open_index(terminal, asked.source, settings) as opened:
         passages = opened.retriever.search(asked.text, settings.k, mode=mode)
     if json:
@@ -186,18 +186,18 @@ def search(
             {
                 "query": asked.text,
                 "mode": mode,
-                "passages": [passage_document(passage) for passage in passages],
+                "passages": [passage_json(passage) for passage in passages],
             }
         )
     if not passages:
         raise EmptyIndexError(f"no passage of {asked.source.name} has to do with it")
     if not json:
         for number, passage in enumerate(passages, start=1):
-            _show_found(terminal, number, passage, full=full)
+            _show_passage(terminal, number, passage, full=full)
     return ExitCode.OK
 
 
-def _show_found(terminal: "Terminal", number: int, passage: "Passage", *, full: bool) -> None:
+def _show_passage(terminal: "Terminal", number: int, passage: "Passage", *, full: bool) -> None:
     from rich.text import Text
 
     from ragaccel.cli.answer_view import excerpt, source_line
@@ -238,10 +238,10 @@ def index(
     """
     from ragaccel.cli.index import (
         index_source,
-        report_document,
+        print_report,
+        report_json,
         resolve_collection,
         resolve_source,
-        tell_report,
     )
     from ragaccel.cli.terminal import ExitCode, UsageError
 
@@ -257,15 +257,15 @@ def index(
         rebuild=rebuild,
     )
     if json:
-        terminal.json(report_document(source, report))
+        terminal.json(report_json(source, report))
     else:
-        tell_report(terminal, source, report, always=True)
+        print_report(terminal, source, report, always=True)
     if not report.failed:
         return ExitCode.OK
     return ExitCode.FAILED if strict else ExitCode.PARTIAL
 
 
-_NAMELESS = "(of no document)"  # what a program put in without a path
+_NO_PATH = "(of no document)"  # what a program put in without a path
 
 
 def ls(
@@ -287,19 +287,19 @@ def ls(
     from ragaccel.cli.answer_view import is_name
     from ragaccel.cli.index import (
         count_unread,
-        file_documents,
+        files_json,
         list_unread,
         one_line,
         open_store,
         resolve_source,
-        unread_documents,
+        unread_json,
     )
     from ragaccel.cli.terminal import ExitCode
 
     source = resolve_source(target, index)
     with open_store(source) as store:
         if json:
-            terminal.json(unread_documents(store) if failed else file_documents(store))
+            terminal.json(unread_json(store) if failed else files_json(store))
             return ExitCode.OK
         if failed:
             list_unread(terminal, store)
@@ -310,14 +310,14 @@ def ls(
         if record.status != "indexed":
             continue
         line = Text(f"{record.num_passages:7,}  ", style="dim").append(
-            one_line(record.path or _NAMELESS)
+            one_line(record.path or _NO_PATH)
         )
         if record.title and not is_name(record.title, record.path):
             line.append(f"  {one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")
     if num_failed or num_skipped:
-        told = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
-        terminal.note(f"{told}: `{source.command('ls', '--failed')}` names them")
+        counts = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
+        terminal.note(f"{counts}: `{source.command('ls', '--failed')}` names them")
     return ExitCode.OK
 
 
@@ -356,15 +356,15 @@ def rm(
     if undo and not files:
         raise UsageError("--undo lets files in again: name them")
     if files:
-        return (_let_in if undo else _take_out)(terminal, source, files)
-    if not (yes or _agrees(terminal, source)):
+        return (_restore_files if undo else _exclude_files)(terminal, source, files)
+    if not (yes or _confirms(terminal, source)):
         raise UsageError("nothing was deleted: answer y, or give --yes")
     _delete(source)
     terminal.note(f"deleted {source.index}; the documents are as they were")
     return ExitCode.OK
 
 
-def _take_out(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
+def _exclude_files(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
     from ragaccel.cli.index import open_store
     from ragaccel.cli.terminal import ExitCode
 
@@ -380,7 +380,7 @@ def _take_out(terminal: "Terminal", source: "Source", patterns: "Sequence[str]")
     return ExitCode.FAILED if unknown else ExitCode.OK
 
 
-def _let_in(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
+def _restore_files(terminal: "Terminal", source: "Source", patterns: "Sequence[str]") -> "ExitCode":
     from ragaccel.cli.index import open_store
     from ragaccel.cli.terminal import ExitCode
 
@@ -401,7 +401,7 @@ def _matching(pattern: str, paths: "Iterable[str]") -> list[str]:
     return [path for path in paths if path == pattern or fnmatchcase(path, pattern)]
 
 
-def _agrees(terminal: "Terminal", source: "Source") -> bool:
+def _confirms(terminal: "Terminal", source: "Source") -> bool:
     if not sys.stdin.isatty():
         return False
     answer = terminal.err.input(f"delete {source.index}? y/n ", markup=False)
@@ -426,19 +426,19 @@ def stats(
     """Show how many files and passages an index holds, and what made it."""
     from rich.table import Table
 
-    from ragaccel.cli.index import open_store, resolve_source, store_figures
+    from ragaccel.cli.index import index_stats, open_store, resolve_source
     from ragaccel.cli.terminal import ExitCode
 
     source = resolve_source(target, index)
     with open_store(source) as store:
-        figures = store_figures(store)
+        values = index_stats(store)
     if json:
-        terminal.json(figures)
+        terminal.json(values)
         return ExitCode.OK
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    for name, value in figures.items():
+    for name, value in values.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     terminal.show(table)
     return ExitCode.OK
@@ -481,7 +481,7 @@ def logs(
     finally:
         history.close()
     if json:
-        terminal.json([_document(turn) for turn in turns])
+        terminal.json([_turn_json(turn) for turn in turns])
     elif not turns:
         terminal.note(
             "nothing was asked yet" if not containing else "no question or answer like it"
@@ -510,7 +510,7 @@ def _show_log(terminal: "Terminal", turn: "Turn") -> None:
     terminal.write("\n")
 
 
-def _document(turn: "Turn") -> dict[str, object]:
+def _turn_json(turn: "Turn") -> dict[str, object]:
     return {
         "id": turn.turn_id,
         "conversation": turn.conversation,
@@ -551,9 +551,9 @@ def doctor(
     Looks at versions, extras, device, models and, given a folder, its index.
     """
     if measure:
-        from ragaccel.cli.doctor import show_costs
+        from ragaccel.cli.doctor import measure_latency
 
-        return show_costs(terminal, settings, json=json)
+        return measure_latency(terminal, settings, json=json)
     from dataclasses import asdict
 
     from ragaccel.cli.index import resolve_source
@@ -578,20 +578,20 @@ def _all_checks(
 ) -> "Iterator[Check]":
     from ragaccel.cli import doctor as checks
     from ragaccel.cli.ask import load_llm
-    from ragaccel.cli.index import index_health
+    from ragaccel.cli.index import check_index
 
     yield from checks.installation()
     yield from checks.machine()
-    yield from checks.homes()
+    yield from checks.data_folder()
     yield from checks.models(settings)
     if load:
-        yield checks.attempt("loading it", lambda: _loaded(load_llm(terminal, settings)))
+        yield checks.run_check("loading it", lambda: _describe_model(load_llm(terminal, settings)))
     if source is not None:
         found = source
-        yield checks.attempt("index", lambda: index_health(found, settings))
+        yield checks.run_check("index", lambda: check_index(found, settings))
 
 
-def _loaded(llm: "LLM") -> str:
+def _describe_model(llm: "LLM") -> str:
     limit = llm.context_length
     context = "any number of" if limit is None else f"{limit:,}"
     return f"decodes exactly (self-check passed), {context} tokens of context"
@@ -632,25 +632,25 @@ def show(terminal: "Terminal", json: options.Json = False, *, settings: "Setting
     for heading in ("setting", "value", "from", "what it is"):
         table.add_column(heading, overflow="fold")
     for key in KEYS:
-        table.add_row(key, _shown(values[key]), origins[key], describe(key))
+        table.add_row(key, _format_value(values[key]), origins[key], describe_setting(key))
     terminal.show(table)
     path = user_settings_file()
     terminal.note(f"settings file: {path}" + ("" if path.exists() else " (there is none yet)"))
     return ExitCode.OK
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "–"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @config.callback()
-def _config_verbs() -> None:
+def _config_group() -> None:
     """Keep ``show`` a word of its own: an only command would need no name."""
 
 
-config.command("show")(verb(show, *KEYS))
+config.command("show")(make_command(show, *KEYS))
 
 
 Samples = Annotated[
@@ -742,7 +742,7 @@ def space(
     Interrupted, the same command goes on where it stopped. For several GPUs: torchrun
     --nproc-per-node N -m ragaccel train space …
     """
-    from ragaccel.cli.train import train_with
+    from ragaccel.cli.train import run_training
     from ragaccel.training.config import make_recipe
     from ragaccel.training.trainer import Job
 
@@ -771,12 +771,12 @@ def space(
         device=device,
         run_folder=run,
     )
-    return train_with(terminal, job, recipe, as_json=json)
+    return run_training(terminal, job, recipe, as_json=json)
 
 
 @train.callback()
-def _verbs() -> None:
+def _train_group() -> None:
     """Keep ``space`` a word of its own: an only command would need no name."""
 
 
-train.command("space")(verb(space))
+train.command("space")(make_command(space))

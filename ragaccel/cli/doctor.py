@@ -74,22 +74,24 @@ def installation() -> Iterator[Check]:
 def machine() -> Iterator[Check]:
     """Processor, accelerator and the SQLite that Python brings."""
     yield Check("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
-    yield attempt("accelerator", _accelerator)
-    yield attempt("sqlite", _full_text_search, remedy="use a Python whose sqlite3 has FTS5")
+    yield run_check("accelerator", _accelerator)
+    yield run_check("sqlite", _full_text_search, remedy="use a Python whose sqlite3 has FTS5")
 
 
-def homes() -> Iterator[Check]:
+def data_folder() -> Iterator[Check]:
     """Whether the history can be written."""
-    yield attempt("data folder", _writable_home, remedy="set RAGACCEL_HOME to a folder of yours")
+    yield run_check(
+        "data folder", _check_data_folder, remedy="set RAGACCEL_HOME to a folder of yours"
+    )
 
 
 def models(settings: Settings) -> Iterator[Check]:
     """The language model and the embedding model that would be used."""
-    yield attempt("language model", lambda: _language_model(settings))
-    yield attempt("embedding model", lambda: _embedding_model(settings))
+    yield run_check("language model", lambda: _language_model(settings))
+    yield run_check("embedding model", lambda: _embedding_model(settings))
 
 
-def attempt(name: str, look: Callable[[], str], remedy: str = "") -> Check:
+def run_check(name: str, look: Callable[[], str], remedy: str = "") -> Check:
     """Look at one thing; an error says what is broken."""
     try:
         return Check(name, "ok", look())
@@ -122,7 +124,7 @@ def _full_text_search() -> str:
     return f"{sqlite3.sqlite_version}, with full-text search"
 
 
-def _writable_home() -> str:
+def _check_data_folder() -> str:
     home = ensure_data_dir()
     if not os.access(home, os.W_OK):
         raise PermissionError(13, "cannot be written", str(home))
@@ -150,22 +152,22 @@ def _embedding_model(settings: Settings) -> str:
     return f"{name}, {embedder.dimension} dimensions, {embedder.max_tokens} tokens"
 
 
-_SHORT, _REPEATS = 512, 5
-_LONGER = (2048, 8192, 32768)  # tokens; measured where a pass of them is a matter of moments
-_MOMENTS = 0.05  # seconds of a pass of one row
+_SHORT_CONTEXT, _REPEATS = 512, 5
+_LONG_CONTEXTS = (2048, 8192, 32768)  # tokens; measured where a pass of them is a matter of moments
+_MAX_PASS_SECONDS = 0.05  # seconds of a pass of one row
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Seconds by rows, for one way of choosing at one length, and what bounds them."""
 
-    way: str
+    mode: str
     context: int
     seconds: dict[int, float]
     limit_seconds: float  # reading weights and states alone
 
 
-def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
+def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
     """Measure, show and keep what passes of the model cost on this device.
 
     Raises:
@@ -178,9 +180,9 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
 
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
     threads = _choose_threads(llm)
-    costs = _measured(terminal, llm)
+    costs = _measure_all(terminal, llm)
     for cost in costs:
-        llm.engine.costs.replace(cost.way, cost.seconds, cost.context)
+        llm.engine.costs.replace(cost.mode, cost.seconds, cost.context)
     kept = llm.engine.costs.save()
     if json:
         terminal.json(
@@ -188,10 +190,12 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
                 "key": llm.model.cost_key,
                 "kept": kept,
                 "threads": threads,
-                "seconds": {cost.way: cost.seconds for cost in costs if cost.context <= _SHORT},
+                "seconds": {
+                    cost.mode: cost.seconds for cost in costs if cost.context <= _SHORT_CONTEXT
+                },
                 "by_length": [
                     {
-                        "way": cost.way,
+                        "mode": cost.mode,
                         "context": cost.context,
                         "seconds": cost.seconds,
                         "limit_seconds": cost.limit_seconds,
@@ -202,7 +206,7 @@ def show_costs(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCod
         )
         return ExitCode.OK
     terminal.show(_table(costs))
-    _explain(terminal, llm, costs, threads)
+    _print_bounds(terminal, llm, costs, threads)
     terminal.note(
         f"kept in {llm.engine.costs.path}: later answers begin with it"
         if kept
@@ -217,21 +221,22 @@ def _choose_threads(llm: LLM) -> dict[int, float]:
 
     max_context = llm.context_length
     seconds = measure_threads(
-        llm.engine, context=_SHORT if max_context is None else min(_SHORT, max_context - 2)
+        llm.engine,
+        context=_SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
     )
     if seconds:
         llm.engine.costs.threads = min(seconds, key=seconds.__getitem__)
     return seconds
 
 
-def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
+def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
     from ragaccel.engine.engine import ROWS, WAYS, measure_passes
     from ragaccel.engine.latency import read_bandwidth
 
     max_context = llm.context_length
     bandwidth = read_bandwidth(llm.model.device)
     rows = [number for number in ROWS if number <= llm.engine.max_rows]
-    found: list[Measured] = []
+    found: list[Measurement] = []
     bar = Progress(
         TextColumn("[dim]{task.description}"),
         BarColumn(bar_width=28),
@@ -242,32 +247,35 @@ def _measured(terminal: Terminal, llm: LLM) -> list[Measured]:
     )
     task = bar.add_task("measuring", total=len(WAYS) * (_REPEATS + 1) * len(rows))
 
-    def measure(way: str, context: int) -> None:
+    def measure(mode: str, context: int) -> None:
         seconds = measure_passes(
             llm.engine,
             context=context,
             repeats=_REPEATS,
             rows=rows,
-            sampling=WAYS[way],
+            sampling=WAYS[mode],
             advance=lambda: bar.advance(task),
         )
         states = context * llm.engine.prefix_cache.bytes_per_token
         limit = (llm.model.weight_bytes + states) / bandwidth
-        found.append(Measured(way, context, dict(seconds), limit))
+        found.append(Measurement(mode, context, dict(seconds), limit))
 
     with bar:
-        for way in WAYS:
-            measure(way, _SHORT if max_context is None else min(_SHORT, max_context - 2))
-        for context in _LONGER:
+        for mode in WAYS:
+            measure(
+                mode,
+                _SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
+            )
+        for context in _LONG_CONTEXTS:
             fits = max_context is None or context < max_context - 2
-            if fits and found[0].seconds[1] < _MOMENTS:
+            if fits and found[0].seconds[1] < _MAX_PASS_SECONDS:
                 bar.update(task, description=f"measuring over {context:,} tokens")
                 measure("greedy", context)
     return found
 
 
-def _explain(
-    terminal: Terminal, llm: LLM, costs: list[Measured], threads: dict[int, float]
+def _print_bounds(
+    terminal: Terminal, llm: LLM, costs: list[Measurement], threads: dict[int, float]
 ) -> None:
     first = costs[0]
     share = first.limit_seconds / first.seconds[1]
@@ -281,11 +289,11 @@ def _explain(
         terminal.note(f"threads {each}; {llm.engine.costs.threads} are used from now on")
 
 
-def _table(costs: list[Measured]) -> Table:
+def _table(costs: list[Measurement]) -> Table:
     table = Table("rows", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for cost in costs:
-        length = "" if cost.context <= _SHORT else f" over {cost.context:,}"
-        table.add_column(f"{cost.way}{length}, ms", justify="right")
+        length = "" if cost.context <= _SHORT_CONTEXT else f" over {cost.context:,}"
+        table.add_column(f"{cost.mode}{length}, ms", justify="right")
         table.add_column("x one row", justify="right")
     for number in costs[0].seconds:
         cells = [

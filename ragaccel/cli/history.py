@@ -71,14 +71,14 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_history_path()
-        with self._usable():
+        with self._translate_errors():
             ensure_parent_dir(self.path)
             _make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
             self._prepare()
 
     @contextmanager
-    def _usable(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -90,11 +90,11 @@ class History:
             ) from error
 
     def _run(self, query: str, values: tuple[object, ...]) -> sqlite3.Cursor:
-        with self._usable():
+        with self._translate_errors():
             return self._db.execute(query, values)
 
     def _rows(self, query: str, values: tuple[object, ...]) -> list[Any]:
-        with self._usable():
+        with self._translate_errors():
             return self._db.execute(query, values).fetchall()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class History:
         """Begin a conversation about a folder or index and return its number."""
         row = self._run(
             "INSERT INTO conversation (source, started) VALUES (?, ?)",
-            (_clean(source), time.time()),
+            (_escape_surrogates(source), time.time()),
         )
         return int(row.lastrowid or 0)
 
@@ -122,7 +122,7 @@ class History:
         rows = self._rows(
             "SELECT c.id FROM conversation c JOIN turn t ON t.conversation = c.id"
             " WHERE c.source = ? ORDER BY t.id DESC LIMIT 1",
-            (_clean(source),),
+            (_escape_surrogates(source),),
         )
         return int(rows[0][0]) if rows else None
 
@@ -130,7 +130,7 @@ class History:
         """Write down a question and return the number of its turn."""
         row = self._run(
             "INSERT INTO turn (conversation, asked, question, state, model) VALUES (?, ?, ?, ?, ?)",
-            (conversation, time.time(), _clean(question), UNFINISHED, model),
+            (conversation, time.time(), _escape_surrogates(question), UNFINISHED, model),
         )
         return int(row.lastrowid or 0)
 
@@ -140,7 +140,7 @@ class History:
         """Write down how a question ended: its answer, whole or not, and what belongs to it."""
         self._run(
             "UPDATE turn SET answer = ?, state = ?, details = ? WHERE id = ?",
-            (_clean(answer), state, json.dumps(details or {}, default=str), turn_id),
+            (_escape_surrogates(answer), state, json.dumps(details or {}, default=str), turn_id),
         )
 
     def exchanges(self, conversation: int) -> list[tuple[str, str]]:
@@ -159,7 +159,7 @@ class History:
             " t.model, t.details FROM turn t JOIN conversation c ON c.id = t.conversation"
             " WHERE (instr(lower(t.question), lower(?1)) OR instr(lower(t.answer), lower(?1))"
             " OR ?1 = '') AND (?2 IS NULL OR t.conversation = ?2) ORDER BY t.id DESC LIMIT ?3",
-            (_clean(containing), conversation, limit),
+            (_escape_surrogates(containing), conversation, limit),
         )
         return [Turn(*row) for row in rows]
 
@@ -178,6 +178,6 @@ def _make_private(path: Path) -> None:
                 file.chmod(_PRIVATE)
 
 
-def _clean(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """SQLite holds no lone surrogates, as a file name in another encoding brings them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

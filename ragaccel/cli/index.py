@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ragaccel.retrieval.store import Store, UnreadFile
 
 
-_TOLD = 5  # files that indexing names; `ls --failed` names all that failed
-_LISTED = 20  # passed-over files that `ls --failed` names one by one
+_MAX_NAMED = 5  # files that indexing names; `ls --failed` names all that failed
+_MAX_LISTED = 20  # passed-over files that `ls --failed` names one by one
 
 
-def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
+def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
     """Say which files could not be read, which by a guess, and which were passed over.
 
     Args:
@@ -44,14 +44,14 @@ def tell_unread(terminal: Terminal, source: Source, report: IndexReport, *, alwa
     doubtful = {p: why for p, why in report.doubtful.items() if p not in report.reported_before}
     command = source.command("ls", "--failed")
     for files, what in ((failed, "could not be read"), (doubtful, "were read by a guess")):
-        for path, reason in list(files.items())[:_TOLD]:
+        for path, reason in list(files.items())[:_MAX_NAMED]:
             terminal.warn(f"{one_line(path)}: {reason}")
-        if len(files) > _TOLD:
-            more = len(files) - _TOLD
+        if len(files) > _MAX_NAMED:
+            more = len(files) - _MAX_NAMED
             terminal.warn(f"and {more:,} more files {what}: `{command}` names them")
     passed = {p: why for p, why in report.passed_over.items() if p not in report.reported_before}
     if passed:
-        shown = _by_name(passed) if len(passed) <= _TOLD else _by_kind(passed)
+        shown = _list_names(passed) if len(passed) <= _MAX_NAMED else _count_kinds(passed)
         terminal.note(f"passed over: {', '.join(shown)} (`{command}` names all)")
 
 
@@ -62,23 +62,23 @@ def list_unread(terminal: Terminal, store: Store) -> None:
         if file.kind != "skipped":
             terminal.write(f"{file.kind:8}  {one_line(file.path)}: {one_line(file.reason)}\n")
     passed = {file.path: file.reason for file in unread if file.kind == "skipped"}
-    for shown in _by_name(passed) if len(passed) <= _LISTED else _by_kind(passed):
+    for shown in _list_names(passed) if len(passed) <= _MAX_LISTED else _count_kinds(passed):
         terminal.write(f"{'skipped':8}  {shown}\n")
 
 
-def unread_documents(store: Store) -> list[dict[str, Any]]:
+def unread_json(store: Store) -> list[dict[str, Any]]:
     """What is not in an index as it stands, as JSON."""
-    return [_document(file) for file in store.unread().values()]
+    return [_unread_file_json(file) for file in store.unread().values()]
 
 
-def file_documents(store: Store) -> list[dict[str, Any]]:
+def files_json(store: Store) -> list[dict[str, Any]]:
     """Every file of an index, as JSON, and those that it does not hold."""
     unread = store.unread()
     files: list[dict[str, Any]] = []
     for path, record in store.files().items():
         why = unread.pop(path, None)
         files.append({**asdict(record), "reason": why.reason if why else ""})
-    return [*files, *map(_document, unread.values())]
+    return [*files, *map(_unread_file_json, unread.values())]
 
 
 def count_unread(store: Store) -> tuple[int, int]:
@@ -92,15 +92,15 @@ def one_line(text: str) -> str:
     return printable(text.replace("\n", "\0"))
 
 
-def _document(file: UnreadFile) -> dict[str, Any]:
+def _unread_file_json(file: UnreadFile) -> dict[str, Any]:
     return {"path": file.path, "status": file.kind, "reason": file.reason, "size": file.size}
 
 
-def _by_name(passed: Mapping[str, str]) -> Iterator[str]:
+def _list_names(passed: Mapping[str, str]) -> Iterator[str]:
     return (f"{one_line(path)}: {reason}" for path, reason in passed.items())
 
 
-def _by_kind(passed: Mapping[str, str]) -> Iterator[str]:
+def _count_kinds(passed: Mapping[str, str]) -> Iterator[str]:
     """How many there are of each ending, for each reason."""
     kinds = Counter((reason, os.path.splitext(path)[1].lower()) for path, reason in passed.items())
     for (reason, ending), number in kinds.most_common():
@@ -193,23 +193,23 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     from ragaccel.retrieval.retriever import Retriever
     from ragaccel.retrieval.store import Store
 
-    hindrance = None
+    update_error = None
     if source.folder is not None or source.collection is not None:
-        hindrance = _bring_up_to_date(terminal, source, settings)
+        update_error = _update_index(terminal, source, settings)
     embedder = load_embedder(settings)
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
-            raise hindrance or EmptyIndexError(_nothing(source))
+            raise update_error or EmptyIndexError(_empty_index_message(source))
         yield OpenIndex(Retriever(store, embedder), embedder, settings.k)
 
 
-def _bring_up_to_date(
+def _update_index(
     terminal: Terminal, source: Source, settings: Settings
 ) -> IndexBusyError | StorageError | None:
     """Index what is new; or return what is in the way of that."""
     try:
         report = index_source(terminal, source, settings, retry_failed=False)
-        tell_report(terminal, source, report)
+        print_report(terminal, source, report)
     except (IndexBusyError, StorageError) as error:
         if not source.index.is_file():
             raise
@@ -218,7 +218,7 @@ def _bring_up_to_date(
     return None
 
 
-def _nothing(source: Source) -> str:
+def _empty_index_message(source: Source) -> str:
     if source.folder is not None:
         return f"{source.folder} holds no document that can be read: add some, or see `ragaccel ls`"
     if source.collection is not None:
@@ -227,7 +227,7 @@ def _nothing(source: Source) -> str:
     return f"the index {source.index} {state} with `{source.index_command()}`"
 
 
-def store_figures(store: Store) -> dict[str, Any]:
+def index_stats(store: Store) -> dict[str, Any]:
     """What there is to know of an index in a few figures."""
     records = list(store.files().values())
     indexed = [record for record in records if record.status == "indexed"]
@@ -253,7 +253,7 @@ def store_figures(store: Store) -> dict[str, Any]:
     }
 
 
-def index_health(source: Source, settings: Settings) -> str:
+def check_index(source: Source, settings: Settings) -> str:
     """Read an index through and say how it is.
 
     Raises:
@@ -266,11 +266,11 @@ def index_health(source: Source, settings: Settings) -> str:
                 f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
             )
         store.require_embedder(load_embedder(settings).fingerprint)
-        figures = store_figures(store)
-    return f"{figures['files']:,} files, {figures['passages']:,} passages, undamaged"
+        stats = index_stats(store)
+    return f"{stats['files']:,} files, {stats['passages']:,} passages, undamaged"
 
 
-def tell_report(
+def print_report(
     terminal: Terminal, source: Source, report: IndexReport, *, always: bool = False
 ) -> None:
     """Say what indexing changed, and which files could not be read if that is news.
@@ -294,10 +294,10 @@ def tell_report(
         terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
     for warning in report.warnings:
         terminal.warn(warning)
-    tell_unread(terminal, source, report, always=always)
+    print_unread(terminal, source, report, always=always)
 
 
-def report_document(source: Source, report: IndexReport) -> dict[str, Any]:
+def report_json(source: Source, report: IndexReport) -> dict[str, Any]:
     """What indexing did, as JSON."""
     return {
         "index": str(source.index),
@@ -350,14 +350,14 @@ class Source:
             return shlex.quote(str(self.folder))
         return f"--index {shlex.quote(str(self.index))}"
 
-    def command(self, verb: str, *options: str) -> str:
+    def command(self, subcommand: str, *options: str) -> str:
         """The command that does something with this source, ready to be pasted."""
         import shlex
 
         where = [self.argument]
         if self.folder is not None and self.index != _default_index(self.folder):
             where.append(f"--index {shlex.quote(str(self.index))}")
-        return " ".join(["ragaccel", verb, *where, *options])
+        return " ".join(["ragaccel", subcommand, *where, *options])
 
     def index_command(self, *, rebuild: bool = False) -> str:
         """The command that makes this index, or makes it anew."""
@@ -393,7 +393,10 @@ def resolve_source(target: str | Path | None, index: Path | None) -> Source:
             f"{path} is a file: give the folder it is in, or, if it is a collection of passages,"
             f" run first: ragaccel index --passages {path}"
         )
-    hint = f" (a question goes behind the folder: ragaccel ask DIR {str(path)!r})" * _asks(path)
+    hint = (
+        f" (a question goes behind the folder: ragaccel ask DIR {str(path)!r})"
+        * _looks_like_question(path)
+    )
     raise UsageError(f"there is no folder {str(path)!r}{hint}")
 
 
@@ -408,7 +411,7 @@ def resolve_collection(collection: Path, index: Path | None) -> Source:
     return Source(index or _collection_index(collection), collection=collection)
 
 
-def _asks(path: Path) -> bool:
+def _looks_like_question(path: Path) -> bool:
     return " " in str(path).strip() or str(path).endswith("?")
 
 
@@ -425,7 +428,7 @@ def _collection_index(collection: Path) -> Path:
 
 
 _STDIN_SECONDS = 2.0  # seconds before saying what is being waited for
-_LARGEST = 4 << 20  # bytes; more than this is a document and belongs into the folder
+_MAX_STDIN_BYTES = 4 << 20  # bytes; more than this is a document and belongs into the folder
 
 
 def read_stdin(terminal: Terminal) -> str:
@@ -442,16 +445,16 @@ def read_stdin(terminal: Terminal) -> str:
         return ""
     from ragaccel.retrieval.loaders import decode_text
 
-    _say_when_waiting(terminal)
-    raw = sys.stdin.buffer.read(_LARGEST + 1)
-    if len(raw) > _LARGEST:
+    _note_if_waiting(terminal)
+    raw = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+    if len(raw) > _MAX_STDIN_BYTES:
         raise UsageError("more than 4 MB on stdin: put it into a file of the folder and index that")
     if b"\0" in raw[:8192]:
         raise UsageError("stdin holds a binary; only text can be read from there")
     return decode_text(raw)[0].strip()
 
 
-def _say_when_waiting(terminal: Terminal) -> None:
+def _note_if_waiting(terminal: Terminal) -> None:
     try:
         ready, _, _ = select.select([sys.stdin], [], [], _STDIN_SECONDS)
     except (OSError, ValueError):  # no select on pipes here

@@ -19,7 +19,7 @@ from ragaccel.cli.commands import (
     stats,
     train,
 )
-from ragaccel.cli.settings import verb
+from ragaccel.cli.settings import make_command
 
 _EPILOG = (
     "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing found to answer from, "
@@ -52,7 +52,7 @@ for function, settings in (
     (logs, ()),
     (doctor, ("embedder", *_MODEL)),
 ):
-    app.command(function.__name__)(verb(function, *settings))
+    app.command(function.__name__)(make_command(function, *settings))
 app.add_typer(config, name="config")
 app.add_typer(train, name="train")
 

@@ -1,7 +1,7 @@
 """Settings: an option, else its RAGACCEL_* variable, else ragaccel.toml, else the default.
 
 A ``ragaccel.toml`` in the folder that a command runs in may be a stranger's, who handed on a folder
-of documents. So it sets only what loads nothing and writes nowhere (``HARMLESS``).
+of documents. So it sets only what loads nothing and writes nowhere (``PROJECT_FILE_KEYS``).
 """
 
 import inspect
@@ -62,7 +62,7 @@ Continue = Annotated[
 ]
 
 
-def _finite(number: float) -> float:
+def _check_finite(number: float) -> float:
     if not math.isfinite(number):
         raise typer.BadParameter(f"{number} is not a finite number")
     return number
@@ -131,7 +131,7 @@ MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer
 Temperature = Annotated[
     float,
     typer.Option(
-        metavar="T", min=0, callback=_finite, help="0: the likeliest token; above: sample."
+        metavar="T", min=0, callback=_check_finite, help="0: the likeliest token; above: sample."
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
@@ -168,14 +168,14 @@ class Settings:
 
 _FIELDS = {each.name: each for each in fields(Settings) if each.name != "origins"}
 KEYS = tuple(_FIELDS)
-HARMLESS = frozenset({"k", "max_tokens", "temperature", "seed", "color"})
+PROJECT_FILE_KEYS = frozenset({"k", "max_tokens", "temperature", "seed", "color"})
 
 
-def option_of(key: str) -> inspect.Parameter:
+def make_option(key: str) -> inspect.Parameter:
     """Return the option of a setting for a command's signature; its variable sets it, too."""
     kind, option = get_args(_FIELDS[key].type)
     option = copy(option)
-    option.envvar = variable(key)
+    option.envvar = env_variable(key)
     return inspect.Parameter(
         key,
         inspect.Parameter.KEYWORD_ONLY,
@@ -184,19 +184,19 @@ def option_of(key: str) -> inspect.Parameter:
     )
 
 
-def variable(key: str) -> str:
+def env_variable(key: str) -> str:
     """Return the environment variable of a setting."""
     return f"RAGACCEL_{key.upper()}"
 
 
-def describe(key: str) -> str:
+def describe_setting(key: str) -> str:
     """Return what a setting is for, and what holds where nothing is set."""
     option = get_args(_FIELDS[key].type)[1]
     unset = option.show_default
     return f"{option.help} Unset: {unset}." if isinstance(unset, str) else option.help
 
 
-def resolve(context: typer.Context, keys: Iterable[str]) -> Settings:
+def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
     """Return these settings of a command that was called.
 
     Raises:
@@ -214,12 +214,12 @@ def resolve(context: typer.Context, keys: Iterable[str]) -> Settings:
         if source is not None and source.name == "COMMANDLINE":
             found.origins[key] = "flag"
         elif source is not None and source.name == "ENVIRONMENT":
-            found.origins[key] = variable(key)
+            found.origins[key] = env_variable(key)
         elif key in in_files:
             raw, path = in_files[key]
-            values[key], found.origins[key] = _converted(context, option, raw, path), str(path)
+            values[key], found.origins[key] = _convert(context, option, raw, path), str(path)
     settings = Settings(**values, origins=found.origins)
-    _refuse_shadowed(settings)
+    _check_shadowed(settings)
     return settings
 
 
@@ -233,13 +233,13 @@ def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
     found = {key: (raw, users) for key, raw in read_file(users).items()}
     ignored = []
     for key, raw in read_file(folders).items():
-        if key in HARMLESS or _is_same(users, folders):
+        if key in PROJECT_FILE_KEYS or _is_same_file(users, folders):
             found[key] = raw, folders
         else:
             ignored.append(
                 f"{folders}: {key} is ignored, for a file beside documents must not choose what is"
                 f" loaded, read or written: if you want it, set {key} in {users}, or"
-                f" {variable(key)}={shlex.quote(str(raw))}"
+                f" {env_variable(key)}={shlex.quote(str(raw))}"
             )
     return found, ignored
 
@@ -274,25 +274,25 @@ def read_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _converted(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
+def _convert(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
     """Return what a file says as the option's own type, by the rules of the command line."""
-    told = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
+    assignment = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
     if isinstance(raw, bool) != option.is_flag:
-        raise UsageError(f"{told}: give {'true or false' if option.is_flag else 'a value'}")
+        raise UsageError(f"{assignment}: give {'true or false' if option.is_flag else 'a value'}")
     try:
         return option.process_value(context, raw if option.is_flag else str(raw))
     except typer.BadParameter as error:
-        raise UsageError(f"{told}: {error.message}") from None
+        raise UsageError(f"{assignment}: {error.message}") from None
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:
         return False
 
 
-def _refuse_shadowed(settings: Settings) -> None:
+def _check_shadowed(settings: Settings) -> None:
     """Refuse a hub name, set once for all folders, that a folder in the current one bears too."""
     for key in ("model", "embedder", "space"):
         name, origin = getattr(settings, key), settings.origins.get(key)
@@ -318,7 +318,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
-def verb(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
+def make_command(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
     """Make a command of a function that takes a Terminal first and returns its exit code.
 
     Adds --color, --quiet, --no-color and --debug, turns every error into one line on stderr and an
@@ -334,7 +334,7 @@ def verb(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., N
         switches = {name: arguments.pop(name) for name in _COMMON}
         for key in {*settings, "color"}:  # in the context, too, with where they come from
             del arguments[key]
-        raise typer.Exit(int(_carry_out(function, context, arguments, settings, **switches)))
+        raise typer.Exit(int(_run_command(function, context, arguments, settings, **switches)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -351,17 +351,17 @@ def _parameters(
     found = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     for own in list(inspect.signature(function).parameters.values())[1:]:
         if own.name == "settings":
-            found += [option_of(key) for key in settings if key != "color"]
+            found += [make_option(key) for key in settings if key != "color"]
         else:
             found.append(own.replace(kind=keyword))
-    found.append(option_of("color"))
+    found.append(make_option("color"))
     return found + [
         inspect.Parameter(name, keyword, default=False, annotation=kind)
         for name, kind in _COMMON.items()
     ]
 
 
-def _carry_out(
+def _run_command(
     function: Callable[..., "ExitCode"],
     context: typer.Context,
     arguments: dict[str, Any],
@@ -375,7 +375,7 @@ def _carry_out(
 
     def call() -> "ExitCode":
         if settings:
-            arguments["settings"] = resolve(context, settings)
+            arguments["settings"] = resolve_settings(context, settings)
         return function(terminal, **arguments)
 
     silence_libraries()
@@ -384,15 +384,15 @@ def _carry_out(
     try:
         for warning in warnings:
             terminal.warn(warning)
-        code = _attempt(call, terminal, debug=debug)
+        code = _call(call, terminal, debug=debug)
         terminal.close()
     except BrokenPipeError:
-        _let_go_of_stdout()
+        _discard_stdout()
         return ExitCode.FAILED
     return code
 
 
-def _attempt(call: Callable[[], "ExitCode"], terminal: "Terminal", *, debug: bool) -> "ExitCode":
+def _call(call: Callable[[], "ExitCode"], terminal: "Terminal", *, debug: bool) -> "ExitCode":
     from ragaccel.cli.terminal import exit_code_of, explain
 
     try:
@@ -415,12 +415,12 @@ def _color_and_warnings(context: typer.Context) -> tuple[str, list[str]]:
     from ragaccel.cli.terminal import UsageError
 
     try:
-        return resolve(context, ("color",)).color, read_files()[1]
+        return resolve_settings(context, ("color",)).color, read_files()[1]
     except UsageError:
         return "auto", []  # the command that needs the settings says what is wrong with them
 
 
-def _let_go_of_stdout() -> None:
+def _discard_stdout() -> None:
     """Point stdout at nothing, or Python complains of the closed pipe once more as it exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

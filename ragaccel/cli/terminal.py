@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ragaccel.answer import Segment
-    from ragaccel.retrieval.indexing import Progress as Standing
+    from ragaccel.retrieval.indexing import Progress as IndexingProgress
 
 
 _LOG = logging.getLogger("ragaccel")
@@ -58,7 +58,7 @@ class Terminal:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self.quiet = quiet
-        self._told = False
+        self._has_written = False
         self._warnings: logging.Handler | None = None
         always = True if color == "always" else None
         never = True if color == "never" else None
@@ -104,31 +104,31 @@ class Terminal:
     def note(self, text: str | Text | RenderableType, style: str = "dim") -> None:
         """Tell on stderr how things went; --quiet leaves it out."""
         if not self.quiet:
-            self._tell(text, style)
+            self._print(text, style)
 
-    def set_apart(self) -> None:
+    def separate(self) -> None:
         """Put an empty line between what was told so far and what comes, where a person reads."""
-        if self._told and self.interactive:
-            self._tell(Text(), "")
-            self._told = False
+        if self._has_written and self.interactive:
+            self._print(Text(), "")
+            self._has_written = False
 
     def warn(self, text: str) -> None:
         """Tell on stderr what a person should look into."""
-        self._tell(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
+        self._print(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
 
-    def pass_on_warnings(self) -> None:
+    def show_log_warnings(self) -> None:
         """Tell what the library warns of in its log as any other warning."""
         if self._warnings is None:
-            self._warnings = _Warnings(self)
+            self._warnings = _WarningHandler(self)
             _LOG.addHandler(self._warnings)
 
     def fail(self, text: str) -> None:
         """Tell on stderr why the command could not do what was asked."""
-        self._tell(Text.assemble(("error: ", "bold red"), printable(text)), "")
+        self._print(Text.assemble(("error: ", "bold red"), printable(text)), "")
 
-    def _tell(self, text: str | Text | RenderableType, style: str) -> None:
+    def _print(self, text: str | Text | RenderableType, style: str) -> None:
         body = Text(printable(text), style=style) if isinstance(text, str) else text
-        self._told = True
+        self._has_written = True
         self.err.print(body, soft_wrap=isinstance(body, Text))
 
     def working(self, what: str) -> AbstractContextManager[object]:
@@ -144,7 +144,7 @@ class Terminal:
         self.out.file.flush()
 
 
-class _Warnings(logging.Handler):
+class _WarningHandler(logging.Handler):
     """Takes warnings of a log to a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
@@ -243,61 +243,61 @@ class MarkedAnswer:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._wrap = WordWrap(terminal.write, terminal.wrap_width)
-        self._ended = 0  # the passage of a span that has just ended: its number may be due
-        self._between = ""  # what came since, as long as it may lead to a citation
+        self._span_number = 0  # the passage of a span that has just ended: its number may be due
+        self._pending = ""  # what came since, as long as it may lead to a citation
 
     def add(self, segments: Iterable[Segment]) -> None:
         """Write the next segments; neighbours of one passage are one span."""
         for segment in segments:
             number = segment.passage_number
             if not number:
-                self._own_words(segment.text)
+                self._add_text(segment.text)
                 continue
-            if number != self._ended or self._between:
-                self._settle(cited=False)
-                self._put("«" if self._terminal.unicode else "<<", number)
-            self._put(segment.text, number)
-            self._ended = number
+            if number != self._span_number or self._pending:
+                self._end_span(cited=False)
+                self._feed("«" if self._terminal.unicode else "<<", number)
+            self._feed(segment.text, number)
+            self._span_number = number
 
     def finish(self) -> None:
         """End the last span and the line."""
-        self._settle(cited=False)
+        self._end_span(cited=False)
         self._wrap.finish()
         self._terminal.write("\n")
 
-    def _own_words(self, text: str) -> None:
-        self._between += text
-        if not self._ended:
-            self._settle(cited=False)
+    def _add_text(self, text: str) -> None:
+        self._pending += text
+        if not self._span_number:
+            self._end_span(cited=False)
             return
-        follows = self._between.lstrip(_BEFORE_CITATION)
-        citation = f"[{self._ended}]"
+        follows = self._pending.lstrip(_BEFORE_CITATION)
+        citation = f"[{self._span_number}]"
         if not citation.startswith(follows[: len(citation)]):
-            self._settle(cited=False)
+            self._end_span(cited=False)
         elif len(follows) >= len(citation):
-            self._settle(cited=True)
+            self._end_span(cited=True)
 
-    def _settle(self, *, cited: bool) -> None:
+    def _end_span(self, *, cited: bool) -> None:
         """End the span before, with its number where the answer does not give it."""
-        if self._ended:
-            self._put("»" if self._terminal.unicode else ">>", self._ended)
+        if self._span_number:
+            self._feed("»" if self._terminal.unicode else ">>", self._span_number)
             if not cited:
-                self._put(number_mark(self._terminal, self._ended), self._ended)
-        self._put(self._between, 0)
-        self._ended, self._between = 0, ""
+                self._feed(number_mark(self._terminal, self._span_number), self._span_number)
+        self._feed(self._pending, 0)
+        self._span_number, self._pending = 0, ""
 
-    def _put(self, text: str, number: int) -> None:
+    def _feed(self, text: str, number: int) -> None:
         style = passage_style(number) if number and self._terminal.colored else ""
         if text:
             self._wrap.feed(printable(text), style)
 
 
-_LONGEST_NAME = 40
-_WHOLE_RUN = 1e6  # seconds; one batch of passages can take longer than rich's 30
+_MAX_NAME_LENGTH = 40
+_SPEED_PERIOD = 1e6  # seconds; one batch of passages can take longer than rich's 30
 
 
 @contextmanager
-def indexing_progress(terminal: Terminal) -> Iterator[Callable[[Standing], None]]:
+def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress], None]]:
     """Draw what indexing tells of itself; it is gone from the screen at the end.
 
     One bar for all the work, so that the time it says is left is for all of it. Nothing is drawn
@@ -311,36 +311,36 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[Standing], None]
         TextColumn("[dim]{task.fields[name]}"),
         console=terminal.err,
         transient=True,
-        speed_estimate_period=_WHOLE_RUN,
+        speed_estimate_period=_SPEED_PERIOD,
         disable=not terminal.interactive,
     )
     task = bars.add_task("reading", total=None, visible=False, count="", name="")
 
-    def draw(standing: Standing, /) -> None:
-        files = f"{standing.files_done:,}/{standing.files_total:,} files"
-        passages = f"{standing.passages_done:,}/{standing.passages_total:,} passages"
+    def draw(progress: IndexingProgress, /) -> None:
+        files = f"{progress.files_done:,}/{progress.files_total:,} files"
+        passages = f"{progress.passages_done:,}/{progress.passages_total:,} passages"
         bars.update(
             task,
-            description=standing.stage,
-            completed=standing.work_done,
-            total=standing.work_total or None,
-            count=f"{files}, {passages}" if standing.passages_total else files,
-            visible=standing.files_total > 0,
-            name=_short(standing.path),
+            description=progress.stage,
+            completed=progress.work_done,
+            total=progress.work_total or None,
+            count=f"{files}, {passages}" if progress.passages_total else files,
+            visible=progress.files_total > 0,
+            name=_short(progress.path),
         )
 
     with bars:
         yield draw if terminal.interactive else _draw_nothing
 
 
-def _draw_nothing(_: Standing, /) -> None:
+def _draw_nothing(_: IndexingProgress, /) -> None:
     pass
 
 
 def _short(path: str) -> str:
     name = os.path.basename(path)
     return escape(
-        printable(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…")
+        printable(name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…")
     )
 
 

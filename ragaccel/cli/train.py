@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ragaccel.training.trainer import Job
 
 
-_LINES = 20  # told of a run where nobody watches a bar
+_MAX_LINES = 20  # told of a run where nobody watches a bar
 
 
-def train_with(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
+def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
     """Carry a run out and tell how it went."""
-    terminal.pass_on_warnings()
+    terminal.show_log_warnings()
     with TrainingProgress(terminal) as progress:
         try:
             result = train_space(job, recipe, progress)
@@ -36,7 +36,7 @@ def train_with(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -
     if result is None:  # not the first of several processes
         return ExitCode.OK
     if result["held_out"]:
-        _tell(terminal, result["held_out"])
+        _show_metrics(terminal, result["held_out"])
     terminal.note(
         f"{result['steps']:,} steps over {result['tokens']:,} tokens, "
         f"{result['seconds_per_step']:.2f} s each: {job.out}"
@@ -56,14 +56,14 @@ class TrainingProgress(Listener):
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[told]}"),
+            TextColumn("[dim]{task.fields[text]}"),
             console=terminal.err,
             transient=True,
             disable=not terminal.interactive,
         )
-        self._answers = self._bars.add_task("answering", total=None, told="", visible=False)
-        self._steps = self._bars.add_task("training", total=None, told="", visible=False)
-        self._told = 0
+        self._answers = self._bars.add_task("answering", total=None, text="", visible=False)
+        self._steps = self._bars.add_task("training", total=None, text="", visible=False)
+        self._last_share = 0
 
     def __enter__(self) -> TrainingProgress:
         self._bars.start()
@@ -94,34 +94,34 @@ class TrainingProgress(Listener):
         """Draw where training stands."""
         done, total = state.global_step, state.max_steps
         losses = [row["loss"] for row in state.log_history if "loss" in row]
-        told = f": loss {losses[-1]:.3f}" if losses else ""
-        self._bars.update(self._steps, completed=done, total=total, visible=True, told=told[2:])
-        self._line(done, total, f"step {done:,} of {total:,}{told}")
+        text = f": loss {losses[-1]:.3f}" if losses else ""
+        self._bars.update(self._steps, completed=done, total=total, visible=True, text=text[2:])
+        self._line(done, total, f"step {done:,} of {total:,}{text}")
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Tell the tokens a pass that held-out answers would take."""
-        figures: Any = state.log_history[-1]["figures"]
-        values = figures["tokens_per_pass"]
-        told = ", ".join(f"{value:.2f}" for value in values)
+        metrics: Any = state.log_history[-1]["figures"]
+        values = metrics["tokens_per_pass"]
+        text = ", ".join(f"{value:.2f}" for value in values)
         self._terminal.note(
-            f"step {state.global_step:,}: {told} tokens a pass with 1 to {len(values)} mask tokens"
+            f"step {state.global_step:,}: {text} tokens a pass with 1 to {len(values)} mask tokens"
         )
 
     def _line(self, done: int, total: int, text: str) -> None:
-        share = done * _LINES // max(1, total)
-        if not self._terminal.interactive and (share != self._told or done == total):
-            self._told = share
+        share = done * _MAX_LINES // max(1, total)
+        if not self._terminal.interactive and (share != self._last_share or done == total):
+            self._last_share = share
             self._terminal.note(text)
 
 
-def _tell(terminal: Terminal, figures: dict[str, Any]) -> None:
+def _show_metrics(terminal: Terminal, metrics: dict[str, Any]) -> None:
     """Tell figures by the number of mask tokens."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("mask tokens", "tokens a pass", "guesses right"):
         table.add_column(heading, justify="right")
-    rows = zip(figures["tokens_per_pass"], figures["right"], strict=True)
+    rows = zip(metrics["tokens_per_pass"], metrics["right"], strict=True)
     for count, (per_pass, right) in enumerate(rows, start=1):
         table.add_row(str(count), f"{per_pass:.2f}", f"{right:.1%}")
     terminal.note(table)
-    own = f"{figures['own']:.1%} of their tokens are the model's own choice"
-    terminal.note(f"{figures['samples']:,} held-out answers; {own}")
+    own = f"{metrics['own']:.1%} of their tokens are the model's own choice"
+    terminal.note(f"{metrics['samples']:,} held-out answers; {own}")

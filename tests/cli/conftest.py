@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """How a command ended: its exit code and what it wrote."""
 
     code: int
@@ -47,7 +47,7 @@ def cli(capsys):
         with pytest.raises(SystemExit) as ended:
             run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return Ended(ended.value.code or 0, captured.out, captured.err)
+        return CommandResult(ended.value.code or 0, captured.out, captured.err)
 
     return call
 
@@ -68,7 +68,7 @@ def pipe(tmp_path, monkeypatch):
         file.close()
 
 
-def _heed_interrupts():
+def _restore_interrupts():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -87,7 +87,7 @@ def spawn():
         }
         command = [sys.executable, *map(str, arguments)]
         # a suite that runs in the background ignores Ctrl-C, and its children would inherit that
-        settings.setdefault("preexec_fn", _heed_interrupts)
+        settings.setdefault("preexec_fn", _restore_interrupts)
         started.append(subprocess.Popen(command, text=True, **{**streams, **settings}))
         return started[-1]
 

@@ -225,7 +225,7 @@ def test_ctrl_c_keeps_what_was_answered_so_far(cli, docs, llm):
     assert cli("ask", docs, "Where does the key hang?").code == 0
 
 
-def test_a_reader_that_leaves_ends_it_quietly(cli, docs, llm, monkeypatch):
+def test_a_closed_pipe_ends_it_quietly(cli, docs, llm, monkeypatch):
     def gone(number):
         raise BrokenPipeError
 

@@ -52,7 +52,7 @@ def test_every_drafter_gives_the_same_answer(cli, tmp_path, model):
     assert len(set(answers.values())) == 1
 
 
-def test_a_drafter_that_there_is_not(cli, tmp_path):
+def test_an_unknown_drafter(cli, tmp_path):
     ended = cli("ask", tmp_path, "Where?", "--drafter", "tree")
     assert ended.code == 2
     assert "'trees', 'copy', 'space', 'mixed'" in ended.err
@@ -69,6 +69,6 @@ def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
     assert "ragaccel train space" in ended.err
 
 
-def test_the_models_own_drafter_is_left_to_it(home):
+def test_the_default_drafter_is_the_models(home):
     for drafter in (None, "trees", "mixed"):
         assert make_drafter(Settings(drafter=drafter), None) is None

@@ -136,7 +136,7 @@ def test_kill_leaves_the_question_in_the_history(start, docs):
     assert end(start("ask", docs, QUESTION))[0] == 0
 
 
-def test_a_reader_that_leaves(start, docs):
+def test_a_closed_pipe(start, docs):
     process = start("ask", docs, QUESTION, env={"SECONDS": "0.1"}, bufsize=0)
     process.stdout.read(1)
     process.stdout.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.cli.settings import HARMLESS, KEYS, Settings, read_file
+from ragaccel.cli.settings import KEYS, PROJECT_FILE_KEYS, Settings, read_file
 from ragaccel.cli.terminal import UsageError
 
 
@@ -71,8 +71,8 @@ def test_a_file_beside_documents_chooses_nothing_that_is_loaded_or_written(
     assert shown()[key] == (written, f"RAGACCEL_{key.upper()}")
 
 
-def test_what_may_come_with_documents():
-    assert {"k", "max_tokens", "temperature", "seed", "color"} == HARMLESS < set(KEYS)
+def test_settings_that_a_project_file_may_set():
+    assert {"k", "max_tokens", "temperature", "seed", "color"} == PROJECT_FILE_KEYS < set(KEYS)
 
 
 def test_where_the_users_own_file_lies_it_sets_everything(cli, shown, home, monkeypatch):

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "sqlite3")
-VERBS = ("ask", "chat", "index", "search", "ls", "rm", "stats", "logs", "doctor", "config", "train")
+COMMANDS = (
+    "ask",
+    "chat",
+    "index",
+    "search",
+    "ls",
+    "rm",
+    "stats",
+    "logs",
+    "doctor",
+    "config",
+    "train",
+)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["--version"]])
@@ -24,18 +36,18 @@ def test_help_imports_nothing_heavy(arguments, spawn):
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
 
 
-def test_help_names_every_verb_and_the_exit_codes(cli):
+def test_help_names_every_command_and_the_exit_codes(cli):
     ended = cli("--help")
     assert ended.code == 0
-    for verb in VERBS:
-        assert f"\n  {verb} " in ended.out
+    for command in COMMANDS:
+        assert f"\n  {command} " in ended.out
     assert "5 not answered" in ended.out
     assert "130 interrupted" in ended.out
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(cli, verb):
-    ended = cli(verb, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(cli, command):
+    ended = cli(command, "--help")
     assert ended.code == 0
     assert "Usage: ragaccel" in ended.out
 

@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_is_told_first(cli, model, samples, monk
         assert "cannot be written" in ended.err
 
 
-def test_the_folder_at_hand_is_one_too(cli, model, samples, tmp_path):
+def test_the_current_folder_may_be_the_output(cli, model, samples, tmp_path):
     os.mkdir("here")
     os.chdir("here")
     ended = cli("train", "space", samples, "--model", model, "--out", ".", *SMALL)

@@ -54,7 +54,7 @@ def test_without_a_question_it_says_how_to_ask(docs, pipe):
     with pytest.raises(UsageError, match=r"what is the question.*ragaccel ask docs"):
         ask("docs")
     with pytest.raises(UsageError, match="ragaccel search docs"):
-        read_question(Terminal(), "docs", None, None, verb="search")
+        read_question(Terminal(), "docs", None, None, subcommand="search")
 
 
 @pytest.mark.parametrize(

@@ -286,9 +286,9 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
 def test_a_model_that_reads_little_is_measured_too(capsys):
     from tiny_llm import tiny_llm
 
-    from ragaccel.cli.doctor import _measured
+    from ragaccel.cli.doctor import _measure_all
     from ragaccel.cli.terminal import Terminal
 
-    costs = _measured(Terminal(quiet=True), tiny_llm(max_positions=100))
-    assert {cost.way for cost in costs} == {"greedy", "sampled", "filtered"}
+    costs = _measure_all(Terminal(quiet=True), tiny_llm(max_positions=100))
+    assert {cost.mode for cost in costs} == {"greedy", "sampled", "filtered"}
     assert all(cost.limit_seconds > 0 and cost.context <= 98 for cost in costs)

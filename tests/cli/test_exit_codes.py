@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from ragaccel.cli.settings import verb
+from ragaccel.cli.settings import make_command
 from ragaccel.cli.terminal import ExitCode, UsageError, exit_code_of, explain
 from ragaccel.errors import (
     CapacityError,
@@ -58,12 +58,12 @@ def test_an_error_is_explained_in_one_line(error, said):
 
 
 @pytest.fixture
-def run_verb(capsys):
+def run_command(capsys):
     import typer
 
     def call(function):
         app = typer.Typer(add_completion=False)
-        app.command()(verb(function))
+        app.command()(make_command(function))
         with pytest.raises(SystemExit) as ended:
             app(args=[])
         return ended.value.code, capsys.readouterr()
@@ -71,42 +71,42 @@ def run_verb(capsys):
     return call
 
 
-def test_an_error_is_one_line_on_stderr(run_verb):
+def test_an_error_is_one_line_on_stderr(run_command):
     def broken(terminal):
         raise ModelNotFoundError("there is no model x: name another")
 
-    code, captured = run_verb(broken)
+    code, captured = run_command(broken)
     assert (code, captured.out) == (1, "")
     assert captured.err == "error: there is no model x: name another\n"
 
 
-def test_a_long_error_is_not_wrapped(run_verb):
+def test_a_long_error_is_not_wrapped(run_command):
     def broken(terminal):
         raise ModelNotFoundError("word " * 100)
 
-    assert run_verb(broken)[1].err.count("\n") == 1
+    assert run_command(broken)[1].err.count("\n") == 1
 
 
-def test_ctrl_c_ends_with_130(run_verb):
+def test_ctrl_c_ends_with_130(run_command):
     def stopped(terminal):
         raise KeyboardInterrupt
 
-    code, captured = run_verb(stopped)
+    code, captured = run_command(stopped)
     assert (code, captured.err) == (130, "interrupted\n")
 
 
-def test_debug_shows_the_traceback(run_verb, monkeypatch):
+def test_debug_shows_the_traceback(run_command, monkeypatch):
     def broken(terminal):
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setenv("RAGACCEL_DEBUG", "1")
-    assert "ZeroDivisionError" in run_verb(broken)[1].err.splitlines()[-1]
-    assert "def broken" in run_verb(broken)[1].err
+    assert "ZeroDivisionError" in run_command(broken)[1].err.splitlines()[-1]
+    assert "def broken" in run_command(broken)[1].err
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(run_verb):
+def test_a_closed_pipe_ends_the_command_quietly(run_command):
     def writes(terminal):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    code, captured = run_verb(writes)
+    code, captured = run_command(writes)
     assert (code, captured.err) == (ExitCode.FAILED, "")
