@@ -25,9 +25,15 @@ from ragaccel.engine.engine import Engine, warm_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, shown
 from ragaccel.models.generation_config import GenerationDefaults, TimeRule
-from ragaccel.models.hf_processors import criterion_rules, logits_processors
-from ragaccel.models.load import as_target, bundled_reader_path, end_tokens, is_bundled, load_model
-from ragaccel.models.packing import packing_file
+from ragaccel.models.hf_processors import logits_processors, make_criterion_rules
+from ragaccel.models.load import (
+    bundled_reader_path,
+    find_eos_ids,
+    is_bundled,
+    load_model,
+    make_target,
+)
+from ragaccel.models.packing import packing_cache_path
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.models.streaming import IncrementalDecoder, TextStopRule
@@ -109,7 +115,7 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
         )
     if space is True:
         revision = getattr(model.model.config, "_commit_hash", None)
-        adapter = SpaceAdapter.of_model(model.model.name_or_path, revision)
+        adapter = SpaceAdapter.load_for_model(model.model.name_or_path, revision)
     else:
         adapter = space if isinstance(space, SpaceAdapter) else SpaceAdapter.load(space)
     model.attach_space(adapter)
@@ -183,7 +189,7 @@ def make_plan(
         references=(*built.references, *predicted),
         sampling=sampling,
         eos_ids=eos_ids,
-        stop_rules=(stop, *timed, *criterion_rules(criteria, built.token_ids, model.device)),
+        stop_rules=(stop, *timed, *make_criterion_rules(criteria, built.token_ids, model.device)),
         score_rules=more.score_rules,
         processors=(*logits_processors(processors), *more.processors),
         **given,
@@ -444,15 +450,17 @@ class LLM:
             }
         )
         capacity, token_budget = given.get("capacity"), given.get("token_budget")
-        self.model = as_target(model, packing_file(keep=keep_costs), check_folder(keep=keep_costs))
+        self.model = make_target(
+            model, packing_cache_path(keep=keep_costs), check_folder(keep=keep_costs)
+        )
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.mask_ids = attach_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
         check_probes(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
-            tokenizer = Tokenizer(tokenizer, eos_ids=end_tokens(self.model.model, tokenizer))
+            tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        kept = cost_file(self.model.cost_key) if keep_costs else None
+        kept = cost_file(self.model.latency_key) if keep_costs else None
         self.engine = Engine(self.model, capacity=capacity, cost_file=kept, exact=exact)
         self.token_budget = token_budget
         self._guessing = DraftingPolicy(
@@ -518,7 +526,7 @@ class LLM:
             dtype=dtype,
             device=device,
             device_map=device_map,
-            packing_file=packing_file(keep=keep_costs),
+            packing_cache_path=packing_cache_path(keep=keep_costs),
             check_folder=check_folder(keep=keep_costs),
             **model_kwargs,
         )

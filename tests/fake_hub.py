@@ -71,7 +71,7 @@ def handler(folder):
     return Handler
 
 
-def looked_for(name, kind, **hub):
+def look_up(name, kind, **hub):
     """What came of looking for a name: its folder's files or the error, and what was asked."""
     from ragaccel.errors import ModelNotFoundError
     from ragaccel.models.hub import find_folder
@@ -97,20 +97,20 @@ def main(folder, cache):
 
     hub = {"cache_dir": cache, "token": SECRET.split()[1]}
     found = {
-        "no token": looked_for("someone/tiny", LANGUAGE_MODEL, cache_dir=cache, token=False),
-        "first": looked_for("someone/tiny", LANGUAGE_MODEL, **hub),
-        "cached": looked_for("someone/tiny", LANGUAGE_MODEL, cache_dir=cache),
-        "revision": looked_for("someone/tiny", LANGUAGE_MODEL, **hub, revision="v2"),
-        "adapter": looked_for("someone/tiny", ADAPTER, **hub, subfolder="space"),
-        "embedder": looked_for("someone/tiny", EMBEDDER, **hub, revision="v3"),
-        "missing": looked_for("someone/nothing", LANGUAGE_MODEL, **hub),
-        "no weights": looked_for("someone/tiny", LANGUAGE_MODEL, **hub, subfolder="empty"),
+        "no token": look_up("someone/tiny", LANGUAGE_MODEL, cache_dir=cache, token=False),
+        "first": look_up("someone/tiny", LANGUAGE_MODEL, **hub),
+        "cached": look_up("someone/tiny", LANGUAGE_MODEL, cache_dir=cache),
+        "revision": look_up("someone/tiny", LANGUAGE_MODEL, **hub, revision="v2"),
+        "adapter": look_up("someone/tiny", ADAPTER, **hub, subfolder="space"),
+        "embedder": look_up("someone/tiny", EMBEDDER, **hub, revision="v3"),
+        "missing": look_up("someone/nothing", LANGUAGE_MODEL, **hub),
+        "no weights": look_up("someone/tiny", LANGUAGE_MODEL, **hub, subfolder="empty"),
     }
     server.shutdown()
     server.server_close()
-    found["gone"] = looked_for("someone/other", LANGUAGE_MODEL, **hub)
+    found["gone"] = look_up("someone/other", LANGUAGE_MODEL, **hub)
     socket.getaddrinfo = lambda *_, **__: time.sleep(60)  # a name server that never answers
-    found["no name server"] = looked_for("someone/other", LANGUAGE_MODEL, **hub)
+    found["no name server"] = look_up("someone/other", LANGUAGE_MODEL, **hub)
     print(json.dumps(found))
 
 

@@ -173,9 +173,9 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
     Raises:
         ModelNotFoundError, UnsupportedModelError: the model cannot be used.
     """
-    from ragaccel.models.packing import forget_packing
+    from ragaccel.models.packing import clear_packing_cache
 
-    forget_packing()  # measured again, too: what was kept may come from a moment under load
+    clear_packing_cache()  # measured again, too: what was kept may come from a moment under load
     from ragaccel.cli.ask import load_llm
 
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
@@ -187,7 +187,7 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
     if json:
         terminal.json(
             {
-                "key": llm.model.cost_key,
+                "key": llm.model.latency_key,
                 "kept": kept,
                 "threads": threads,
                 "seconds": {

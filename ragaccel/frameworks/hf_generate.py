@@ -16,9 +16,9 @@ from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import Job, Runner
-from ragaccel.models.hf_processors import StockCall
-from ragaccel.models.load import as_target
-from ragaccel.models.packing import packing_file
+from ragaccel.models.hf_processors import GenerateCall
+from ragaccel.models.load import make_target
+from ragaccel.models.packing import packing_cache_path
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch, cost_file
@@ -41,9 +41,9 @@ class GenerateEngine:
     """An engine over a model of transformers, with its scheduler and its guesses."""
 
     def __init__(self, model: Any) -> None:
-        target = as_target(model, packing_file(keep=True), check_folder(keep=True))
+        target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
-        self.scheduler = Scheduler(Engine(target, cost_file=cost_file(target.cost_key)))
+        self.scheduler = Scheduler(Engine(target, cost_file=cost_file(target.latency_key)))
         self.guessing = DraftingPolicy(None, None, None, target.vocab_size)
 
 
@@ -161,7 +161,7 @@ class CustomGenerate:
         claim_torch()
         mask = model_kwargs.get("attention_mask")
         processors, criteria = tuple(logits_processor), tuple(stopping_criteria)
-        call = StockCall(input_ids, mask, processors, criteria, generation_config)
+        call = GenerateCall(input_ids, mask, processors, criteria, generation_config)
         call.check(model_kwargs)
         engine = engine_for(model)
         given = self._references(call, references, engine.vocab_size)
@@ -171,10 +171,12 @@ class CustomGenerate:
         requests = [
             call.request(row, own, seeds[row], self.namespace) for row, own in enumerate(given)
         ]
-        return call.output(self._generate(engine, requests, pads=call.pads))
+        return call.output(
+            self._generate(engine, requests, pads_finished_rows=call.pads_finished_rows)
+        )
 
     def _references(
-        self, call: StockCall, references: Sequence[Any], vocab_size: int
+        self, call: GenerateCall, references: Sequence[Any], vocab_size: int
     ) -> list[tuple[Reference, ...]]:
         """The references of every row, in token ids."""
         references = [] if references is None else references
@@ -195,14 +197,18 @@ class CustomGenerate:
         return rows
 
     def _generate(
-        self, engine: GenerateEngine, requests: Sequence[Request], *, pads: bool
+        self, engine: GenerateEngine, requests: Sequence[Request], *, pads_finished_rows: bool
     ) -> list[list[int]]:
         runner = Runner(engine.scheduler, engine.guessing, self.token_budget)
         for request in requests:
             engine.scheduler.engine.check_fits(request)
         answers = self._decode(runner, requests)
         width = max(map(len, answers))
-        short = [] if pads else [row for row, ids in enumerate(answers) if len(ids) < width]
+        short = (
+            []
+            if pads_finished_rows
+            else [row for row, ids in enumerate(answers) if len(ids) < width]
+        )
         if short:  # the stock loop goes on with them until the last row ends
             more = [_continuation(requests[row], answers[row], width) for row in short]
             for row, rest in zip(short, self._decode(runner, more), strict=True):

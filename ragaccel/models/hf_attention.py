@@ -389,7 +389,7 @@ class StaticNetwork:
         ids, space = static.token_ids, self._space
         if space is None or not static.size.has_masks:
             return self._run({"input_ids": ids}, static.positions)
-        with space.marked(ids, is_static=True):
+        with space.mark_rows(ids, is_static=True):
             return self._run({"inputs_embeds": space.embed(self._eager, ids)}, static.positions)
 
     def compile(self) -> None:

@@ -38,10 +38,10 @@ from ragaccel.models.hf_attention import (
 )
 from ragaccel.models.packing import (
     PackedLinear,
-    PackingChoices,
-    cost_key,
+    PackingCache,
     has_packed,
     input_device,
+    latency_key,
     pack_linears,
     packed_bytes,
     weight_bytes,
@@ -337,7 +337,7 @@ class HuggingFaceModel:
         pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
             half of the free memory holds them.
         owned: nobody else uses the model: packed weights take the place of stored ones.
-        packing_file: where it is kept for which layers that is faster; ``None`` measures anew.
+        packing_cache_path: where it is kept for which layers that is so; ``None`` measures anew.
         check_folder: where it is remembered what a small copy of an architecture showed; ``None``
             remembers it in this process only.
         findings: what it showed, for targets that are such copies themselves.
@@ -353,7 +353,7 @@ class HuggingFaceModel:
         self_check: bool = True,
         pack: bool | None = None,
         owned: bool = False,
-        packing_file: Path | None = None,
+        packing_cache_path: Path | None = None,
         check_folder: Path | None = None,
         findings: Findings | None = None,
     ) -> None:
@@ -373,7 +373,7 @@ class HuggingFaceModel:
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = Masks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
-        self.cost_key: str = cost_key(self.model, self.device)
+        self.latency_key: str = latency_key(self.model, self.device)
         self.weight_bytes: int = weight_bytes(self.model)
         """How much of its weights one pass reads, in bytes."""
         self.pass_lock = RLock()  # two engines may share the model, and what its passes write to
@@ -393,9 +393,9 @@ class HuggingFaceModel:
         expected = expected_passes(self) if self_check else None
         self._select_network(expected)
         if self._uses_own_attention and pack is not False:
-            self._pack(PackingChoices(packing_file), forced=bool(pack), owned=owned)
+            self._pack(PackingCache(packing_cache_path), forced=bool(pack), owned=owned)
         if has_packed(self.network):
-            self.cost_key += "-packed"
+            self.latency_key += "-packed"
         if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
             self._make_graphs(expected)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
@@ -441,7 +441,7 @@ class HuggingFaceModel:
             raise ConfigurationError("this model wears a SPACE adapter already: load it anew")
         adapter.check(self.model)
         self._space = AttachedAdapter(adapter, self.network, self.dtype)
-        self.num_masks, self.cost_key = adapter.num_masks, f"{self.cost_key}-space"
+        self.num_masks, self.latency_key = adapter.num_masks, f"{self.latency_key}-space"
         if self._static is not None:
             self._static.attach_space(self._space)
             self.free_memory()  # passes captured before know nothing of it
@@ -488,7 +488,7 @@ class HuggingFaceModel:
         changed = {id(weight) for weight in self._weight_versions.changed_weights()}
         for layer in self._packed:
             if id(layer.weight) in changed:
-                layer.pack_again()
+                layer.repack()
         if changed and self.graphs is not None:
             self.graphs.clear()
         return self._weight_versions.version
@@ -532,7 +532,7 @@ class HuggingFaceModel:
                 self._num_captures = self.graphs.num_captures
                 self.graphs = None  # caches stay where they are, other passes read them as well
         space = None if rows.is_probe is None else self._space
-        with nullcontext() if space is None else space.marked(rows.token_ids):
+        with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
 
     def _forward(self, rows: Rows, keep: int) -> Tensor:
@@ -566,11 +566,11 @@ class HuggingFaceModel:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _pack(self, choices: PackingChoices, *, forced: bool, owned: bool) -> None:
+    def _pack(self, cache: PackingCache, *, forced: bool, owned: bool) -> None:
         needed = packed_bytes(self.network)
         if forced or owned or (needed and 2 * needed <= free_bytes()):
             trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned, choices=choices)
+            self._packed = pack_linears(trees, keep=not owned, cache=cache)
 
     def _make_graphs(self, expected: Expected | None) -> None:
         kernel = triton_kernel()

@@ -78,7 +78,7 @@ class CriterionRule:
         return None
 
 
-def criterion_rules(
+def make_criterion_rules(
     criteria: Iterable[Callable[..., Any]],
     prompt_ids: Sequence[int],
     device: torch.device | str = "cpu",
@@ -113,7 +113,7 @@ def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ..
     )
 
 
-_NEVER = -float("inf")
+_MINUS_INFINITY = -float("inf")
 # In the order in which they are applied, by transformers and by us.
 _WARPERS = (
     (TemperatureLogitsWarper, "temperature"),
@@ -122,7 +122,7 @@ _WARPERS = (
     (MinPLogitsWarper, "min_p"),
 )
 # Those of transformers that treat every row of a batch alike, wherever it stands.
-_ALIKE_FOR_ROWS = frozenset(
+_ROW_INDEPENDENT = frozenset(
     f"{name}LogitsProcessor"
     for name in (
         "ForcedBOSToken", "ForcedEOSToken", "InfNanRemove", "MinLength", "MinNewTokensLength",
@@ -166,7 +166,7 @@ class RowProcessors:
 
     def _apply(self, processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
         processed: Tensor
-        if self._num_rows == 1 or _is_alike_for_rows(processor):
+        if self._num_rows == 1 or _is_row_independent(processor):
             processed = processor(ids, scores)
             return processed
         processed = processor(ids.repeat(self._num_rows, 1), scores.repeat(self._num_rows, 1))
@@ -184,18 +184,18 @@ def split_processors(
     rest = list(processors)
     request: dict[str, Any] = {}
     if not num_padding:  # theirs see the padding
-        if rest and _penalizes_all(rest[0], row):
+        if rest and _penalizes_prompt(rest[0], row):
             request["repetition_penalty"] = rest.pop(0).penalty
         if rest and type(rest[0]) is NoRepeatNGramLogitsProcessor:
             request["no_repeat_ngram_size"] = rest.pop(0).ngram_size
     sampling: dict[str, Any] = {"temperature": 1.0} if sampled else {}
     for kind, name in reversed(_WARPERS if sampled else ()):
-        if rest and type(rest[-1]) is kind and _is_usual(rest[-1]):
+        if rest and type(rest[-1]) is kind and _has_default_options(rest[-1]):
             sampling[name] = getattr(rest.pop(), name)
     return request, sampling, rest
 
 
-def end_ids(criteria: Iterable[Any]) -> frozenset[int]:
+def eos_ids_of(criteria: Iterable[Any]) -> frozenset[int]:
     """The end tokens among stopping criteria."""
     return frozenset(
         int(token)
@@ -205,13 +205,13 @@ def end_ids(criteria: Iterable[Any]) -> frozenset[int]:
     )
 
 
-def longest(criteria: Iterable[Any], num_prompt: int) -> int:
+def max_new_tokens_of(criteria: Iterable[Any], num_prompt: int) -> int:
     """How many new tokens the maximal lengths among stopping criteria leave; at least one."""
     lengths = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
     return max(1, min(lengths) - num_prompt)
 
 
-def other_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
+def other_stop_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
     """The other stopping criteria as rules of a row [L], which they see with its padding."""
     return tuple(
         CriterionRule(criterion, row.tolist(), row.device)
@@ -220,7 +220,7 @@ def other_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
     )
 
 
-def ends_rows_with_padding(criteria: Iterable[Any]) -> bool:
+def pads_finished_rows(criteria: Iterable[Any]) -> bool:
     """Whether a row that has ended is padded, or goes on until all others have ended."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
@@ -230,13 +230,13 @@ def make_sampling(settings: dict[str, Any], seed: int) -> Sampling:
     return Sampling(**settings, seed=seed)
 
 
-def _is_alike_for_rows(processor: Any) -> bool:
+def _is_row_independent(processor: Any) -> bool:
     kind = type(processor)
     is_stock = kind.__module__ == NoRepeatNGramLogitsProcessor.__module__
-    return is_stock and kind.__name__ in _ALIKE_FOR_ROWS
+    return is_stock and kind.__name__ in _ROW_INDEPENDENT
 
 
-def _penalizes_all(processor: Any, row: int) -> bool:
+def _penalizes_prompt(processor: Any, row: int) -> bool:
     if type(processor) is not RepetitionPenaltyLogitsProcessor:
         return False
     ignored = getattr(processor, "prompt_ignore_length", None)
@@ -245,14 +245,14 @@ def _penalizes_all(processor: Any, row: int) -> bool:
     return not ignored
 
 
-def _is_usual(warper: Any) -> bool:
+def _has_default_options(warper: Any) -> bool:
     """Whether it is as ``generate`` makes it; one may also be told to keep more, or all but one."""
     keeps_one = getattr(warper, "min_tokens_to_keep", 1) == 1
-    drops = getattr(warper, "filter_value", _NEVER) == _NEVER
+    drops = getattr(warper, "filter_value", _MINUS_INFINITY) == _MINUS_INFINITY
     return keeps_one and drops and getattr(warper, "top_p", 1.0) > 0.0
 
 
-_OWN = "custom_generate=ragaccel.custom_generate"
+_CUSTOM_GENERATE = "custom_generate=ragaccel.custom_generate"
 _HARMLESS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache",
     "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict",
     "token_type_ids"})  # fmt: skip
@@ -260,7 +260,7 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 
 @dataclass(frozen=True, slots=True)
-class StockCall:
+class GenerateCall:
     """One call of a decoding loop of transformers.
 
     Args:
@@ -283,9 +283,9 @@ class StockCall:
         return self.input_ids.shape[0]
 
     @property
-    def pads(self) -> bool:
+    def pads_finished_rows(self) -> bool:
         """Whether a row that has ended is padded, or goes on until all others have ended."""
-        return ends_rows_with_padding(self.criteria)
+        return pads_finished_rows(self.criteria)
 
     def prompt(self, row: int) -> list[int]:
         """The tokens of a prompt, without padding."""
@@ -298,7 +298,7 @@ class StockCall:
         _check_inputs(model_kwargs)
         _check_positions(model_kwargs.get("position_ids"), self.attention_mask, self.input_ids)
         for row in range(self.num_rows):
-            if not self._is_whole(row):
+            if not self._is_left_padded(row):
                 raise ConfigurationError(
                     f"row {row} of the batch is not padded on the left alone, or empty: set the "
                     "tokenizer's padding_side='left', and pass its attention_mask"
@@ -307,7 +307,7 @@ class StockCall:
             names = [type(one).__name__ for one in self.processors if is_stateful(one)]
             raise ConfigurationError(
                 f"{names[0]} remembers earlier calls, and rows end at different times: give one "
-                f"prompt a call, or leave out {_OWN}"
+                f"prompt a call, or leave out {_CUSTOM_GENERATE}"
             )
 
     def request(
@@ -326,9 +326,9 @@ class StockCall:
             prompt_ids=tuple(self.prompt(row)),
             references=tuple(references),
             sampling=make_sampling(sampling, seed),
-            max_new_tokens=longest(self.criteria, self.input_ids.shape[1]),
-            eos_ids=end_ids(self.criteria),
-            stop_rules=other_rules(self.criteria, self.input_ids[row]),
+            max_new_tokens=max_new_tokens_of(self.criteria, self.input_ids.shape[1]),
+            eos_ids=eos_ids_of(self.criteria),
+            stop_rules=other_stop_rules(self.criteria, self.input_ids[row]),
             namespace=namespace,
             **settings,
         )
@@ -350,7 +350,7 @@ class StockCall:
             return 0
         return int((self.attention_mask[row] == 0).sum())
 
-    def _is_whole(self, row: int) -> bool:
+    def _is_left_padded(self, row: int) -> bool:
         if self.attention_mask is None:
             return self.input_ids.shape[1] > 0
         return bool(self.attention_mask[row, self._num_padding(row) :].all()) and bool(
@@ -362,14 +362,15 @@ def _check_mode(config: Any) -> None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ConfigurationError(
-            f"{mode.value.replace('_', ' ')} is not what {_OWN} does: it chooses greedily or by "
-            "sampling, and drafts by itself; leave out num_beams and the like, or custom_generate"
+            f"{mode.value.replace('_', ' ')} is not what {_CUSTOM_GENERATE} does: it chooses "
+            "greedily or by sampling, and drafts by itself; leave out num_beams and the like, or "
+            "custom_generate"
         )
     wanted = [name for name in _OUTPUTS if getattr(config, name, None)]
     if config.return_dict_in_generate and wanted:
         raise ConfigurationError(
-            f"{wanted[0]}=True is not given by {_OWN}: passes run over drafts, several tokens at a "
-            "time; leave out one of the two"
+            f"{wanted[0]}=True is not given by {_CUSTOM_GENERATE}: passes run over drafts, "
+            "several tokens at a time; leave out one of the two"
         )
 
 
@@ -378,13 +379,13 @@ def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
     typed = token_types is not None and bool(token_types.any())
     unknown = [name for name in model_kwargs.keys() - _HARMLESS if model_kwargs[name] is not None]
     for name in sorted([*unknown, *["token_type_ids"] * typed]):
-        raise ConfigurationError(f"{_OWN} reads token ids only: leave out {name}")
+        raise ConfigurationError(f"{_CUSTOM_GENERATE} reads token ids only: leave out {name}")
     cache = model_kwargs.get("past_key_values")
     is_users = getattr(cache, "_is_user_defined", False)
     if is_users or (cache is not None and cache.get_seq_length() > 0):
         raise ConfigurationError(
-            f"{_OWN} keeps states by itself, of what earlier prompts began with too: leave out "
-            "past_key_values, and give whole prompts"
+            f"{_CUSTOM_GENERATE} keeps states by itself, of what earlier prompts "
+            "began with too: leave out past_key_values, and give whole prompts"
         )
 
 
@@ -396,4 +397,6 @@ def _check_positions(positions: Tensor | None, mask: Tensor | None, ids: Tensor)
     counted = seen.cumsum(-1) - 1
     shape_fits = positions.dim() == 2 and positions.shape[1] == ids.shape[1]
     if not shape_fits or not bool(((positions.to(ids.device) == counted) | (seen == 0)).all()):
-        raise ConfigurationError(f"{_OWN} counts positions by itself: leave out position_ids")
+        raise ConfigurationError(
+            f"{_CUSTOM_GENERATE} counts positions by itself: leave out position_ids"
+        )

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_SECONDS = 5.0
-_UNSTORED = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
+_STORAGE_ERRNOS = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
 _WEIGHTS = ("*.safetensors", "*.bin")  # in a cache or a folder; pickles are never downloaded
-_PART = re.compile(r"-\d+-of-\d+\.")  # of weights in several files
-_WORDS = ("*.txt", "*.model", "*.tiktoken", "*.jinja")  # of tokenizers
+_SHARD = re.compile(r"-\d+-of-\d+\.")  # of weights in several files
+_TOKENIZER_FILES = ("*.txt", "*.model", "*.tiktoken", "*.jinja")  # of tokenizers
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RepoKind:
     """What is looked for.
 
     Args:
@@ -47,14 +47,16 @@ class Kind:
     markers: tuple[str, ...]
     advice: str = ""
 
-    def no(self, name: str, why: str) -> ModelNotFoundError:
+    def not_found_error(self, name: str, why: str) -> ModelNotFoundError:
         """Return the error that says why there is none of a name."""
         advice = f"; {self.advice}" if self.advice else ""
         return ModelNotFoundError(f"no {self.name} {shown(name)}: {why}{advice}")
 
 
-LANGUAGE_MODEL = Kind("model", ("*.json", "model*.safetensors", *_WORDS), ("config.json",))
-EMBEDDER = Kind(
+LANGUAGE_MODEL = RepoKind(
+    "model", ("*.json", "model*.safetensors", *_TOKENIZER_FILES), ("config.json",)
+)
+EMBEDDER = RepoKind(
     "embedding model",
     (*LANGUAGE_MODEL.files, "*/model*.safetensors"),
     ("config.json", "modules.json"),
@@ -63,7 +65,10 @@ EMBEDDER = Kind(
 
 
 def find_folder(
-    name_or_path: str | Path, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()
+    name_or_path: str | Path,
+    kind: RepoKind,
+    hub: Mapping[str, Any],
+    extra_patterns: tuple[str, ...] = (),
 ) -> Path:
     """Find the folder that holds a model's files; download them if they are nowhere here.
 
@@ -74,7 +79,7 @@ def find_folder(
         name_or_path: a folder or a name on the hub.
         kind: what it is to be.
         hub: revision, token, cache_dir, subfolder and local_files_only, where given.
-        more: patterns of other files to download with it.
+        extra_patterns: patterns of other files to download with it.
 
     Raises:
         ModelNotFoundError: saying where it was looked for.
@@ -93,16 +98,21 @@ def find_folder(
             f"{shown(name)} is a file: give the folder that holds {kind.markers[0]}"
         )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
-        raise kind.no(name, "there is no such folder, and nothing on the hub has such a name")
-    return cached_folder(name, kind, hub, more) or download(name, kind, hub, more)
+        raise kind.not_found_error(
+            name, "there is no such folder, and nothing on the hub has such a name"
+        )
+    return cached_folder(name, kind, hub, extra_patterns) or download(
+        name, kind, hub, extra_patterns
+    )
 
 
 def cached_folder(
-    name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()
+    name: str, kind: RepoKind, hub: Mapping[str, Any], extra_patterns: tuple[str, ...] = ()
 ) -> Path | None:
     """Return where the cache holds what has this name on the hub, if its weights are whole.
 
-    Where code is asked for as well (``*.py`` in ``more``), the code that it names must be there.
+    Where code is asked for as well (``*.py`` in ``extra_patterns``), the code that it
+    names must be there.
     """
     cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
     in_cache = os.path.join(cache, f"models--{name.replace('/', '--')}")
@@ -116,11 +126,13 @@ def cached_folder(
             name, prefix + marker, cache_dir=hub.get("cache_dir"), revision=hub.get("revision")
         )
         if isinstance(file, str) and _has_weights(folder := Path(file).parent):
-            return folder if "*.py" not in more or _has_code(folder) else None
+            return folder if "*.py" not in extra_patterns or _has_code(folder) else None
     return None
 
 
-def download(name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...] = ()) -> Path:
+def download(
+    name: str, kind: RepoKind, hub: Mapping[str, Any], extra_patterns: tuple[str, ...] = ()
+) -> Path:
     """Download what has this name on the hub into the cache; return its folder there.
 
     Arguments and errors are those of ``find_folder``.
@@ -129,32 +141,36 @@ def download(name: str, kind: Kind, hub: Mapping[str, Any], more: tuple[str, ...
     here = f"it is neither a folder nor in the cache ({cache}), and"
     if constants.HF_HUB_OFFLINE or hub.get("local_files_only"):
         what = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "local_files_only"
-        raise kind.no(name, f"{here} {what} forbids asking the hub: download it first, or unset it")
+        raise kind.not_found_error(
+            name, f"{here} {what} forbids asking the hub: download it first, or unset it"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    patterns = [_prefix(hub) + pattern for pattern in (*kind.files, *more)]
+    patterns = [_prefix(hub) + pattern for pattern in (*kind.files, *extra_patterns)]
     given = {key: hub[key] for key in ("revision", "token", "cache_dir") if key in hub}
     try:
         _ask_hub(name, hub)
         found = snapshot_download(name, allow_patterns=patterns, **given)
     except HfHubHTTPError as error:
-        said = str(error).strip().splitlines()[-1].rstrip(".")
-        raise kind.no(
-            name, f"{here} the hub answers: {said}. Private and gated models need a token"
+        answer = str(error).strip().splitlines()[-1].rstrip(".")
+        raise kind.not_found_error(
+            name, f"{here} the hub answers: {answer}. Private and gated models need a token"
         ) from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _UNSTORED:
+        if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
             why = f"{here} it cannot be stored there ({error.strerror})"
-            raise kind.no(name, why) from error
-        raise kind.no(
+            raise kind.not_found_error(name, why) from error
+        raise kind.not_found_error(
             name,
             f"{here} the hub cannot be reached ({type(error).__name__}): check the name, or the "
             "network",
         ) from error
     folder = Path(found) / _prefix(hub)
     if not _has_weights(folder) or not any((folder / one).is_file() for one in kind.markers):
-        raise kind.no(name, f"the hub has no {kind.markers[0]} or no safetensors of that name")
+        raise kind.not_found_error(
+            name, f"the hub has no {kind.markers[0]} or no safetensors of that name"
+        )
     return folder
 
 
@@ -183,7 +199,7 @@ def _has_weights(folder: Path) -> bool:
     found = [file.name for pattern in _WEIGHTS for file in folder.glob(pattern)]
     # Parts without their index are what a download that broke off left.
     has_index = (folder / "pytorch_model.bin.index.json").is_file()
-    return any(has_index or not _PART.search(name) for name in found)
+    return any(has_index or not _SHARD.search(name) for name in found)
 
 
 def _has_code(folder: Path) -> bool:
@@ -204,7 +220,7 @@ def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
     """
     from huggingface_hub import HfApi
 
-    said: SimpleQueue[Exception | None] = SimpleQueue()
+    answer: SimpleQueue[Exception | None] = SimpleQueue()
 
     def ask() -> None:
         try:
@@ -212,13 +228,13 @@ def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
                 name, revision=hub.get("revision"), timeout=_TIMEOUT_SECONDS
             )
         except Exception as error:
-            said.put(error)
+            answer.put(error)
         else:
-            said.put(None)
+            answer.put(None)
 
     Thread(target=ask, name="ragaccel-hub", daemon=True).start()
     try:
-        error = said.get(timeout=_TIMEOUT_SECONDS)
+        error = answer.get(timeout=_TIMEOUT_SECONDS)
     except Empty:
         raise TimeoutError(f"no answer within {_TIMEOUT_SECONDS:.0f} s") from None
     if error is not None:

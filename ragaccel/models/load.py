@@ -65,7 +65,7 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
         UnsupportedModelError: it needs code of its own, or its config rules exact decoding out.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
-    source, arguments = _located(name, model_kwargs)
+    source, arguments = _resolve(name, model_kwargs)
     config = _read_config(name, source, arguments)
     refuse_by_config(config, model_kwargs)
     tokenizer = _read_tokenizer(name, source, arguments)
@@ -82,7 +82,7 @@ def load_model(
     device_map: Any = None,
     self_check: bool = True,
     owned: bool = True,
-    packing_file: Path | None = None,
+    packing_cache_path: Path | None = None,
     check_folder: Path | None = None,
     **model_kwargs: Any,
 ) -> tuple[HuggingFaceModel, Tokenizer]:
@@ -97,7 +97,7 @@ def load_model(
         self_check: verify a small tree against transformers' own passes first.
         owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
             keeping both; the model then computes with them in ``generate`` as well.
-        packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
+        packing_cache_path: where it is kept for which layers packing pays; ``None`` measures anew.
         check_folder: where it is remembered which architectures were checked past their lengths.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
@@ -109,31 +109,31 @@ def load_model(
         ConfigurationError: arguments that exclude each other.
     """
     claim_torch()
-    place = _place(device, device_map)
-    source, arguments = _located(name_or_path, model_kwargs)
+    target_device = _resolve_device(device, device_map)
+    source, arguments = _resolve(name_or_path, model_kwargs)
     known = {*_HUB_ARGUMENTS, "trust_remote_code"}
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in known}
     shown = not is_bundled(name_or_path)
     config = _read_config(name_or_path, source, arguments)
     refuse_by_config(config, model_kwargs)
     wanted = {
-        "dtype": _dtype(dtype, config, place),
+        "dtype": _resolve_dtype(dtype, config, target_device),
         "device_map": device_map,
         **arguments,
         **model_kwargs,
     }
-    with _reading(name_or_path, "weights", model_kwargs), _progress(shown=shown):
+    with _translate_errors(name_or_path, "weights", model_kwargs), _progress_bar(shown=shown):
         model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
-    _call_by_name(model, name_or_path, source)
+    _set_hub_name(model, name_or_path, source)
     tokenizer = _read_tokenizer(name_or_path, source, arguments)
-    if place is not None and getattr(model, "hf_quantizer", None) is None:
-        model = model.to(place)
-    words = Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
+    if target_device is not None and getattr(model, "hf_quantizer", None) is None:
+        model = model.to(target_device)
+    words = Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
     target = HuggingFaceModel(
         model,
         self_check=self_check,
         owned=owned,
-        packing_file=packing_file,
+        packing_cache_path=packing_cache_path,
         check_folder=check_folder,
     )
     return target, words
@@ -147,26 +147,26 @@ def load_for_training(
     Arguments and errors are those of ``load_model``; the bundled reader without a name.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
-    source, arguments = _located(name, {})
+    source, arguments = _resolve(name, {})
     config = _read_config(name, source, arguments)
     refuse_by_config(config, {})
-    kind = _dtype(dtype, config, _place(None, None))
-    with _reading(name, "weights"), _progress(shown=False):
+    kind = _resolve_dtype(dtype, config, _resolve_device(None, None))
+    with _translate_errors(name, "weights"), _progress_bar(shown=False):
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=kind, **arguments
         )
     tokenizer = _read_tokenizer(name, source, arguments)
-    return model, Tokenizer(tokenizer, eos_ids=end_tokens(model, tokenizer))
+    return model, Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
 
 
-def as_target(
-    model: Any, packing_file: Path | None = None, check_folder: Path | None = None
+def make_target(
+    model: Any, packing_cache_path: Path | None = None, check_folder: Path | None = None
 ) -> HuggingFaceModel:
     """Make a target model of one of transformers; what is one already stays as it is.
 
     Args:
         model: either of them.
-        packing_file: where it is kept for which layers packing pays; ``None`` measures anew.
+        packing_cache_path: where it is kept for which layers packing pays; ``None`` measures anew.
         check_folder: where it is remembered which architectures were checked past their lengths.
 
     Raises:
@@ -182,11 +182,11 @@ def as_target(
             "by its name or folder, call LLM.load(name)"
         )
     return HuggingFaceModel(
-        cast("Any", model), packing_file=packing_file, check_folder=check_folder
+        cast("Any", model), packing_cache_path=packing_cache_path, check_folder=check_folder
     )
 
 
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+def find_eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Find the tokens that end an answer, as ``generate`` does; else the tokenizer's own."""
     generation_config = getattr(model, "generation_config", None)
     for holder in (generation_config, model.config, tokenizer):
@@ -211,7 +211,7 @@ def bundled_reader_path() -> Path:
     return folder
 
 
-def _located(
+def _resolve(
     name_or_path: str | Path, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The folder of a model, here or in the cache, and what every part of it is read with.
@@ -220,8 +220,8 @@ def _located(
     """
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     runs_code = model_kwargs.get("trust_remote_code", False)
-    more = ("*.py",) if runs_code else ()
-    folder = find_folder(name_or_path, LANGUAGE_MODEL, hub, more)
+    extra_patterns = ("*.py",) if runs_code else ()
+    folder = find_folder(name_or_path, LANGUAGE_MODEL, hub, extra_patterns)
     elsewhere = (
         "token",
         "cache_dir",
@@ -231,14 +231,14 @@ def _located(
     return str(folder), {**arguments, "trust_remote_code": runs_code}
 
 
-def _call_by_name(model: Any, name: str | Path, source: str) -> None:
+def _set_hub_name(model: Any, name: str | Path, source: str) -> None:
     """Have a model of the hub say its name and commit, not its folder in the cache."""
     if not os.path.isdir(os.path.expanduser(name)):
         model.name_or_path = model.config.name_or_path = str(name)
         model.config._commit_hash = extract_commit_hash(os.path.join(source, "config.json"), None)
 
 
-def _place(device: str | torch.device | None, device_map: Any) -> torch.device | None:
+def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch.device | None:
     if device_map is not None:
         if device is not None:
             raise ConfigurationError("give device or device_map, not both")
@@ -255,7 +255,9 @@ def _place(device: str | torch.device | None, device_map: Any) -> torch.device |
         ) from error
 
 
-def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) -> str | torch.dtype:
+def _resolve_dtype(
+    dtype: str | torch.dtype, config: Any, target_device: torch.device | None
+) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":
@@ -265,7 +267,7 @@ def _dtype(dtype: str | torch.dtype, config: Any, place: torch.device | None) ->
             )
         return _DTYPES[dtype]
     saved = getattr(config, "dtype", None)
-    on_cpu = place is not None and place.type == "cpu"
+    on_cpu = target_device is not None and target_device.type == "cpu"
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
     slow = saved == torch.float16 or (saved == torch.bfloat16 and not multiplies_bfloat16())
@@ -297,7 +299,7 @@ def is_bundled(name: str | Path) -> bool:
 
 
 @contextlib.contextmanager
-def _progress(*, shown: bool) -> Iterator[None]:
+def _progress_bar(*, shown: bool) -> Iterator[None]:
     """Without transformers' progress bar where loading takes no time worth a bar."""
     was_enabled = logging.is_progress_bar_enabled()
     if not shown:
@@ -310,12 +312,12 @@ def _progress(*, shown: bool) -> Iterator[None]:
 
 
 def _read_config(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
-    with _reading(name, "config.json"):
+    with _translate_errors(name, "config.json"):
         return AutoConfig.from_pretrained(source, **arguments)
 
 
 def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
-    with _reading(name, "tokenizer"):
+    with _translate_errors(name, "tokenizer"):
         tokenizer: Any = AutoTokenizer.from_pretrained(source, **arguments)
         # Some damage shows only when it is used.
         tokenizer.decode(tokenizer.encode("A text of the house's own: 1, 2.", verbose=False))
@@ -323,7 +325,7 @@ def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any])
 
 
 @contextlib.contextmanager
-def _reading(
+def _translate_errors(
     name: str | Path, part: str, model_kwargs: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
     """Turn whatever transformers raises over a part of a checkpoint into our errors.
@@ -344,14 +346,14 @@ def _reading(
             ) from error
         if model_kwargs and isinstance(error, TypeError) and "unexpected keyword" in str(error):
             raise  # an argument of the caller's
-        raise _refused(name, part, error) from error
+        raise _unreadable(name, part, error) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # as tokenizers calls what broke in it
             raise
-        raise _refused(name, part, error) from error
+        raise _unreadable(name, part, error) from error
 
 
-def _refused(name: str | Path, part: str, error: BaseException) -> UnsupportedModelError:
+def _unreadable(name: str | Path, part: str, error: BaseException) -> UnsupportedModelError:
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return UnsupportedModelError(
         f"cannot load {str(name)!r}: its {part} cannot be read ({kind}{_first_line(error)})"

@@ -35,7 +35,7 @@ _FORMAT = "ragaccel packing 1"
 logger = logging.getLogger("ragaccel")
 
 
-class PackingChoices:
+class PackingCache:
     """Whether layers of a shape and type are packed; the next run chooses alike, without measuring.
 
     What was measured twice may come out differently, and packed sums round differently. A file
@@ -48,23 +48,23 @@ class PackingChoices:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._pays = _read(path)
+        self._decisions = _read_cache(path)
         self._is_saved = True
 
-    def of(self, weight: Tensor) -> bool | None:
+    def get(self, weight: Tensor) -> bool | None:
         """What is known of weights like these."""
-        return self._pays.get(_name(weight))
+        return self._decisions.get(_cache_key(weight))
 
-    def add(self, weight: Tensor, pays: bool) -> None:
+    def put(self, weight: Tensor, pays: bool) -> None:
         """Take what was measured on these weights."""
-        self._pays[_name(weight)] = pays
+        self._decisions[_cache_key(weight)] = pays
         self._is_saved = False
 
     def save(self) -> None:
         """Write what is new; what other programs have written meanwhile stays."""
         if self._path is None or self._is_saved:
             return
-        document = {"format": _FORMAT, "pays": {**self._pays, **_read(self._path)}}
+        document = {"format": _FORMAT, "pays": {**self._decisions, **_read_cache(self._path)}}
         try:
             with atomic_write(self._path) as file:
                 file.write(json.dumps(document, indent=1).encode())
@@ -73,7 +73,7 @@ class PackingChoices:
         self._is_saved = True
 
 
-def packing_file(*, keep: bool = True) -> Path | None:
+def packing_cache_path(*, keep: bool = True) -> Path | None:
     """Where choices are kept for this processor, its threads and this torch; None if they are not.
 
     Beside what passes cost.
@@ -86,9 +86,9 @@ def packing_file(*, keep: bool = True) -> Path | None:
     return cost_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
 
 
-def forget_packing() -> None:
+def clear_packing_cache() -> None:
     """Have choices measured anew that are kept for this processor and its threads."""
-    path = packing_file()
+    path = packing_cache_path()
     try:
         if path is not None:
             path.unlink(missing_ok=True)
@@ -96,12 +96,12 @@ def forget_packing() -> None:
         logger.debug("packing choices are not forgotten: %s", error)
 
 
-def _name(weight: Tensor) -> str:
+def _cache_key(weight: Tensor) -> str:
     outputs, inputs = weight.shape
     return f"{outputs} x {inputs} {str(weight.dtype).removeprefix('torch.')}"
 
 
-def _read(path: Path | None) -> dict[str, bool]:
+def _read_cache(path: Path | None) -> dict[str, bool]:
     if path is None:
         return {}
     try:
@@ -114,15 +114,15 @@ def _read(path: Path | None) -> dict[str, bool]:
     return {}
 
 
-_STOCK = (nn.Parameter, torch.Tensor)
+_STOCK_TENSORS = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 8  # a hint for the packing; what is packed for 8 rows serves 1 and 512 as well
-_STEPS = ((16, 1), (64, 8))  # rows up to which numbers are rounded up to multiples of these
-_LONG_STEP = 64
-_SMALLEST = 1 << 16  # weights of a layer below which calling it takes longer than computing it
+_ROW_STEPS = ((16, 1), (64, 8))  # rows up to which numbers are rounded up to multiples of these
+_LARGE_ROW_STEP = 64
+_MIN_WEIGHTS = 1 << 16  # weights of a layer below which calling it takes longer than computing it
 _REPEATS = 5
 # One layer by itself stays in the processor's caches, where packing gains least.
-_BEARABLE = 1.2
+_MAX_SLOWDOWN = 1.2
 
 
 class PackedLinear(nn.Module):
@@ -138,13 +138,13 @@ class PackedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply [..., in_features] to [..., out_features]."""
         rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
-        filling = _filling(rows)
-        if filling:
-            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, filling))
+        num_padding = _num_padding_rows(rows)
+        if num_padding:
+            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, num_padding))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             inputs, self.packed, self.bias, "none", [], ""
         )
-        return product[:, :rows] if filling else product
+        return product[:, :rows] if num_padding else product
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -161,22 +161,22 @@ class PackedLinear(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
-    def pack_again(self) -> None:
+    def repack(self) -> None:
         """Follow the weights as they are now."""
         self.packed = _pack(self.weight)
 
 
-def _filling(rows: int) -> int:
+def _num_padding_rows(rows: int) -> int:
     """How many rows are added, so that few different numbers of them occur.
 
     oneDNN keeps what it makes for every number it meets: half a gigabyte after a thousand prompts.
     """
-    step = next((step for limit, step in _STEPS if rows <= limit), _LONG_STEP)
+    step = next((step for limit, step in _ROW_STEPS if rows <= limit), _LARGE_ROW_STEP)
     return -rows % step
 
 
 def pack_linears(
-    models: Sequence[nn.Module], *, keep: bool, choices: PackingChoices | None = None
+    models: Sequence[nn.Module], *, keep: bool, cache: PackingCache | None = None
 ) -> list[PackedLinear]:
     """Put packed layers in place of linear ones, where that is faster here.
 
@@ -185,34 +185,34 @@ def pack_linears(
     Args:
         models: module trees over the same weights, changed in place.
         keep: leave the weights as they were stored alive, for others that use them.
-        choices: what is known of it, and takes what is measured.
+        cache: what is known of it, and takes what is measured.
     """
-    choices = choices or PackingChoices()
+    cache = cache or PackingCache()
     chosen: dict[tuple[Any, ...], bool] = {}
     packed: list[PackedLinear] = []
-    for places in _places(models):
-        layer: nn.Linear = getattr(*places[0])
+    for slots in _group_by_weights(models):
+        layer: nn.Linear = getattr(*slots[0])
         kind = (layer.weight.shape, layer.weight.dtype)
         if kind not in chosen:
-            chosen[kind] = _pays(layer, choices)
+            chosen[kind] = _is_faster(layer, cache)
         if chosen[kind]:
             packed.append(PackedLinear(layer, keep=keep))
-            for parent, name in places:
+            for parent, name in slots:
                 setattr(parent, name, packed[-1])
-    choices.save()
+    cache.save()
     return packed
 
 
-def _places(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
+def _group_by_weights(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
     """Where the layers stand that can be packed, those over the same weights together."""
-    places: dict[tuple[int, int], list[tuple[nn.Module, str]]] = {}
+    slots: dict[tuple[int, int], list[tuple[nn.Module, str]]] = {}
     for model in models:
         for parent in model.modules():
             for name, layer in parent.named_children():
                 if _can_pack(layer):
                     weights = (id(layer.weight), id(layer.bias))
-                    places.setdefault(weights, []).append((parent, name))
-    return list(places.values())
+                    slots.setdefault(weights, []).append((parent, name))
+    return list(slots.values())
 
 
 def has_packed(model: nn.Module) -> bool:
@@ -220,7 +220,7 @@ def has_packed(model: nn.Module) -> bool:
     return any(isinstance(layer, PackedLinear) for layer in model.modules())
 
 
-def weights_of(model: nn.Module) -> Iterator[Tensor]:
+def all_weights(model: nn.Module) -> Iterator[Tensor]:
     """A model's parameters, and the packed weights that took the place of some."""
     yield from model.parameters()
     for layer in model.modules():
@@ -241,41 +241,43 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
     weight = layer.weight
     return (
         "forward" not in vars(layer)
-        and type(weight) in _STOCK
+        and type(weight) in _STOCK_TENSORS
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.dtype in _DTYPES
-        and weight.numel() >= _SMALLEST
+        and weight.numel() >= _MIN_WEIGHTS
         and cast("Any", torch.backends.mkldnn).is_available()
     )
 
 
 @torch.inference_mode()
-def _pays(layer: nn.Linear, choices: PackingChoices) -> bool:
+def _is_faster(layer: nn.Linear, cache: PackingCache) -> bool:
     """Look whether packing one layer works; measure whether it pays unless that is known."""
-    pays = choices.of(layer.weight)
+    pays = cache.get(layer.weight)
     if pays is False:
         return False
-    trials = [_inputs_of(layer, rows) for rows in (1, _ROWS, 2 * _ROWS)]
+    trials = [_make_inputs(layer, rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
         packed = PackedLinear(layer, keep=True)
-        if not all(_alike(packed(inputs), layer(inputs)) for inputs in trials):
+        if not all(_is_close(packed(inputs), layer(inputs)) for inputs in trials):
             return False
         if pays is None:
-            seconds = [_fastest(inputs, packed, layer) for inputs in trials]
-            pays = sum(own for own, _ in seconds) < _BEARABLE * sum(stock for _, stock in seconds)
-            choices.add(layer.weight, pays)
+            seconds = [_time_layers(inputs, packed, layer) for inputs in trials]
+            pays = sum(own for own, _ in seconds) < _MAX_SLOWDOWN * sum(
+                stock for _, stock in seconds
+            )
+            cache.put(layer.weight, pays)
     except (AttributeError, RuntimeError):  # a build of torch without these kernels
         return False
     return pays
 
 
-def _inputs_of(layer: nn.Linear, rows: int) -> Tensor:
+def _make_inputs(layer: nn.Linear, rows: int) -> Tensor:
     inputs = torch.linspace(-1, 1, rows * layer.in_features).to(layer.weight.dtype)
     return inputs.view(1, rows, layer.in_features)
 
 
-def _fastest(inputs: Tensor, *layers: nn.Module) -> list[float]:
+def _time_layers(inputs: Tensor, *layers: nn.Module) -> list[float]:
     """Seconds of the fastest of a few runs of each layer, taking turns."""
     times: list[list[float]] = [[] for _ in layers]
     for _ in range(_REPEATS):
@@ -286,7 +288,7 @@ def _fastest(inputs: Tensor, *layers: nn.Module) -> list[float]:
     return [min(own) for own in times]
 
 
-def _alike(found: Tensor, wanted: Tensor) -> bool:
+def _is_close(found: Tensor, wanted: Tensor) -> bool:
     """Whether two products differ by rounding at most."""
     wanted = wanted.float()
     share = 2e-2 if found.dtype == torch.bfloat16 else 1e-4
@@ -301,7 +303,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 def weight_bytes(model: Any) -> int:
     """All but the input embedding, of which a pass reads a few rows, unless the head has it too."""
-    weights = {id(weight): weight for weight in weights_of(model)}
+    weights = {id(weight): weight for weight in all_weights(model)}
     given, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or getattr(head, "weight", None) is not given.weight:
         weights.pop(id(given.weight), None)
@@ -319,7 +321,7 @@ def input_device(model: Any, embedding: Tensor) -> torch.device:
     return embedding.device
 
 
-def cost_key(model: Any, device: torch.device) -> str:
+def latency_key(model: Any, device: torch.device) -> str:
     """Tell a model on a device from others whose passes cost differently."""
     place = device.type
     if place == "cuda":
@@ -329,7 +331,7 @@ def cost_key(model: Any, device: torch.device) -> str:
     spread = sorted({str(part) for part in getattr(model, "hf_device_map", {}).values()})
     if len(spread) > 1 or "disk" in spread:
         place = f"{place} over {' '.join(spread)}"
-    weights = list(weights_of(model))
+    weights = list(all_weights(model))
     kinds = {str(weight.dtype) for weight in weights}
     # Quantized weights may have the type of what they stand for.
     kinds |= {type(weight).__name__ for weight in weights} - {"Parameter", "Tensor"}

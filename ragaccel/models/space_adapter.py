@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
-from ragaccel.models.hub import Kind, find_folder
+from ragaccel.models.hub import RepoKind, find_folder
 from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_MOST = 1e4  # of a mask token's numbers in float16
+_FLOAT16_LIMIT = 1e4  # of a mask token's numbers in float16
 
 
 class MaskRows:
@@ -59,7 +59,7 @@ class MaskRows:
         """Say that no row is one."""
         self.index = self.gate = self.num_rows = None
 
-    def are_of(self, inputs: Tensor) -> bool:
+    def match(self, inputs: Tensor) -> bool:
         """Whether these are the rows of the pass, not some of them, as an expert is given."""
         num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
         return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
@@ -96,17 +96,17 @@ class GatedLinear(nn.Module):
         found: Tensor = self.inner(inputs)
         rows = self._rows
         # A router that is a linear layer by its type may return more than a product.
-        if not rows.are_of(inputs) or not isinstance(found, torch.Tensor):
+        if not rows.match(inputs) or not isinstance(found, torch.Tensor):
             return found
         if rows.gate is not None:
-            changed = _bounded(found + self._change(inputs).to(found.dtype))
+            changed = _clamp_float16(found + self._change(inputs).to(found.dtype))
             return torch.where(rows.gate, changed, found)
         if rows.index is None:
             return found
         index = rows.index.to(inputs.device)
         change = self._change(inputs.index_select(-2, index)).to(found.dtype)
         if found.dtype == torch.float16:
-            changed = _bounded(found.index_select(-2, index) + change)
+            changed = _clamp_float16(found.index_select(-2, index) + change)
             return found.index_copy(-2, index, changed)
         return found.index_add(-2, index, change)
 
@@ -115,14 +115,16 @@ class GatedLinear(nn.Module):
         return nn.functional.linear(hidden, self.up)
 
 
-def _bounded(changed: Tensor) -> Tensor:
+def _clamp_float16(changed: Tensor) -> Tensor:
     """Keep mask tokens' numbers finite where the type ends at 65,504.
 
     Real tokens weigh mask tokens' states with 0, and 0 times infinity is no number.
     """
     if changed.dtype != torch.float16:
         return changed
-    return changed.nan_to_num(0.0, _MOST, -_MOST).clamp(-_MOST, _MOST)
+    return changed.nan_to_num(0.0, _FLOAT16_LIMIT, -_FLOAT16_LIMIT).clamp(
+        -_FLOAT16_LIMIT, _FLOAT16_LIMIT
+    )
 
 
 def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -219,11 +221,11 @@ class AttachedAdapter:
         embedding = network.get_input_embeddings()
         self._vocab_size: int = embedding.weight.shape[0]
         masks = adapter.mask_embeddings.expand(self.num_masks, -1)
-        self._masks = masks.to(_place(embedding, masks.device), dtype)
+        self._masks = masks.to(_device_of(embedding, masks.device), dtype)
         self._changes = {}
         for name, (down, up) in adapter.changes.items():
-            place = _place(network.get_submodule(name), self._masks.device)
-            self._changes[name] = (down.to(place, dtype), up.to(place, dtype))
+            device = _device_of(network.get_submodule(name), self._masks.device)
+            self._changes[name] = (down.to(device, dtype), up.to(device, dtype))
         self.wrap(network)
 
     def wrap(self, network: nn.Module) -> None:
@@ -239,7 +241,7 @@ class AttachedAdapter:
         return torch.where((token_ids > last)[..., None], masks, known)
 
     @contextmanager
-    def marked(self, token_ids: Tensor, *, is_static: bool = False) -> Iterator[None]:
+    def mark_rows(self, token_ids: Tensor, *, is_static: bool = False) -> Iterator[None]:
         """Tell the gated layers which rows are mask tokens, while a pass of them runs.
 
         Args:
@@ -260,7 +262,7 @@ class AttachedAdapter:
             self._rows.clear()
 
 
-def _place(layer: nn.Module, otherwise: torch.device) -> torch.device:
+def _device_of(layer: nn.Module, otherwise: torch.device) -> torch.device:
     """Where a layer computes; of offloaded weights accelerate's hooks know where they are used."""
     weight = getattr(layer, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.device.type != "meta":
@@ -269,8 +271,8 @@ def _place(layer: nn.Module, otherwise: torch.device) -> torch.device:
     return otherwise if used is None else torch.device(used)
 
 
-_MOST_MASKS = 1024
-_LARGEST = 1e3  # beyond it passes overflow, and what is not a number spreads to other rows
+_MAX_MASKS = 1024
+_MAX_MAGNITUDE = 1e3  # beyond it passes overflow, and what is not a number spreads to other rows
 
 
 def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
@@ -279,8 +281,8 @@ def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
     Raises:
         ConfigurationError: not [1, D] or [K, D], or numbers that no training ends with.
     """
-    if type(num_masks) is not int or not 1 <= num_masks <= _MOST_MASKS:
-        raise ConfigurationError(f"num_masks must be 1 to {_MOST_MASKS}, not {num_masks!r}")
+    if type(num_masks) is not int or not 1 <= num_masks <= _MAX_MASKS:
+        raise ConfigurationError(f"num_masks must be 1 to {_MAX_MASKS}, not {num_masks!r}")
     shape = tuple(embeddings.shape)
     if shape not in ((1, hidden_size), (num_masks, hidden_size)):
         raise ConfigurationError(
@@ -306,17 +308,17 @@ def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         _check_numbers(f"{name}.up", up)
 
 
-def tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
+def read_tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
     """What held-out answers gave by the number of mask tokens; nothing where it is not told."""
     figures = training.get("held_out")
-    told = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
-    if not isinstance(told, list) or not all(isinstance(one, (int, float)) for one in told):
+    values = figures.get("read_tokens_per_pass") if isinstance(figures, dict) else None
+    if not isinstance(values, list) or not all(isinstance(one, (int, float)) for one in values):
         return []
-    return told
+    return values
 
 
 def _check_numbers(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point() or not bool((tensor.float().abs() <= _LARGEST).all()):
+    if not tensor.is_floating_point() or not bool((tensor.float().abs() <= _MAX_MAGNITUDE).all()):
         raise ConfigurationError(
             f"{name} has numbers that are none, or far too large: was the learning rate too high?"
         )
@@ -326,7 +328,7 @@ CONFIG_FILE, WEIGHTS_FILE = "space_config.json", "space.safetensors"
 FOLDER = "space"
 """Where a model's folder holds its own adapter."""
 FORMAT = 1
-ADAPTER = Kind(
+ADAPTER = RepoKind(
     "SPACE adapter",
     (CONFIG_FILE, WEIGHTS_FILE),
     (CONFIG_FILE,),
@@ -334,7 +336,7 @@ ADAPTER = Kind(
 )
 
 
-def fetched(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
+def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
     """Find the folder of an adapter; the hub is asked only where the cache has it not.
 
     Raises:
@@ -370,9 +372,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-_SAMPLE = 16  # numbers of a model's embedding that tell it from others
-_NEARLY = 0.99
-_ALIKE = 0.02  # the share by which they differ after rounding at most
+_SAMPLE_SIZE = 16  # numbers of a model's embedding that tell it from others
+_USEFUL_SHARE = 0.99
+_SAMPLE_TOLERANCE = 0.02  # the share by which they differ after rounding at most
 
 logger = logging.getLogger("ragaccel")
 
@@ -433,8 +435,8 @@ class SpaceAdapter:
         The fewest that on held-out answers gave nearly as many tokens a pass as all of them; all
         where nothing is known of that.
         """
-        told = tokens_per_pass(self.training)[: self.num_masks]
-        enough = (k for k, found in enumerate(told, 1) if found >= _NEARLY * max(told))
+        values = read_tokens_per_pass(self.training)[: self.num_masks]
+        enough = (k for k, found in enumerate(values, 1) if found >= _USEFUL_SHARE * max(values))
         return next(enough, self.num_masks)
 
     def with_masks(self, num_masks: int) -> SpaceAdapter:
@@ -478,7 +480,7 @@ class SpaceAdapter:
             ModelNotFoundError: neither.
             ConfigurationError: a folder that holds no whole adapter.
         """
-        folder = fetched(name_or_path, hub)
+        folder = find_adapter_folder(name_or_path, hub)
         config = read_config(folder)
         path = folder / WEIGHTS_FILE
         try:
@@ -498,7 +500,7 @@ class SpaceAdapter:
             raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
 
     @classmethod
-    def of_model(cls, name_or_path: str | Path, revision: str | None = None) -> SpaceAdapter:
+    def load_for_model(cls, name_or_path: str | Path, revision: str | None = None) -> SpaceAdapter:
         """Read the adapter that a model brings with it, in its folder ``space``.
 
         Args:
@@ -526,7 +528,7 @@ class SpaceAdapter:
         Raises:
             ConfigurationError: the model has another shape; says which.
         """
-        own = base_of(model)
+        own = describe_base_model(model)
         for name in ("model_type", "hidden_size", "vocab_size", "num_layers"):
             trained, given = getattr(self.base, name), getattr(own, name)
             if trained != given:
@@ -535,7 +537,7 @@ class SpaceAdapter:
                     "with the model it was trained for, or train one with `ragaccel train space`"
                 )
         self._check_layers(model)
-        if own.sample and not _alike(self.base.sample, own.sample):
+        if own.sample and not _is_close(self.base.sample, own.sample):
             logger.warning(
                 "this SPACE adapter was trained for other weights than this model's: answers are "
                 "the same, but its guesses may be poor"
@@ -573,10 +575,10 @@ def new_adapter(
     for name, (given, taken) in linear_sizes(model).items() if rank else ():
         down = torch.randn(rank, given, generator=generator) * given**-0.5
         changes[name] = (down, torch.zeros(taken, rank))
-    return SpaceAdapter(base_of(model), num_masks, masks, changes)
+    return SpaceAdapter(describe_base_model(model), num_masks, masks, changes)
 
 
-def base_of(model: Any) -> BaseModel:
+def describe_base_model(model: Any) -> BaseModel:
     """Tell what an adapter of this model has to fit."""
     config = model.config.get_text_config(decoder=True)
     weight = model.get_input_embeddings().weight
@@ -588,16 +590,17 @@ def _sample_of(weight: Tensor) -> tuple[float, ...]:
     if weight.device.type == "meta":  # accelerate's hooks put it there while it is used
         return ()
     rows, columns = weight.shape
-    row = torch.arange(_SAMPLE) * (rows - 1) // (_SAMPLE - 1)
-    column = torch.arange(_SAMPLE) * 7919 % columns
+    row = torch.arange(_SAMPLE_SIZE) * (rows - 1) // (_SAMPLE_SIZE - 1)
+    column = torch.arange(_SAMPLE_SIZE) * 7919 % columns
     with torch.no_grad():
         numbers = weight[row.to(weight.device), column.to(weight.device)].float().tolist()
     return tuple(round(number, 6) for number in numbers)
 
 
-def _alike(sample: Sequence[float], other: Sequence[float]) -> bool:
+def _is_close(sample: Sequence[float], other: Sequence[float]) -> bool:
     """Whether two samples differ by rounding at most."""
     largest = max((abs(number) for number in sample), default=0.0)
     return len(sample) == len(other) and all(
-        abs(one - two) <= _ALIKE * largest for one, two in zip(sample, other, strict=True)
+        abs(one - two) <= _SAMPLE_TOLERANCE * largest
+        for one, two in zip(sample, other, strict=True)
     )

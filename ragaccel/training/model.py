@@ -16,7 +16,7 @@ from ragaccel.models.space_adapter import (
     FOLDER,
     MaskRows,
     SpaceAdapter,
-    base_of,
+    describe_base_model,
     gate_linears,
     new_adapter,
 )
@@ -43,7 +43,7 @@ class SpaceNetwork(nn.Module):
     def __init__(self, model: Any, recipe: Recipe) -> None:
         super().__init__()
         self.architecture = read_architecture(model)
-        self.base = base_of(model)
+        self.base = describe_base_model(model)
         self.recipe = recipe
         self._rows = MaskRows()
         rank, shared = recipe.rank, recipe.is_paper
@@ -166,7 +166,7 @@ class SpaceNetwork(nn.Module):
         model = self.model.to(dtype)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        replace(adapter, base=base_of(model)).save(folder / FOLDER)
+        replace(adapter, base=describe_base_model(model)).save(folder / FOLDER)
 
 
 def _additive(sees: Tensor, dtype: torch.dtype) -> Tensor:

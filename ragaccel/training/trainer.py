@@ -26,7 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ragaccel.errors import ConfigurationError, MissingExtraError
 from ragaccel.models.load import bundled_reader_path, load_for_training
-from ragaccel.models.space_adapter import base_of
+from ragaccel.models.space_adapter import describe_base_model
 from ragaccel.models.support import read_max_positions
 from ragaccel.paths import atomic_write
 from ragaccel.training.data import (
@@ -435,7 +435,7 @@ def _facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> 
     """Everything that a run's outcome depends on."""
     return {
         "recipe": recipe.as_dict(),
-        "model": asdict(base_of(model)),
+        "model": asdict(describe_base_model(model)),
         "samples": {"count": len(samples.rows), "digest": samples.digest},
         "num_processes": num_processes,
     }
@@ -555,7 +555,7 @@ def _answered(
     job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
 ) -> tuple[Samples, ...]:
     """The samples with the model's own answers, which are kept in the run's folder."""
-    facts = {"model": asdict(base_of(model)), "answer_tokens": job.answer_tokens}
+    facts = {"model": asdict(describe_base_model(model)), "answer_tokens": job.answer_tokens}
     claim(job.kept_in / "answers.json", facts)
     found = []
     for name, samples in zip(("answers", "held-out-answers"), both, strict=True):

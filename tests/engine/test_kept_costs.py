@@ -153,7 +153,7 @@ def test_passes_are_measured_through_the_engine(tmp_path):
 
 def test_models_on_one_device_are_told_apart():
     keys = {
-        HuggingFaceModel(make_tiny_model(family, **config)).cost_key
+        HuggingFaceModel(make_tiny_model(family, **config)).latency_key
         for family, config in (("llama", {}), ("mistral", {}), ("llama", {"hidden_size": 64}))
     }
     assert len(keys) == 3

@@ -84,5 +84,5 @@ def test_a_twin_holds_no_weights_of_its_own(folder):
 
 
 def test_what_passes_cost_is_told_apart(folder):
-    keys = {spread(folder, "llama", on_disk).cost_key for on_disk in ((), ("lm_head",), "all")}
+    keys = {spread(folder, "llama", on_disk).latency_key for on_disk in ((), ("lm_head",), "all")}
     assert len(keys) == 3

@@ -22,7 +22,7 @@ from ragaccel.decoding.session import Session
 from ragaccel.engine.engine import Engine
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.hf_processors import StatefulProcessor, criterion_rules, logits_processors
+from ragaccel.models.hf_processors import StatefulProcessor, logits_processors, make_criterion_rules
 
 SEVEN = ("llama", "mistral", "qwen2-sliding", "qwen3", "gemma2", "gemma3", "gpt2")
 PROCESSING = {
@@ -88,7 +88,7 @@ def test_the_callers_stopping_criteria(model, of):
     unstopped = generate(model, prompt, 40)
     expected = generate(model, prompt, 40, stopping_criteria=criteria)
     engine = Engine(HuggingFaceModel(model, self_check=False))
-    request = Request(prompt, max_new_tokens=40, stop_rules=criterion_rules(criteria, prompt))
+    request = Request(prompt, max_new_tokens=40, stop_rules=make_criterion_rules(criteria, prompt))
     assert decode(engine, request, Cheat(prompt, unstopped)) == expected
     assert len(expected) < 40
 

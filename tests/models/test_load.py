@@ -88,14 +88,14 @@ def test_a_model_that_is_split_over_processes_is_refused():
     model = make_tiny_model("llama", torch.float32)
     model._tp_size = 2
     with pytest.raises(UnsupportedModelError, match=r"tensor parallel.*'auto', or use vLLM"):
-        load.as_target(model)
+        load.make_target(model)
 
 
 def test_end_tokens_fall_back_to_the_tokenizer(folder):
     model = make_tiny_model("llama", torch.float32)
-    assert load.end_tokens(model, byte_level()) == {byte_level().eos_token_id}
+    assert load.find_eos_ids(model, byte_level()) == {byte_level().eos_token_id}
     model.generation_config.eos_token_id = 9
-    assert load.end_tokens(model, byte_level()) == {9}
+    assert load.find_eos_ids(model, byte_level()) == {9}
 
 
 @pytest.mark.parametrize(

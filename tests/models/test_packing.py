@@ -158,7 +158,7 @@ def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(dtype, fami
     model = make_model(dtype, family)
     expected = answer(HuggingFaceModel(make_model(dtype, family), pack=True))
     before = logits_of(model)
-    large = [layer for layer in linears(model) if layer.weight.numel() >= packing._SMALLEST]
+    large = [layer for layer in linears(model) if layer.weight.numel() >= packing._MIN_WEIGHTS]
     weights = [weakref.ref(layer.weight) for layer in large]
     del large
     target = HuggingFaceModel(model, owned=True)
@@ -186,7 +186,7 @@ def test_an_owned_model_serves_a_second_time_over_the_same_packed_weights(dtype)
     assert len(ours) == len(theirs) == len(first._packed) == 10
     assert all(own.packed is other.packed for own, other in zip(ours, theirs, strict=True))
     assert not set(ours) & set(theirs)
-    assert (second.cost_key, second.weight_bytes) == (first.cost_key, first.weight_bytes)
+    assert (second.latency_key, second.weight_bytes) == (first.latency_key, first.weight_bytes)
     for settings in ({}, {"exact": True}):
         assert answer(second, **settings) == answer(first, **settings)
 
@@ -201,7 +201,7 @@ def test_an_owned_model_can_be_copied():
 
 def test_weights_are_freed_one_after_another(monkeypatch):
     model = make_model()
-    layers = [layer for layer in linears(model) if layer.weight.numel() >= packing._SMALLEST]
+    layers = [layer for layer in linears(model) if layer.weight.numel() >= packing._MIN_WEIGHTS]
     weights = [weakref.ref(layer.weight) for layer in layers]
     del layers
     alive, pack = [], packing._pack
@@ -211,7 +211,7 @@ def test_weights_are_freed_one_after_another(monkeypatch):
         return pack(weight)
 
     monkeypatch.setattr(packing, "_pack", count)
-    monkeypatch.setattr(packing, "_pays", lambda layer, choices: True)
+    monkeypatch.setattr(packing, "_is_faster", lambda layer, cache: True)
     HuggingFaceModel(model, owned=True)
     assert alive[0] == len(weights)
     assert alive[-1] <= 2

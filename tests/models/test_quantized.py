@@ -108,4 +108,4 @@ def test_what_passes_cost_is_told_apart(folder):
         torchao("Int8WeightOnlyConfig"),
         torchao("Int8DynamicActivationInt8WeightConfig"),
     )
-    assert len({quantized(folder, config).cost_key for config in configs}) == 3
+    assert len({quantized(folder, config).latency_key for config in configs}) == 3

@@ -216,7 +216,7 @@ def test_the_readers_own_adapter_is_small_and_safe():
     files = list((READER / "space").iterdir())
     assert {file.name for file in files} == {"space_config.json", "space.safetensors"}
     assert sum(file.stat().st_size for file in files) <= 3_000_000
-    adapter = SpaceAdapter.of_model(READER)
+    adapter = SpaceAdapter.load_for_model(READER)
     assert adapter.num_masks >= 5
     assert adapter.base.num_layers == 6
     assert adapter.training["recipe"]["mode"] == "gated"
@@ -226,12 +226,12 @@ def test_a_model_without_a_name_brings_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     new_adapter(tiny_model("llama"), 2, 2).save(tmp_path / "space")
     with pytest.raises(ModelNotFoundError, match="brings no SPACE adapter"):
-        SpaceAdapter.of_model("")
-    assert SpaceAdapter.of_model(tmp_path).num_masks == 2
+        SpaceAdapter.load_for_model("")
+    assert SpaceAdapter.load_for_model(tmp_path).num_masks == 2
 
 
 def test_a_damaged_adapter_of_a_model_is_not_called_missing(tmp_path):
     new_adapter(tiny_model("llama"), 2, 2).save(tmp_path / "space")
     (tmp_path / "space" / "space.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="no whole SPACE adapter"):
-        SpaceAdapter.of_model(tmp_path)
+        SpaceAdapter.load_for_model(tmp_path)

@@ -11,7 +11,12 @@ from torch import nn
 from ragaccel.llm import LLM
 from ragaccel.models import packing
 from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.packing import PackingChoices, forget_packing, pack_linears, packing_file
+from ragaccel.models.packing import (
+    PackingCache,
+    clear_packing_cache,
+    pack_linears,
+    packing_cache_path,
+)
 
 SHAPES = {"256 x 256 float32", "512 x 256 float32", "256 x 512 float32"}
 
@@ -30,16 +35,16 @@ def measured(monkeypatch):
         counted.append(layer)
         return [1.0, 2.0 if layer.in_features > layer.out_features else 0.0]
 
-    monkeypatch.setattr(packing, "_fastest", fastest)
+    monkeypatch.setattr(packing, "_time_layers", fastest)
     return counted
 
 
 def test_the_next_run_chooses_alike_without_measuring(measured, tmp_path):
     path = tmp_path / "new" / "packing.json"
-    first = HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    first = HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     assert len(measured) == 9  # three shapes, of three numbers of rows each
     del measured[:]
-    second = HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    second = HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     assert measured == []
     shapes = [[layer.weight.shape for layer in each._packed] for each in (first, second)]
     assert shapes[0] == shapes[1] == [torch.Size([256, 512])] * 2
@@ -60,32 +65,32 @@ def test_the_type_of_the_weights_is_told_apart(measured, tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         del measured[:]
         model = nn.Sequential(nn.Linear(512, 256)).to(dtype)
-        assert pack_linears([model], keep=True, choices=PackingChoices(path))
+        assert pack_linears([model], keep=True, cache=PackingCache(path))
         assert len(measured) == 3
-    assert PackingChoices(path).of(model[0].weight) is True
+    assert PackingCache(path).get(model[0].weight) is True
 
 
 def test_what_is_kept_is_tried_before_it_is_used(measured, tmp_path, monkeypatch):
     path = tmp_path / "packing.json"
-    HuggingFaceModel(make_model(), pack=True, packing_file=path)
+    HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     pack = packing._pack
     monkeypatch.setattr(packing, "_pack", lambda weight: pack(weight * 1.01))
-    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed == []
+    assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed == []
 
     def missing(weight):
         raise AttributeError("no such operator")
 
     monkeypatch.setattr(packing, "_pack", missing)
-    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed == []
+    assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed == []
 
 
 def test_what_does_not_work_is_not_kept(measured, tmp_path, monkeypatch):
     path = tmp_path / "packing.json"
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_alike", lambda *_: False)
-        HuggingFaceModel(make_model(), pack=True, packing_file=path)
+        patch.setattr(packing, "_is_close", lambda *_: False)
+        HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     assert not path.exists()
-    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+    assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed
 
 
 @pytest.mark.parametrize(
@@ -99,36 +104,36 @@ def test_what_does_not_work_is_not_kept(measured, tmp_path, monkeypatch):
 def test_a_file_that_is_no_such_file_is_measured_anew(measured, tmp_path, text):
     path = tmp_path / "packing.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+    assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed
     assert json.loads(path.read_text())["pays"].keys() == SHAPES
 
 
 def test_a_place_that_cannot_be_written_does_no_harm(measured, tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "packing.json"
-    assert HuggingFaceModel(make_model(), pack=True, packing_file=path)._packed
+    assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed
 
 
 def test_what_another_program_measured_meanwhile_stays(tmp_path):
     path, narrow, wide = tmp_path / "packing.json", torch.ones(2, 3), torch.ones(2, 30)
-    mine, theirs = PackingChoices(path), PackingChoices(path)
-    theirs.add(wide, True)
-    theirs.add(narrow, False)
+    mine, theirs = PackingCache(path), PackingCache(path)
+    theirs.put(wide, True)
+    theirs.put(narrow, False)
     theirs.save()
-    mine.add(narrow, True)
+    mine.put(narrow, True)
     mine.save()
-    again = PackingChoices(path)
-    assert (again.of(narrow), again.of(wide), again.of(torch.ones(9, 9))) == (False, True, None)
+    again = PackingCache(path)
+    assert (again.get(narrow), again.get(wide), again.get(torch.ones(9, 9))) == (False, True, None)
 
 
 def test_machines_threads_and_versions_are_told_apart(monkeypatch):
-    files = [packing_file()]
+    files = [packing_cache_path()]
     monkeypatch.setattr(torch, "__version__", "9.9")
-    files.append(packing_file())
+    files.append(packing_cache_path())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    files.append(packing_file())
+    files.append(packing_cache_path())
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
-    files.append(packing_file())
+    files.append(packing_cache_path())
     assert len(set(files)) == 4
     assert all(file.parent.name == "costs" and " " not in file.name for file in files)
 
@@ -150,15 +155,15 @@ def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_pa
         assert (tmp_path / "home").exists() == keep
     if keep:
         assert measured == []
-        assert packing_file().exists()
+        assert packing_cache_path().exists()
 
 
 def test_what_is_kept_can_be_forgotten(monkeypatch, tmp_path):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
-    choices = PackingChoices(packing_file())
-    choices.add(torch.ones(3, 4), True)
-    choices.save()
-    assert PackingChoices(packing_file()).of(torch.ones(3, 4)) is True
+    cache = PackingCache(packing_cache_path())
+    cache.put(torch.ones(3, 4), True)
+    cache.save()
+    assert PackingCache(packing_cache_path()).get(torch.ones(3, 4)) is True
     for _ in range(2):
-        forget_packing()
-        assert PackingChoices(packing_file()).of(torch.ones(3, 4)) is None
+        clear_packing_cache()
+        assert PackingCache(packing_cache_path()).get(torch.ones(3, 4)) is None
