@@ -180,7 +180,9 @@ def test_a_name_that_is_no_unicode(cli, docs, llm):
     assert cli("ask", docs, QUESTION).code == 0
 
 
-@pytest.mark.parametrize("command", [["ask", QUESTION], ["search", "key"], ["ls"], ["stats"], ["rm"]])
+@pytest.mark.parametrize(
+    "command", [["ask", QUESTION], ["search", "key"], ["ls"], ["stats"], ["rm"]]
+)
 def test_a_corrupt_index_is_told_with_the_command_that_mends_it(cli, docs, llm, command):
     cli("index", docs)
     path = docs / ".ragaccel" / "index.db"

@@ -40,7 +40,9 @@ def small_chunks(monkeypatch):
 def target(request):
     dtype, sizes, pack = KINDS[request.param]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_BEARABLE", float("inf"))  # whatever else keeps the processor busy
+        patch.setattr(
+            packing, "_MAX_SLOWDOWN", float("inf")
+        )  # whatever else keeps the processor busy
         target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
     assert target.joins_sequences
     assert bool(target._packed) == pack

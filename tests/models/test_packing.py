@@ -24,7 +24,7 @@ PROMPT = random_prompt(20)
 
 @pytest.fixture(autouse=True)
 def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
 
 
 def make_model(dtype=torch.float32, family="llama", **changes):
@@ -297,7 +297,7 @@ def test_one_layer_in_several_places_is_packed_once():
 
 
 def test_what_does_not_pay_is_left(monkeypatch):
-    monkeypatch.setattr(packing, "_BEARABLE", 0.0)
+    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", 0.0)
     target = HuggingFaceModel(make_model(), pack=True)
     assert target._packed == []
     assert answer(target) == generate(target.model, PROMPT, 20)

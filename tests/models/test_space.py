@@ -227,7 +227,7 @@ def test_near_the_end_of_what_a_model_reads():
 
 
 def test_a_packed_model_wears_one_too(monkeypatch):
-    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32, hidden_size=256), pack=True)
     assert target._packed
     prompt = random_prompt(12)

@@ -22,7 +22,7 @@ WAYS = {"shared copy": {}, "own attention": {"attn_implementation": "eager"}}
 
 @pytest.fixture(autouse=True)
 def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
 
 
 def make_model(way="shared copy", **changes):

@@ -24,7 +24,7 @@ REQUEST = Request(PROMPT, max_new_tokens=20)
 
 @pytest.fixture(autouse=True)
 def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_BEARABLE", float("inf"))
+    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
 
 
 def make_model(**changes):
