@@ -311,7 +311,7 @@ def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
 def read_tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
     """What held-out answers gave by the number of mask tokens; nothing where it is not told."""
     figures = training.get("held_out")
-    values = figures.get("read_tokens_per_pass") if isinstance(figures, dict) else None
+    values = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
     if not isinstance(values, list) or not all(isinstance(one, (int, float)) for one in values):
         return []
     return values
