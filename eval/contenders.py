@@ -104,7 +104,7 @@ class Ours:
 
     def know_costs(self, seconds: dict[int, float]) -> None:
         """Begin with what greedy passes cost by their rows, as a run before would have kept it."""
-        self._engine.costs.replace("greedy", seconds)
+        self._engine.latency_profile.replace("greedy", seconds)
 
     def run(self, job: Job) -> Run:
         """Generate greedily, timed."""

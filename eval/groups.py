@@ -15,7 +15,7 @@ from eval.stock import FollowAll, greedy
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.sampling import Chooser
+from ragaccel.engine.sampling import Sampler
 from ragaccel.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ class Group:
         return self.tokens / self.seconds
 
 
-class FollowingChooser(Chooser):
+class RecordingSampler(Sampler):
     """Chooses the recorded next token wherever a row's tokens are the recording's."""
 
     def __init__(self, request: Request, recording: Sequence[int]) -> None:
         super().__init__(request)
         self._recording = list(recording)
 
-    def choose(
+    def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
         """Choose as usual, which is paid for, then put the recording in its place."""
-        chosen = super().choose(logits, tree, start, num_alternatives)
+        chosen = super().sample(logits, tree, start, num_alternatives)
         known, depths = self._recording, tree.depths()
         on_path = [False] * len(tree)
         rows, tokens = [], []
@@ -124,7 +124,7 @@ def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) ->
         eos_ids=job.eos_ids,
     )
     verifier = stack.enter_context(closing(engine.open(request)))
-    verifier.chooser = FollowingChooser(request, (*job.prompt_ids, *job.answer_ids))
+    verifier.sampler = RecordingSampler(request, (*job.prompt_ids, *job.answer_ids))
     if drafts:
         return Session(verifier, TrieDrafter(), request)
     return Session(verifier, NoDrafter(), request, token_budget=0)

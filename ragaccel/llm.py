@@ -21,7 +21,7 @@ from ragaccel.config import (
 )
 from ragaccel.decoding.request import Cancellation, Request, Sampling
 from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
-from ragaccel.engine.engine import Engine, warm_passes
+from ragaccel.engine.engine import Engine, warm_up_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, shown
 from ragaccel.models.generation_config import GenerationDefaults, TimeRule
@@ -461,7 +461,7 @@ class LLM:
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
         kept = cost_file(self.model.latency_key) if keep_costs else None
-        self.engine = Engine(self.model, capacity=capacity, cost_file=kept, exact=exact)
+        self.engine = Engine(self.model, capacity=capacity, latency_file=kept, exact=exact)
         self.token_budget = token_budget
         self._guessing = DraftingPolicy(
             drafter,
@@ -543,7 +543,7 @@ class LLM:
         claim_torch()
         if compile:
             self.model.compile()
-        warm_passes(self.engine, context=context)
+        warm_up_passes(self.engine, context=context)
         self._guessing.warm_up()
 
     @property

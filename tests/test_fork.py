@@ -66,7 +66,8 @@ async def read(stream):
         pass
 
 def hold_everything():
-    locks = [shared._lock, llm.model.pass_lock, llm.engine.costs._lock, llm._guessing._lock]
+    profile_lock = llm.engine.latency_profile._lock
+    locks = [shared._lock, llm.model.pass_lock, profile_lock, llm._guessing._lock]
     for lock in (*locks, llm._writer._runner.scheduler._changed, begun._busy):
         lock.acquire()
     is_held.set()

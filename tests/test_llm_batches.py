@@ -9,7 +9,7 @@ from tiny_llm import tiny_llm
 
 from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.engine import EXACT_ROWS
+from ragaccel.engine.engine import DETERMINISTIC_ROWS
 from ragaccel.errors import CapacityError
 
 PROMPTS = [f"Question {i}: who trims the wick {'at dusk ' * i}?" for i in range(7)]
@@ -188,7 +188,7 @@ def test_what_cannot_work_is_refused_before_anything_is_computed(llm):
 def test_exact_mode_is_a_setting_of_the_model():
     exact = tiny_llm(drafter=Nonsense(), exact=True)
     plain = tiny_llm(drafter=NoDrafter())
-    assert exact.engine.exact
+    assert exact.engine.deterministic
     rows, forward = [], exact.model.forward
 
     def watched(step, keep):
@@ -199,7 +199,7 @@ def test_exact_mode_is_a_setting_of_the_model():
     for prompt in PROMPTS:
         expected = plain.generate(prompt, **SETTINGS).token_ids
         assert exact.generate(prompt, **SETTINGS).token_ids == expected
-    assert set(rows) == {EXACT_ROWS}
+    assert set(rows) == {DETERMINISTIC_ROWS}
     assert tokens(exact.generate(PROMPTS, **SETTINGS)) == tokens(
         plain.generate(PROMPTS, **SETTINGS)
     )

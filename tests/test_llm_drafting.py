@@ -271,14 +271,14 @@ def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatc
 
 def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_path):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
-    assert new_llm().engine.costs.path.parent == tmp_path / "costs"
-    assert new_llm(keep_costs=False).engine.costs.path is None
+    assert new_llm().engine.latency_profile.path.parent == tmp_path / "costs"
+    assert new_llm(keep_costs=False).engine.latency_profile.path is None
 
     def homeless():
         raise RuntimeError("could not determine home directory")
 
     monkeypatch.setattr("ragaccel.paths.data_dir", homeless)
-    assert new_llm().engine.costs.path is None
+    assert new_llm().engine.latency_profile.path is None
 
 
 def test_tokenizers_are_told_apart_by_their_vocabulary():

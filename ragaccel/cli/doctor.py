@@ -182,8 +182,8 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
     threads = _choose_threads(llm)
     costs = _measure_all(terminal, llm)
     for cost in costs:
-        llm.engine.costs.replace(cost.mode, cost.seconds, cost.context)
-    kept = llm.engine.costs.save()
+        llm.engine.latency_profile.replace(cost.mode, cost.seconds, cost.context)
+    kept = llm.engine.latency_profile.save()
     if json:
         terminal.json(
             {
@@ -208,9 +208,9 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
     terminal.show(_table(costs))
     _print_bounds(terminal, llm, costs, threads)
     terminal.note(
-        f"kept in {llm.engine.costs.path}: later answers begin with it"
+        f"kept in {llm.engine.latency_profile.path}: later answers begin with it"
         if kept
-        else f"{llm.engine.costs.path} cannot be written: every run learns it anew"
+        else f"{llm.engine.latency_profile.path} cannot be written: every run learns it anew"
     )
     return ExitCode.OK
 
@@ -225,12 +225,12 @@ def _choose_threads(llm: LLM) -> dict[int, float]:
         context=_SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
     )
     if seconds:
-        llm.engine.costs.threads = min(seconds, key=seconds.__getitem__)
+        llm.engine.latency_profile.threads = min(seconds, key=seconds.__getitem__)
     return seconds
 
 
 def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
-    from ragaccel.engine.engine import ROWS, WAYS, measure_passes
+    from ragaccel.engine.engine import ROWS, SAMPLING_MODES, measure_passes
     from ragaccel.engine.latency import read_bandwidth
 
     max_context = llm.context_length
@@ -245,7 +245,7 @@ def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
         transient=True,
         disable=not terminal.interactive,
     )
-    task = bar.add_task("measuring", total=len(WAYS) * (_REPEATS + 1) * len(rows))
+    task = bar.add_task("measuring", total=len(SAMPLING_MODES) * (_REPEATS + 1) * len(rows))
 
     def measure(mode: str, context: int) -> None:
         seconds = measure_passes(
@@ -253,7 +253,7 @@ def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
             context=context,
             repeats=_REPEATS,
             rows=rows,
-            sampling=WAYS[mode],
+            sampling=SAMPLING_MODES[mode],
             advance=lambda: bar.advance(task),
         )
         states = context * llm.engine.prefix_cache.bytes_per_token
@@ -261,7 +261,7 @@ def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
         found.append(Measurement(mode, context, dict(seconds), limit))
 
     with bar:
-        for mode in WAYS:
+        for mode in SAMPLING_MODES:
             measure(
                 mode,
                 _SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
@@ -286,7 +286,7 @@ def _print_bounds(
     )
     if len(threads) > 1:
         each = ", ".join(f"{number}: {1e3 * value:.1f} ms" for number, value in threads.items())
-        terminal.note(f"threads {each}; {llm.engine.costs.threads} are used from now on")
+        terminal.note(f"threads {each}; {llm.engine.latency_profile.threads} are used from now on")
 
 
 def _table(costs: list[Measurement]) -> Table:

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ragaccel.engine.model_input import Masks, is_plain
+from ragaccel.engine.model_input import AttentionMasks, is_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ragaccel.engine.model_input import Rows, Span
+    from ragaccel.engine.model_input import Rows, RowSpan
 
 CHUNK = 256
 """Tokens that exact attention reduces at a time."""
-_LONG = 64  # rows from which on query heads are no longer packed, as the mask would be copied
-_GROUPING = ("cpu",)  # devices whose fused kernels take a mask and grouped heads together
+_MIN_FUSED_ROWS = (
+    64  # rows from which on query heads are no longer packed, as the mask would be copied
+)
+_GROUPED_MASK_DEVICES = (
+    "cpu",
+)  # devices whose fused kernels take a mask and grouped heads together
 
 
 class PassAttention:
@@ -35,9 +39,9 @@ class PassAttention:
         masks: makers of masks in the model's dtype, on its device.
     """
 
-    def __init__(self, rows: Rows, masks: Masks) -> None:
-        self._rows, self._masks, self.exact = rows, masks, rows.exact
-        self._made: dict[tuple[int, int | None, int, torch.device], Tensor] = {}
+    def __init__(self, rows: Rows, masks: AttentionMasks) -> None:
+        self._rows, self._masks, self.deterministic = rows, masks, rows.deterministic
+        self._mask_cache: dict[tuple[int, int | None, int, torch.device], Tensor] = {}
 
     def attend(
         self,
@@ -70,7 +74,7 @@ class PassAttention:
 
     def _attend(
         self,
-        span: Span,
+        span: RowSpan,
         states: tuple[Tensor, Tensor, Tensor],
         scaling: float,
         window: int | None,
@@ -79,49 +83,49 @@ class PassAttention:
         queries, keys, values = states
         _, num_heads, n, size = queries.shape
         groups, device = num_heads // keys.shape[1], queries.device
-        is_fused = n > _LONG and softcap is None and not self.exact
+        is_fused = n > _MIN_FUSED_ROWS and softcap is None and not self.deterministic
         is_bare = is_plain(span, window) and (is_fused or n == 1)
         mask = None if is_bare else self._mask(span, window, device)
         if is_fused:
-            return _fused(queries, keys, values, mask, scaling).transpose(1, 2).contiguous()
+            return _attend_fused(queries, keys, values, mask, scaling).transpose(1, 2).contiguous()
         # A group's query heads read the same keys: packed, they are more rows of one head.
         packed = queries.reshape(-1, groups * n, size)
-        if self.exact:
+        if self.deterministic:
             shown = self._mask(span, window, device)
-            found = _in_chunks(packed, keys[0], values[0], shown, scaling, softcap)
+            found = _attend_in_chunks(packed, keys[0], values[0], shown, scaling, softcap)
         elif softcap is not None:
-            found = _by_products(packed, keys[0], values[0], mask, scaling, softcap)
+            found = _attend_softcapped(packed, keys[0], values[0], mask, scaling, softcap)
         else:
-            added = None if mask is None else self._packed(span, window, groups, mask)[:, None]
+            added = None if mask is None else self._group_mask(span, window, groups, mask)[:, None]
             found = scaled_dot_product_attention(
                 packed[None], keys, values, attn_mask=added, scale=scaling
             )
         return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
 
-    def _mask(self, span: Span, window: int | None, device: torch.device) -> Tensor:
+    def _mask(self, span: RowSpan, window: int | None, device: torch.device) -> Tensor:
         """Make, once a pass, the mask of a span's rows. [1, n, P + n]."""
         key = (span.first, window, 1, device)
-        if key not in self._made:
-            self._made[key] = self._masks.make(self._rows, span, window).to(device)[None]
-        return self._made[key]
+        if key not in self._mask_cache:
+            self._mask_cache[key] = self._masks.make(self._rows, span, window).to(device)[None]
+        return self._mask_cache[key]
 
-    def _packed(self, span: Span, window: int | None, groups: int, mask: Tensor) -> Tensor:
+    def _group_mask(self, span: RowSpan, window: int | None, groups: int, mask: Tensor) -> Tensor:
         """Repeat, once a pass, a span's mask for the heads of a group. [1, G * n, P + n].
 
         A fused kernel looks up a row of it for every packed row; no view has them in one dimension.
         """
         key = (span.first, window, groups, mask.device)
-        if key not in self._made:
-            self._made[key] = mask.expand(groups, -1, -1).reshape(1, -1, mask.shape[-1])
-        return self._made[key]
+        if key not in self._mask_cache:
+            self._mask_cache[key] = mask.expand(groups, -1, -1).reshape(1, -1, mask.shape[-1])
+        return self._mask_cache[key]
 
 
-def _fused(
+def _attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """Attend without ever storing the scores of all rows; causally without a mask. [1, H, n, D]."""
     groups = queries.shape[1] // keys.shape[1]
-    if mask is None or groups == 1 or queries.device.type in _GROUPING:
+    if mask is None or groups == 1 or queries.device.type in _GROUPED_MASK_DEVICES:
         return scaled_dot_product_attention(
             queries,
             keys,
@@ -133,16 +137,16 @@ def _fused(
         )
     # Asked for both, other devices compute all scores at once. So the heads of a group take turns;
     # neither the mask nor keys and values are copied for it.
-    turns = [
+    outputs = [
         scaled_dot_product_attention(
-            queries[:, turn::groups], keys, values, attn_mask=mask[:, None], scale=scaling
+            queries[:, offset::groups], keys, values, attn_mask=mask[:, None], scale=scaling
         )
-        for turn in range(groups)
+        for offset in range(groups)
     ]
-    return torch.stack(turns, dim=2).flatten(1, 2)
+    return torch.stack(outputs, dim=2).flatten(1, 2)
 
 
-def _by_products(
+def _attend_softcapped(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -151,8 +155,8 @@ def _by_products(
     softcap: float,
 ) -> Tensor:
     """Attend by two matrix products, for scores that no fused kernel caps. [K, G * n, D]."""
-    scores = _capped(_scores(queries, keys, scaling), softcap)
-    scores = scores if mask is None else _masked(scores, mask)
+    scores = _softcap(_scores(queries, keys, scaling), softcap)
+    scores = scores if mask is None else _add_mask(scores, mask)
     return torch.bmm(scores.softmax(-1), values.to(scores.dtype)).to(values.dtype)
 
 
@@ -166,7 +170,7 @@ def _scores(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     return torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2)).mul_(scaling)
 
 
-def _in_chunks(
+def _attend_in_chunks(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -185,12 +189,14 @@ def _in_chunks(
     total = queries.new_zeros((heads, rows, 1), dtype=wide)
     found = queries.new_zeros((heads, rows, values.shape[-1]), dtype=wide)
     for start in range(0, keys.shape[1], CHUNK):
-        own_keys, own_values = (_whole(part[:, start : start + CHUNK]) for part in (keys, values))
+        own_keys, own_values = (
+            _pad_chunk(part[:, start : start + CHUNK]) for part in (keys, values)
+        )
         scores = _scores(queries, own_keys, scaling)
-        scores = scores if softcap is None else _capped(scores, softcap)
+        scores = scores if softcap is None else _softcap(scores, softcap)
         own_mask = mask[:, :, start : start + CHUNK].to(wide)
         missing = CHUNK - own_mask.shape[-1]
-        _masked(scores, pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
+        _add_mask(scores, pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         # A row that has seen nothing yet has a maximum of -inf, which must not meet itself.
         floor = higher.masked_fill(higher == float("-inf"), 0.0)
@@ -202,17 +208,17 @@ def _in_chunks(
     return (found / total).to(queries.dtype)
 
 
-def _whole(chunk: Tensor) -> Tensor:
+def _pad_chunk(chunk: Tensor) -> Tensor:
     """Fill a chunk up with zeros: its products must not depend on how full it is."""
     missing = CHUNK - chunk.shape[1]
     return pad(chunk, (0, 0, 0, missing)) if missing else chunk
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+def _add_mask(scores: Tensor, mask: Tensor) -> Tensor:
     """Add the mask of n rows, [1, n, ..], to the scores of all heads of a group, [K, G * n, ..]."""
     scores.view(len(scores), -1, *mask.shape[1:]).add_(mask)
     return scores
 
 
-def _capped(scores: Tensor, softcap: float) -> Tensor:
+def _softcap(scores: Tensor, softcap: float) -> Tensor:
     return scores.div_(softcap).tanh_().mul_(softcap)

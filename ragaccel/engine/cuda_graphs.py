@@ -34,7 +34,13 @@ import torch
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
-from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
+from ragaccel.engine.row_blocks import (
+    BlockSegment,
+    RowBlocks,
+    block_table,
+    num_splits,
+    rows_per_block,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -408,7 +414,7 @@ class StaticPass:
             moved = stop
             sees = None if span.sees is None else span.sees.numpy()
             where = (span.first, span.num_rows, cache.base, span.start)
-            segments.append(Segment(*where, sees, positions[span.rows]))
+            segments.append(BlockSegment(*where, sees, positions[span.rows]))
         self._inputs.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._inputs.device))
@@ -532,7 +538,7 @@ class StepGraphs:
         Exact ones do not: how many splits are reduced follows the attended tokens.
         """
         return (
-            not rows.exact
+            not rows.deterministic
             and rows.num_rows <= ROW_BUCKETS[-1]
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
             and all(isinstance(span.cache, PooledKVCache) for span in rows.spans)
@@ -640,7 +646,7 @@ class StepGraphs:
         # Every sequence may leave its last block partly empty.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
         splits = num_splits(rows.attended)
-        has_masks = rows.is_probe is not None
+        has_masks = rows.is_mask is not None
         return PassSize(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
 
 

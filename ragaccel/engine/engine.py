@@ -20,19 +20,25 @@ import torch
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
-from ragaccel.engine.latency import KeptCosts, PassKind, way_of_choosing
-from ragaccel.engine.memory import check_room, memory_share, within_memory
+from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
+from ragaccel.engine.memory import check_capacity, memory_share, with_memory_retry
 from ragaccel.engine.model_input import (
     Rows,
-    exact_rows,
-    impossible_tokens_replaced,
+    causal_rows,
+    concat_rows,
+    deterministic_rows,
     prompt_rows,
-    run_rows,
-    together,
+    replace_unreadable_tokens,
     tree_rows,
 )
 from ragaccel.engine.prefix_cache import PrefixCache
-from ragaccel.engine.sampling import Chooser, read_choices, read_ranks, to_host, wait_for
+from ragaccel.engine.sampling import (
+    Sampler,
+    read_sampled,
+    read_top_masks,
+    to_host,
+    wait_until_computed,
+)
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,17 +54,17 @@ if TYPE_CHECKING:
     from ragaccel.engine.prefix_cache import PrefixEntry
 
 
-_STEP = 5
-_STEPS = 4
-_FILL = 64  # rows of the passes before; experts computed apart take much memory for many
-_REFUSAL = (
+_SHIFT = 5
+_NUM_SHIFTS = 4
+_CONTEXT_CHUNK = 64  # rows of the passes before; experts computed apart take much memory for many
+_NOT_DETERMINISTIC = (
     "exact mode does not go with this model: what it computes for a token depends on the others of "
     "a pass. If it is a mixture of experts, load it with experts_implementation='batched_mm'"
 )
 
 
 @torch.inference_mode()
-def check_exact(model: TargetModel, num_rows: int) -> None:
+def check_deterministic(model: TargetModel, num_rows: int) -> None:
     """Verify that tokens computed in several passes, at other places, have the same logits.
 
     At the beginning of a sequence and, if the model reads so far, around the first edge between
@@ -71,29 +77,31 @@ def check_exact(model: TargetModel, num_rows: int) -> None:
     Raises:
         ConfigurationError: they have not.
     """
-    moved = _STEPS * _STEP
+    moved = _NUM_SHIFTS * _SHIFT
     edge = max(0, attention.CHUNK + 1 - num_rows)
     for first in dict.fromkeys((0, edge)):
         if model.max_positions is None or first + moved + num_rows <= model.max_positions:
-            passes = _passes_from(first, model, num_rows)
-            if not all(torch.equal(one[_STEP:], next_[:-_STEP]) for one, next_ in pairwise(passes)):
-                raise ConfigurationError(_REFUSAL)
+            passes = _shifted_passes(first, model, num_rows)
+            if not all(
+                torch.equal(one[_SHIFT:], next_[:-_SHIFT]) for one, next_ in pairwise(passes)
+            ):
+                raise ConfigurationError(_NOT_DETERMINISTIC)
 
 
-def _passes_from(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
+def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
     """Logits of passes that begin a few tokens after one another, behind ``first`` others."""
-    length = first + _STEPS * _STEP + num_rows
+    length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
-    for start in range(0, first, _FILL):
-        rows = run_rows(tokens[start : min(start + _FILL, first)], cache)
-        model.forward(replace(rows, exact=True), 1)
+    for start in range(0, first, _CONTEXT_CHUNK):
+        rows = causal_rows(tokens[start : min(start + _CONTEXT_CHUNK, first)], cache)
+        model.forward(replace(rows, deterministic=True), 1)
         cache.keep(range(rows.num_rows))
     passes = []
-    for start in range(first, first + _STEPS * _STEP, _STEP):
-        rows = replace(run_rows(tokens[start : start + num_rows], cache), exact=True)
+    for start in range(first, first + _NUM_SHIFTS * _SHIFT, _SHIFT):
+        rows = replace(causal_rows(tokens[start : start + num_rows], cache), deterministic=True)
         passes.append(model.forward(rows, num_rows).clone())
-        cache.keep(range(_STEP))
+        cache.keep(range(_SHIFT))
     return passes
 
 
@@ -110,7 +118,7 @@ def is_interrupt(error: BaseException) -> bool:
     if current_thread() is not main_thread():
         return False
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    if _handlers() & {frame.f_code for frame in frames}:
+    if _handler_codes() & {frame.f_code for frame in frames}:
         return True
     if not isinstance(error, KeyboardInterrupt):
         return False
@@ -120,7 +128,7 @@ def is_interrupt(error: BaseException) -> bool:
     return trace is None or trace.tb_frame.f_code.co_code[trace.tb_lasti] not in _RAISE
 
 
-def uninterrupted(work: Callable[[], None]) -> None:
+def run_uninterrupted(work: Callable[[], None]) -> None:
     """Do some work as a whole or not at all, whatever signal arrives meanwhile.
 
     It is done in a thread of its own, where no signal is handled. One that arrives is raised here
@@ -152,7 +160,7 @@ def uninterrupted(work: Callable[[], None]) -> None:
         raise interrupt
 
 
-def _handlers() -> set[CodeType]:
+def _handler_codes() -> set[CodeType]:
     """The code of all signal handlers that are written in Python."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     return {code for handler in handlers if (code := _code_of(handler)) is not None}
@@ -169,7 +177,7 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 @contextmanager
-def on_threads(number: int | None, device: torch.device) -> Iterator[None]:
+def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
     """Compute on so many threads meanwhile; None, and any device but a CPU, leave them alone."""
     usual = torch.get_num_threads()
     if number is None or number == usual or device.type != "cpu":
@@ -189,11 +197,11 @@ class EngineVerifier:
         self._engine, self.request = engine, request
         self.tree: DraftTree | None = None
         self._entry: PrefixEntry | None = None
-        self.wanted_ids = request.prompt_ids[:-1]
+        self.prefill_ids = request.prompt_ids[:-1]
         """What is to be cached before the next pass."""
-        self.chooser = Chooser(request)
-        self.way = way_of_choosing(request)
-        self._cost, self._cost_until = engine.cost_alone(self)
+        self.sampler = Sampler(request)
+        self.mode = sampling_mode(request)
+        self._cost, self._cost_until = engine.own_cost(self)
         self._is_closed = False
         self._mask_ids: tuple[int, ...] = ()
         self.mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
@@ -212,7 +220,7 @@ class EngineVerifier:
     @property
     def chains_only(self) -> bool:
         """Whether trees must not branch: so in exact mode."""
-        return self._engine.exact
+        return self._engine.deterministic
 
     @property
     def cache(self) -> KVCache:
@@ -231,7 +239,7 @@ class EngineVerifier:
     @property
     def is_prefilled(self) -> bool:
         """Whether the prompt, but for its last token, is in the cache."""
-        wanted = len(self.wanted_ids)
+        wanted = len(self.prefill_ids)
         return self._entry is not None and len(self._entry.token_ids) >= wanted
 
     def prefill(self, request: Request) -> None:
@@ -243,10 +251,10 @@ class EngineVerifier:
         if request is not self.request or self._is_used:
             self._engine.check_fits(request)
             self.request, self.tree, self.mask_predictions = request, None, ()
-            self.wanted_ids = request.prompt_ids[:-1]
-            self.chooser = Chooser(request)
-            self.way = way_of_choosing(request)
-            self._cost, self._cost_until = self._engine.cost_alone(self)
+            self.prefill_ids = request.prompt_ids[:-1]
+            self.sampler = Sampler(request)
+            self.mode = sampling_mode(request)
+            self._cost, self._cost_until = self._engine.own_cost(self)
             self._release_entry()
         while not self.is_prefilled:
             self._engine.prefill_chunk_of(self)
@@ -258,17 +266,17 @@ class EngineVerifier:
         """
         model = self._engine.model
         limit = model.vocab_size + model.num_masks
-        if max(mask_ids, default=0) < limit and not self._engine.exact:
+        if max(mask_ids, default=0) < limit and not self._engine.deterministic:
             self._mask_ids = tuple(mask_ids)
 
-    def probes_after(self, num_cached: int) -> tuple[int, ...]:
+    def masks_after(self, num_cached: int) -> tuple[int, ...]:
         """Which mask tokens are to be read once so many tokens are cached."""
-        return self._mask_ids if num_cached == len(self.wanted_ids) else ()
+        return self._mask_ids if num_cached == len(self.prefill_ids) else ()
 
     def read_mask_predictions(self, logits: Tensor) -> None:
         """Note what mask tokens behind the prompt show, from their logits [M, V]."""
-        ranks = self.chooser.rank(logits, len(self.wanted_ids))
-        self.mask_predictions = read_ranks(ranks.tolist())
+        ranks = self.sampler.rank_masks(logits, len(self.prefill_ids))
+        self.mask_predictions = read_top_masks(ranks.tolist())
 
     def begin(self) -> PrefixEntry:
         """Take a cache, with what of the prompt is known already; the engine calls it.
@@ -279,8 +287,8 @@ class EngineVerifier:
         if self._is_closed:
             raise RuntimeError("this request is closed")
         if self._entry is None:
-            self._entry = self._engine.acquire_cache(self.request, self.wanted_ids)
-            self.chooser.commit(self.wanted_ids)
+            self._entry = self._engine.acquire_cache(self.request, self.prefill_ids)
+            self.sampler.commit(self.prefill_ids)
         return self._entry
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
@@ -299,15 +307,15 @@ class EngineVerifier:
         entry = self._open_entry()
         entry.cache.keep(path)
         entry.token_ids += tokens
-        self.chooser.commit(tokens)
+        self.sampler.commit(tokens)
 
     def cost_seconds(self, rows: int) -> float:
         """Estimate a verify pass over so many rows from the passes seen so far."""
         if self.num_cached > self._cost_until:  # asked for every width of every step
-            self._cost, self._cost_until = self._engine.cost_alone(self)
-        return self._cost.seconds(self._engine.padded(rows))
+            self._cost, self._cost_until = self._engine.own_cost(self)
+        return self._cost.seconds(self._engine.padded_rows(rows))
 
-    def start_over(self) -> bool:
+    def restart(self) -> bool:
         """Have what is cached computed again, as an interrupted pass may have moved half of it.
 
         Returns:
@@ -319,9 +327,9 @@ class EngineVerifier:
         if entry is None:
             return True
         self._engine.prefix_cache.drop(entry)
-        if len(entry.token_ids) > len(self.wanted_ids):
-            self.wanted_ids = tuple(entry.token_ids)
-        self.chooser = Chooser(self.request)
+        if len(entry.token_ids) > len(self.prefill_ids):
+            self.prefill_ids = tuple(entry.token_ids)
+        self.sampler = Sampler(self.request)
         return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
 
     def close(self) -> None:
@@ -329,12 +337,12 @@ class EngineVerifier:
         self._is_closed, self.tree = True, None
         if self._entry is not None:
             self._release_entry()
-            self._engine.costs.save_in_time()
+            self._engine.latency_profile.save_if_due()
 
     @property
     def _is_used(self) -> bool:
         """Whether anything was verified or kept behind the prompt."""
-        kept = max(self.num_cached, len(self.wanted_ids))  # the latter after an interruption
+        kept = max(self.num_cached, len(self.prefill_ids))  # the latter after an interruption
         return self.tree is not None or kept >= len(self.request.prompt_ids)
 
     def _open_entry(self) -> PrefixEntry:
@@ -352,11 +360,11 @@ class EngineVerifier:
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
-_FORESEEN = 1024  # tokens of an answer that room is made for beforehand
+_MAX_RESERVED_TOKENS = 1024  # tokens of an answer that room is made for beforehand
 
 Result = TypeVar("Result")
 
-EXACT_ROWS = 16
+DETERMINISTIC_ROWS = 16
 """Rows of every pass in exact mode."""
 
 
@@ -370,10 +378,10 @@ class Engine:
         capacity: tokens a request may hold; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes one verify pass takes.
         prefill_chunk: rows of one prefill pass.
-        cost_file: where it is kept what passes cost; ``None`` keeps nothing.
+        latency_file: where it is kept what passes cost; ``None`` keeps nothing.
         exact: give, to the last bit, what plain decoding in this mode gives: every pass has
-            ``EXACT_ROWS`` rows of one sequence, drafts do not branch, attention is reduced in a
-            fixed order and kept prefixes end where a prefill chunk does.
+            ``DETERMINISTIC_ROWS`` rows of one sequence, no draft branches, attention is reduced in
+            fixed order, and kept prefixes end where a prefill chunk does.
         kept_prefixes: most caches kept for prompts that begin alike.
         kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
 
@@ -389,7 +397,7 @@ class Engine:
         capacity: int | None = None,
         max_rows: int = 64,
         prefill_chunk: int = 512,
-        cost_file: Path | None = None,
+        latency_file: Path | None = None,
         exact: bool = False,
         kept_prefixes: int = 8,
         kept_bytes: int | None = None,
@@ -401,21 +409,21 @@ class Engine:
             raise ConfigurationError(
                 f"capacity={capacity:,} exceeds the {limit:,} tokens this model can read"
             )
-        if exact and not model.joins_sequences:
+        if exact and not model.batchable:
             raise ConfigurationError(
-                f"exact mode needs a model that runs with our attention: {model.why_apart}"
+                f"exact mode needs a model that runs with our attention: {model.unbatchable_reason}"
             )
         self.model = model
-        self.exact = exact
-        self.max_rows = min(max_rows, EXACT_ROWS) if exact else max_rows
+        self.deterministic = exact
+        self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if exact else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
-        self.costs = KeptCosts(share, cost_file)
+        self.latency_profile = LatencyProfile(share, latency_file)
         self._pass_lock = model.pass_lock
         # The rows of the last pass stand past the answer.
         most = self.max_tokens
-        most = None if most is None else most + self.padded(self.max_rows)
+        most = None if most is None else most + self.padded_rows(self.max_rows)
         self.prefix_cache = PrefixCache(
             partial(model.new_cache, None, most),  # not of this object: they die at once together
             max_kept=kept_prefixes,
@@ -425,7 +433,7 @@ class Engine:
         """Token ids that may be chosen are below; fewer once a pass has shown fewer scores."""
         self.prefilled_rows = self._num_freed = 0
         if exact:
-            check_exact(model, EXACT_ROWS)
+            check_deterministic(model, DETERMINISTIC_ROWS)
 
     def open(self, request: Request) -> EngineVerifier:
         """Return a verifier for one request; its cache is given back by ``close``.
@@ -439,7 +447,7 @@ class Engine:
     def check_fits(self, request: Request) -> None:
         """Raise CapacityError if a request could outgrow what the model reads."""
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
-        check_room(num_prompt, num_new, self.max_tokens, self.model.max_positions)
+        check_capacity(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
     def acquire_cache(self, request: Request, wanted: Sequence[int]) -> PrefixEntry:
         """Hand out a cache for a request, with what is known of ``wanted``; given back to the pool.
@@ -447,10 +455,10 @@ class Engine:
         The caller computes nothing meanwhile.
         """
         self.prefix_cache.set_weights_version(self.model.refresh())
-        chunk = self.prefill_chunk if self.exact else None
-        answer = min(request.max_new_tokens, _FORESEEN)
-        room = len(request.prompt_ids) + answer + self.padded(self.max_rows)
-        return self._in_memory(
+        chunk = self.prefill_chunk if self.deterministic else None
+        answer = min(request.max_new_tokens, _MAX_RESERVED_TOKENS)
+        room = len(request.prompt_ids) + answer + self.padded_rows(self.max_rows)
+        return self._with_memory_retry(
             lambda: self.prefix_cache.acquire(wanted, request.namespace, room=room, chunk=chunk),
             f"a cache of {room:,} tokens",
         )
@@ -463,15 +471,15 @@ class Engine:
         with self._pass_lock, torch.inference_mode():
             entry = verifier.begin()
             start = len(entry.token_ids)
-            chunk = verifier.wanted_ids[start : start + self.prefill_chunk]
+            chunk = verifier.prefill_ids[start : start + self.prefill_chunk]
             if not chunk:
                 return
-            cache, probes = entry.cache, verifier.probes_after(start + len(chunk))
-            lay_out = partial(prompt_rows, chunk, cache, probes, self.model.max_positions)
-            rows = self._in_memory(lay_out, "a larger cache")
-            logits = self._run(replace(rows, exact=self.exact), 1 + len(probes))
+            cache, mask_ids = entry.cache, verifier.masks_after(start + len(chunk))
+            make_rows = partial(prompt_rows, chunk, cache, mask_ids, self.model.max_positions)
+            rows = self._with_memory_retry(make_rows, "a larger cache")
+            logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
             # Else what comes next, which may be another request's, would seem to take as long.
-            verifier.read_mask_predictions(logits[1:]) if probes else wait_for(logits)
+            verifier.read_mask_predictions(logits[1:]) if mask_ids else wait_until_computed(logits)
             cache.keep(range(len(chunk)))
             if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
                 entry.num_block_aligned += len(chunk)
@@ -502,19 +510,19 @@ class Engine:
             if len(tree) > self.max_rows:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
         with self._pass_lock, torch.inference_mode():
-            groups = [[each] for each in batch] if self.passes_apart else [list(batch)]
+            groups = [[each] for each in batch] if self.separate_passes else [list(batch)]
             return [choices for group in groups for choices in self._verify_group(group)]
 
     @property
-    def passes_apart(self) -> bool:
+    def separate_passes(self) -> bool:
         """Whether every request has a pass of its own."""
-        return self.exact or not self.model.joins_sequences
+        return self.deterministic or not self.model.batchable
 
     def _verify_group(
         self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens | BaseException]:
         """Verify in one pass; what fails in a pass of its own is told of that request alone."""
-        if not self.passes_apart:
+        if not self.separate_passes:
             return self._verify(group)
         try:
             return self._verify(group)
@@ -526,9 +534,9 @@ class Engine:
     def _verify(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens | BaseException]:
-        started, delays = perf_counter(), self._delays
-        rows = self._in_memory(
-            lambda: together([self._rows(verifier, tree) for verifier, tree, _ in batch]),
+        started, delays = perf_counter(), self._num_one_offs
+        rows = self._with_memory_retry(
+            lambda: concat_rows([self._rows(verifier, tree) for verifier, tree, _ in batch]),
             "a larger cache",
         )
         logits = self._run(rows, rows.num_rows)
@@ -536,13 +544,13 @@ class Engine:
         for span, (verifier, tree, num_alternatives) in zip(rows.spans, batch, strict=True):
             own = logits[span.first : span.first + len(tree)]
             try:
-                parts.append(self._choose(verifier, own, (tree, span.start, num_alternatives)))
+                parts.append(self._sample(verifier, own, (tree, span.start, num_alternatives)))
             except BaseException as error:
                 if is_interrupt(error):
                     raise
                 parts.append(error)
         chosen = iter(to_host([part for part in parts if not isinstance(part, BaseException)]))
-        if self._delays == delays:
+        if self._num_one_offs == delays:
             cost = self.cost_of([verifier for verifier, _, _ in batch])
             cost.observe(rows.num_rows, perf_counter() - started)
         found: list[SampledTokens | BaseException] = []
@@ -551,38 +559,40 @@ class Engine:
             found.append(
                 part
                 if isinstance(part, BaseException)
-                else read_choices(next(chosen), num_alternatives, tree.num_masks)
+                else read_sampled(next(chosen), num_alternatives, tree.num_masks)
             )
         return found
 
-    def _choose(
+    def _sample(
         self, verifier: EngineVerifier, logits: Tensor, asked: tuple[DraftTree, int, int]
     ) -> Tensor:
         if verifier.request.processors:  # not to be called twice
-            return verifier.chooser.choose(logits, *asked)
-        choose = partial(verifier.chooser.choose, logits, *asked)
-        return self._in_memory(choose, f"choosing from {len(logits)} rows of logits")
+            return verifier.sampler.sample(logits, *asked)
+        sample = partial(verifier.sampler.sample, logits, *asked)
+        return self._with_memory_retry(sample, f"choosing from {len(logits)} rows of logits")
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache
-        readable = impossible_tokens_replaced(tree, model.vocab_size, model.num_masks)
-        if self.exact:
-            return exact_rows(readable, cache, EXACT_ROWS, max_positions=model.max_positions)
+        readable = replace_unreadable_tokens(tree, model.vocab_size, model.num_masks)
+        if self.deterministic:
+            return deterministic_rows(
+                readable, cache, DETERMINISTIC_ROWS, max_positions=model.max_positions
+            )
         return tree_rows(readable, cache, max_positions=model.max_positions)
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
         what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
-        with on_threads(self.costs.threads, self.model.device):
-            logits = self._in_memory(lambda: self.model.forward(rows, keep), what)
+        with use_threads(self.latency_profile.threads, self.model.device):
+            logits = self._with_memory_retry(lambda: self.model.forward(rows, keep), what)
         self.vocab_size = min(self.vocab_size, logits.shape[-1])
         return logits
 
-    def _in_memory(self, compute: Callable[[], Result], what: str) -> Result:
-        return within_memory(compute, what, self.model.device, self.free_memory)
+    def _with_memory_retry(self, compute: Callable[[], Result], what: str) -> Result:
+        return with_memory_retry(compute, what, self.model.device, self.free_memory)
 
     @property
-    def _delays(self) -> int:
-        """What passes took that later ones of their kind will not: captures, repeats."""
+    def _num_one_offs(self) -> int:
+        """What passes took that later ones of their profile will not: captures, repeats."""
         return self.model.num_captures + self._num_freed
 
     def free_memory(self) -> None:
@@ -591,21 +601,21 @@ class Engine:
         self.prefix_cache.clear()
         self.model.free_memory()
 
-    def padded(self, rows: int) -> int:
+    def padded_rows(self, rows: int) -> int:
         """How many rows a pass over so many nodes computes."""
-        return EXACT_ROWS if self.exact else rows
+        return DETERMINISTIC_ROWS if self.deterministic else rows
 
     def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
         """What passes of these requests cost now: of as many, as long, chosen the dearest way."""
         attended = max(verifier.num_cached for verifier in verifiers)
-        ways = dict.fromkeys(verifier.way for verifier in verifiers)
-        costs = [self.costs.of(way, attended, len(verifiers)) for way in ways]
+        modes = dict.fromkeys(verifier.mode for verifier in verifiers)
+        costs = [self.latency_profile.of(mode, attended, len(verifiers)) for mode in modes]
         return costs[0] if len(costs) == 1 else max(costs, key=lambda cost: cost.seconds(1))
 
-    def cost_alone(self, verifier: EngineVerifier) -> tuple[PassCost, int]:
+    def own_cost(self, verifier: EngineVerifier) -> tuple[PassCost, int]:
         """What passes of a request by itself cost, and up to how many cached tokens that holds."""
-        kind = PassKind.of(verifier.way, verifier.num_cached)
-        return self.costs.of(kind.way, kind.attended), kind.attended
+        profile = PassProfile.of(verifier.mode, verifier.num_cached)
+        return self.latency_profile.of(profile.mode, profile.attended), profile.attended
 
 
 class TargetModel(Protocol):
@@ -613,7 +623,7 @@ class TargetModel(Protocol):
 
     ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
     ``vocab_size`` how many different tokens it can read, ``num_masks`` how many mask tokens
-    besides, with the ids that follow; ``joins_sequences`` whether one pass can
+    besides, with the ids that follow; ``batchable`` whether one pass can
     take the rows of several, and exact ones.
     """
 
@@ -648,13 +658,13 @@ class TargetModel(Protocol):
         ...
 
     @property
-    def joins_sequences(self) -> bool:
+    def batchable(self) -> bool:
         """Whether one pass can take the rows of several sequences."""
         ...
 
     @property
-    def why_apart(self) -> str:
-        """Why no pass can, and what helps; empty where ``joins_sequences``."""
+    def unbatchable_reason(self) -> str:
+        """Why no pass can, and what helps; empty where ``batchable``."""
         ...
 
     def refresh(self) -> int:
@@ -682,9 +692,9 @@ class TargetModel(Protocol):
         ...
 
 
-_MOST_NUMBERS = 5
+_MAX_THREAD_COUNTS = 5
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-WAYS = {
+SAMPLING_MODES = {
     "greedy": Sampling(),
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=1.0, top_p=0.9),
@@ -719,7 +729,7 @@ def measure_passes(
     verifier = engine.open(request)
     try:
         verifier.prefill(request)
-        for turn in range(repeats + 1):
+        for repeat in range(repeats + 1):
             for number in rows:
                 count = number - len(mask_ids)
                 tree = DraftTree.chain((tokens * (count // len(tokens) + 1))[:count])
@@ -728,7 +738,7 @@ def measure_passes(
                 verifier.verify(tree)  # returns ids of the host: the device has finished
                 elapsed = perf_counter() - started
                 verifier.commit(())
-                if turn:
+                if repeat:
                     seconds[number].append(elapsed)
                 advance()
     finally:
@@ -736,7 +746,7 @@ def measure_passes(
     return {number: typical(values) for number, values in seconds.items()}
 
 
-def warm_passes(engine: Engine, *, context: int) -> None:
+def warm_up_passes(engine: Engine, *, context: int) -> None:
     """Run passes of all widths, over so many cached tokens or as many as the model reads.
 
     Those with mask tokens as well, where the model has some: they are captured apart.
@@ -744,12 +754,12 @@ def warm_passes(engine: Engine, *, context: int) -> None:
     limit = engine.max_tokens
     rows = list(ROWS)
     if limit is not None:  # some models have masks of as many rows as they read, and no more
-        rows = [number for number in rows if engine.padded(number) <= max(1, limit // 2)]
-        context = min(context, limit - engine.padded(max(rows, default=1)))
+        rows = [number for number in rows if engine.padded_rows(number) <= max(1, limit // 2)]
+        context = min(context, limit - engine.padded_rows(max(rows, default=1)))
     if not rows or context < 1:
         return
     measure_passes(engine, context=context, repeats=1, rows=rows)
-    if engine.model.num_masks and not engine.exact:
+    if engine.model.num_masks and not engine.deterministic:
         mask_ids = [engine.model.vocab_size]
         measure_passes(engine, context=context, repeats=1, rows=rows, mask_ids=mask_ids)
 
@@ -758,23 +768,23 @@ def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> 
     """Measure passes of one and of eight rows by a processor's threads; the mean of the two.
 
     From all that torch uses down to one, halving, at most five numbers. Leaves the engine as it
-    was; ``engine.costs.threads`` is what it uses.
+    was; ``engine.latency_profile.threads`` is what it uses.
 
     Returns:
         Seconds by threads; empty where the model is not on a CPU.
     """
     if engine.model.device.type != "cpu":
         return {}
-    before, number = engine.costs.threads, torch.get_num_threads()
+    before, number = engine.latency_profile.threads, torch.get_num_threads()
     seconds: dict[int, float] = {}
     try:
-        while number >= 1 and len(seconds) < _MOST_NUMBERS:
-            engine.costs.threads = number
+        while number >= 1 and len(seconds) < _MAX_THREAD_COUNTS:
+            engine.latency_profile.threads = number
             passes = measure_passes(
                 engine, context=context, repeats=repeats, rows=(1, 8), typical=min
             )
             seconds[number] = fmean(passes.values())
             number //= 2
     finally:
-        engine.costs.threads = before
+        engine.latency_profile.threads = before
     return seconds

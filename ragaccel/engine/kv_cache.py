@@ -41,10 +41,10 @@ class KVCache:
         "_peak",
         "_stop",
         "_values",
-        "adapter",
         "capacity",
         "length",
         "limit",
+        "model_cache",
     )
 
     def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
@@ -54,7 +54,7 @@ class KVCache:
         else:
             self.capacity = self.limit = capacity
         self.length = 0
-        self.adapter: object | None = None  # what the model layer hangs here, built once
+        self.model_cache: object | None = None  # what the model layer hangs here, built once
         self._stop = 0
         self._peak = 0  # slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here

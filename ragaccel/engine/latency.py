@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WINDOW = 64  # passes, of whatever width, after which a bucket's next one replaces its old ones
-_FEW = 3  # so many passes of a bucket are believed as much as its neighbours
-_NEIGHBOUR = 0.5  # how much a bucket's passes say about the next bucket
-_SETTLED = 4  # passes a table may serve if none was a surprise: making one takes a while
+_TRUSTED_PASSES = 3  # so many passes of a bucket are believed as much as its neighbours
+_NEIGHBOUR_WEIGHT = 0.5  # how much a bucket's passes say about the next bucket
+_TABLE_LIFETIME = 4  # passes a table may serve if none was a surprise: making one takes a while
 _HALF_LIFE = 128  # passes of other widths after which those of one count for half as many
 
 
@@ -71,7 +71,7 @@ class PassCost:
         recent.append((self._num_passes, ratio))
         while recent[0][0] <= self._num_passes - _WINDOW:
             recent.popleft()
-        if len(recent) <= _FEW or min(known for _, known in recent) != fastest:
+        if len(recent) <= _TRUSTED_PASSES or min(known for _, known in recent) != fastest:
             self._table = None
 
     @property
@@ -90,13 +90,13 @@ class PassCost:
         table = self._table
         if table is None or self._num_passes >= self._due:
             with self._lock:
-                table = self._table = self._dense(self._make_table())
-                self._due = self._num_passes + _SETTLED
+                table = self._table = self._interpolated(self._make_table())
+                self._due = self._num_passes + _TABLE_LIFETIME
         if rows < len(table):
             return table[rows]
         return table[-1] * self._prior(rows) / self._prior(len(table) - 1)
 
-    def _dense(self, values: Sequence[float]) -> list[float]:
+    def _interpolated(self, values: Sequence[float]) -> list[float]:
         """The table for every number of rows, linear between the buckets; 0 costs as 1 does."""
         dense = [values[0]] * (ROW_BUCKETS[0] + 1)
         for (low, before), (high, after) in pairwise(zip(ROW_BUCKETS, values, strict=True)):
@@ -112,15 +112,15 @@ class PassCost:
         if not seen:
             return [self._prior(bucket) for bucket in ROW_BUCKETS]
         values = []
-        for place, bucket in enumerate(ROW_BUCKETS):
-            own = [(departure, count) for other, departure, count in seen if other == place]
+        for index, bucket in enumerate(ROW_BUCKETS):
+            own = [(departure, count) for other, departure, count in seen if other == index]
             others = [
-                (departure, count * _NEIGHBOUR ** abs(place - other))
+                (departure, count * _NEIGHBOUR_WEIGHT ** abs(index - other))
                 for other, departure, count in seen
-                if other != place
+                if other != index
             ]
-            values.append(self._prior(bucket) * exp(_believed(own, others)))
-        return _never_falling(values)
+            values.append(self._prior(bucket) * exp(_smoothed(own, others)))
+        return _non_decreasing(values)
 
     def _count(self, bucket: int) -> float:
         """How many passes a bucket's estimate is worth, old ones being worth less."""
@@ -131,13 +131,13 @@ class PassCost:
     def _prior(self, rows: int) -> float:
         if not self._known:
             return self._slope(rows)
-        place = bisect_left(self._known, (rows, 0.0))
-        if place == 0:
+        index = bisect_left(self._known, (rows, 0.0))
+        if index == 0:
             at, seconds = self._known[0]
-        elif place == len(self._known):
+        elif index == len(self._known):
             at, seconds = self._known[-1]
         else:
-            (low, before), (high, after) = self._known[place - 1 : place + 1]
+            (low, before), (high, after) = self._known[index - 1 : index + 1]
             return before + (rows - low) / (high - low) * (after - before)
         return seconds * self._slope(rows) / self._slope(at)
 
@@ -145,7 +145,7 @@ class PassCost:
         return 1.0 + self._row_share * (rows - 1)
 
 
-def _believed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+def _smoothed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
     """Average a bucket's departure with its neighbours', the less the more passes it rests on."""
     if not others:
         return own[0][0]
@@ -154,7 +154,7 @@ def _believed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, 
     if not own:
         return borrowed
     departure, count = own[0]
-    trust = count**2 / (count**2 + _FEW**2)
+    trust = count**2 / (count**2 + _TRUSTED_PASSES**2)
     return trust * departure + (1 - trust) * borrowed
 
 
@@ -162,7 +162,7 @@ def _nearest(rows: int) -> int:
     return min(ROW_BUCKETS, key=lambda bucket: abs(bucket - rows))
 
 
-def _never_falling(values: Sequence[float]) -> list[float]:
+def _non_decreasing(values: Sequence[float]) -> list[float]:
     """Fit the nearest non-decreasing sequence, by pooling adjacent violators."""
     pools: list[tuple[float, int]] = []
     for value in values:
@@ -178,55 +178,55 @@ def _never_falling(values: Sequence[float]) -> list[float]:
 _FORMAT = "ragaccel pass costs 1"
 _SAVE_AFTER = 256  # passes
 _GREEDY = "greedy"
-_SHORT = 1024  # tokens; below, the weights make out what a pass costs
-_MOST_ROWS = 4096
+_MIN_ATTENDED = 1024  # tokens; below, the weights make out what a pass costs
+_MAX_ROWS = 4096
 
 logger = logging.getLogger("ragaccel")
 
 
-def way_of_choosing(request: Request) -> str:
+def sampling_mode(request: Request) -> str:
     """How the tokens of a request are chosen, as far as its settings make a row dearer."""
     sampling = request.sampling
-    way = _GREEDY if sampling.is_greedy else "sampled"
-    if way != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
-        way = "filtered"
+    mode = _GREEDY if sampling.is_greedy else "sampled"
+    if mode != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
+        mode = "filtered"
     is_ruled = request.score_rules != NO_RULES
     if request.repetition_penalty != 1.0 or request.no_repeat_ngram_size or is_ruled:
-        way += ", penalized"
+        mode += ", penalized"
     if request.processors:
-        way += ", processed"
-    return way
+        mode += ", processed"
+    return mode
 
 
 @dataclass(frozen=True, slots=True)
-class PassKind:
+class PassProfile:
     """What makes passes of as many rows cost differently, rounded up to powers of two.
 
-    ``attended`` counts the tokens of the longest sequence, 1,024 and less being one kind.
+    ``attended`` counts the tokens of the longest sequence, 1,024 and less being one profile.
     """
 
-    way: str = _GREEDY
-    attended: int = _SHORT
+    mode: str = _GREEDY
+    attended: int = _MIN_ATTENDED
     sequences: int = 1
 
     @classmethod
-    def of(cls, way: str, attended: int, sequences: int = 1) -> PassKind:
+    def of(cls, mode: str, attended: int, sequences: int = 1) -> PassProfile:
         """Round up."""
-        return cls(way, max(_SHORT, _power(attended)), _power(sequences))
+        return cls(mode, max(_MIN_ATTENDED, _power(attended)), _power(sequences))
 
     @property
     def name(self) -> str:
         """What it is called in a file."""
-        length = f", {self.attended} tokens" if self.attended > _SHORT else ""
-        return f"{self.way}{length}" + (f", x{self.sequences}" if self.sequences > 1 else "")
+        length = f", {self.attended} tokens" if self.attended > _MIN_ATTENDED else ""
+        return f"{self.mode}{length}" + (f", x{self.sequences}" if self.sequences > 1 else "")
 
     def nearest(self) -> Iterator[str]:
         """Name the kinds whose costs tell most about it, the most telling first."""
-        for way in dict.fromkeys((self.way, _GREEDY)):
+        for mode in dict.fromkeys((self.mode, _GREEDY)):
             for sequences in dict.fromkeys((self.sequences, 1)):
                 attended = self.attended
-                while attended >= _SHORT:
-                    yield PassKind(way, attended, sequences).name
+                while attended >= _MIN_ATTENDED:
+                    yield PassProfile(mode, attended, sequences).name
                     attended //= 2
 
 
@@ -234,8 +234,8 @@ def _power(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-class KeptCosts:
-    """A ``PassCost`` for each kind of pass; a file of them is a prior for the next run.
+class LatencyProfile:
+    """A ``PassCost`` for each profile of pass; a file of them is a prior for the next run.
 
     A file that is no such file, or cannot be written, does no harm: costs are learned anew. It is
     written after every few hundred passes, atomically. Shared by threads.
@@ -256,19 +256,19 @@ class KeptCosts:
         self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
         self._num_saved = 0
 
-    def of(self, way: str, attended: int = 0, sequences: int = 1) -> PassCost:
-        """Return the costs of one kind of pass; the nearest known are a new one's prior."""
-        kind = PassKind.of(way, attended, sequences)
+    def of(self, mode: str, attended: int = 0, sequences: int = 1) -> PassCost:
+        """Return the costs of one profile of pass; the nearest known are a new one's prior."""
+        profile = PassProfile.of(mode, attended, sequences)
         with self._lock:
-            found = self._costs.get(kind.name)
+            found = self._costs.get(profile.name)
             if found is None:
-                known = next(filter(None, map(self._seconds, kind.nearest())), None)
-                found = self._costs[kind.name] = PassCost(self._row_share, known)
+                known = next(filter(None, map(self._seconds, profile.nearest())), None)
+                found = self._costs[profile.name] = PassCost(self._row_share, known)
             return found
 
-    def replace(self, way: str, seconds: dict[int, float], attended: int = 0) -> None:
-        """Take measured seconds by rows in place of what was known of one kind of pass."""
-        name = PassKind.of(way, attended).name
+    def replace(self, mode: str, seconds: dict[int, float], attended: int = 0) -> None:
+        """Take measured seconds by rows in place of what was known of one profile of pass."""
+        name = PassProfile.of(mode, attended).name
         with self._lock:
             self._known[name] = dict(seconds)
             self._costs[name] = PassCost(self._row_share, seconds)
@@ -277,13 +277,13 @@ class KeptCosts:
         seen = self._costs.get(name)
         return seen.by_rows() if seen is not None and seen.num_passes else self._known.get(name)
 
-    def by_way(self) -> dict[str, dict[int, float]]:
-        """Seconds by rows of each kind of pass that was seen or known."""
+    def by_profile(self) -> dict[str, dict[int, float]]:
+        """Seconds by rows of each profile of pass that was seen or known."""
         with self._lock:
-            seen = {way: cost.by_rows() for way, cost in self._costs.items() if cost.num_passes}
+            seen = {mode: cost.by_rows() for mode, cost in self._costs.items() if cost.num_passes}
         return {**self._known, **seen}
 
-    def save_in_time(self) -> None:
+    def save_if_due(self) -> None:
         """Save, if there was much to learn since the last time."""
         with self._lock:
             passes = sum(cost.num_passes for cost in self._costs.values())
@@ -297,7 +297,7 @@ class KeptCosts:
         """Write the file; say whether it could be written."""
         if self.path is None:
             return False
-        kept = {way: rows for way, rows in self.by_way().items() if "processed" not in way}
+        kept = {mode: rows for mode, rows in self.by_profile().items() if "processed" not in mode}
         document: dict[str, Any] = {"format": _FORMAT, "seconds": kept}
         if self.threads is not None:
             document["threads"] = self.threads
@@ -316,9 +316,9 @@ def _read(path: Path) -> tuple[int | None, dict[str, dict[int, float]]]:
         if document["format"] != _FORMAT:
             return None, {}
         threads = document.get("threads")
-        if threads is not None and not (isinstance(threads, int) and 0 < threads <= _MOST_ROWS):
+        if threads is not None and not (isinstance(threads, int) and 0 < threads <= _MAX_ROWS):
             return None, {}
-        return threads, {way: _checked(rows) for way, rows in document["seconds"].items()}
+        return threads, {mode: _checked(rows) for mode, rows in document["seconds"].items()}
     except Exception:  # learned anew: what it holds is no one's work
         return None, {}
 
@@ -326,7 +326,7 @@ def _read(path: Path) -> tuple[int | None, dict[str, dict[int, float]]]:
 def _checked(rows: Any) -> dict[int, float]:
     seconds = {int(number): float(value) for number, value in rows.items()}
     if not all(
-        0 < number <= _MOST_ROWS and math.isfinite(value) and value > 0
+        0 < number <= _MAX_ROWS and math.isfinite(value) and value > 0
         for number, value in seconds.items()
     ):
         raise ValueError("not a table of seconds by rows")
@@ -345,14 +345,14 @@ def read_bandwidth(device: torch.device) -> float:
     numbers = torch.ones(_BYTES // 4, dtype=torch.float32, device=device)
     best = float("inf")
     for _ in range(_REPEATS):
-        _wait(device)
+        _synchronize(device)
         started = perf_counter()
         numbers.sum()
-        _wait(device)
+        _synchronize(device)
         best = min(best, perf_counter() - started)
     return _BYTES / best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -25,8 +25,8 @@ def total_bytes(root: Path = _ROOT) -> int | None:
     Args:
         root: where the system's files lie.
     """
-    limits = [limit for limit, _ in _groups(root)]
-    machine = _pages("SC_PHYS_PAGES")
+    limits = [limit for limit, _ in _cgroup_limits(root)]
+    machine = _read_pages("SC_PHYS_PAGES")
     return min(limits if machine is None else [machine, *limits], default=None)
 
 
@@ -35,35 +35,35 @@ def free_bytes(root: Path = _ROOT) -> int:
 
     Files that a container has read and no longer uses count as free: they give way.
     """
-    machine = _pages("SC_AVPHYS_PAGES")
+    machine = _read_pages("SC_AVPHYS_PAGES")
     if machine is None:
         return 0
-    return max(0, min([machine, *(limit - used for limit, used in _groups(root))]))
+    return max(0, min([machine, *(limit - used for limit, used in _cgroup_limits(root))]))
 
 
-def _pages(name: str) -> int | None:
+def _read_pages(name: str) -> int | None:
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
 
 
-def _groups(root: Path) -> Iterator[tuple[int, int]]:
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of each control group that bounds this process, its own and those above."""
-    mount, own = root / _MOUNT, _own_group(root)
+    mount, own = root / _MOUNT, _own_cgroup(root)
     if own is None:
         return
     parts = [] if ".." in own.parts else own.parts[1:]
     # Within a container its own group may be mounted in place of the topmost one.
     for depth in range(len(parts), -1, -1):
         folder = mount.joinpath(*parts[:depth])
-        limit = _number(folder / "memory.max")
+        limit = _read_number(folder / "memory.max")
         if limit is not None:
-            used = _number(folder / "memory.current") or 0
-            yield limit, max(0, used - _entry(folder / "memory.stat", "inactive_file"))
+            used = _read_number(folder / "memory.current") or 0
+            yield limit, max(0, used - _read_entry(folder / "memory.stat", "inactive_file"))
 
 
-def _own_group(root: Path) -> Path | None:
+def _own_cgroup(root: Path) -> Path | None:
     """The control group of this process; those of version 1 are not looked at."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -72,7 +72,7 @@ def _own_group(root: Path) -> Path | None:
     return next((Path(line[3:]) for line in lines if line.startswith("0::")), None)
 
 
-def _number(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     """Read a number of bytes; None where there is none, or no limit ("max")."""
     try:
         return int(file.read_text(encoding="ascii"))
@@ -80,7 +80,7 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _entry(file: Path, name: str) -> int:
+def _read_entry(file: Path, name: str) -> int:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
         return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
@@ -88,7 +88,11 @@ def _entry(file: Path, name: str) -> int:
         return 0
 
 
-_TOLD = ("can't allocate memory", "not enough memory", "out of memory")  # on a CPU, on others
+_OUT_OF_MEMORY_MESSAGES = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+)  # on a CPU, on others
 _UNKNOWN_BYTES = 20 << 30  # taken where the memory cannot be told
 
 Result = TypeVar("Result")
@@ -102,7 +106,9 @@ def memory_share(device: torch.device, share: float) -> int:
     return int((_UNKNOWN_BYTES if memory is None else memory) * share)
 
 
-def check_room(num_prompt: int, num_new: int, max_tokens: int | None, limit: int | None) -> None:
+def check_capacity(
+    num_prompt: int, num_new: int, max_tokens: int | None, limit: int | None
+) -> None:
     """Refuse a prompt that does not fit together with its longest answer, and say what to do.
 
     Args:
@@ -128,7 +134,7 @@ def check_room(num_prompt: int, num_new: int, max_tokens: int | None, limit: int
     )
 
 
-def within_memory(
+def with_memory_retry(
     compute: Callable[[], Result],
     what: str,
     device: torch.device,
@@ -144,22 +150,24 @@ def within_memory(
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-    _freed(free, device)
+    _free_device_memory(free, device)
     try:
         return compute()
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        for one in _causes(error):  # what their frames hold would stay as long as the error does
+        for one in _error_chain(
+            error
+        ):  # what their frames hold would stay as long as the error does
             clear_frames(one.__traceback__)
-        _freed(free, device)
+        _free_device_memory(free, device)
         raise CapacityError(
             f"no memory left on {device} for {what}: shorten the prompt, or answer "
             "fewer requests at once (max_batch)"
         ) from error
 
 
-def _freed(free: Callable[[], None], device: torch.device) -> None:
+def _free_device_memory(free: Callable[[], None], device: torch.device) -> None:
     """Free what may be, and let the device have it back."""
     free()
     if device.type == "cuda":
@@ -169,12 +177,13 @@ def _freed(free: Callable[[], None], device: torch.device) -> None:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that a device's memory is full, or came of one that does."""
     return any(
-        isinstance(one, torch.OutOfMemoryError) or any(part in str(one) for part in _TOLD)
-        for one in _causes(error)
+        isinstance(one, torch.OutOfMemoryError)
+        or any(part in str(one) for part in _OUT_OF_MEMORY_MESSAGES)
+        for one in _error_chain(error)
     )
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error, what it came of, and so on."""
     while error is not None:
         yield error

@@ -25,7 +25,7 @@ HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """The rows of one sequence in a pass: n of them from row ``first`` on.
 
     ``sees`` tells which of them each attends to besides the cached tokens, itself included;
@@ -56,9 +56,9 @@ class Rows:
 
     token_ids: Tensor  # [1, N] int64
     positions: Tensor  # [1, N] int64
-    spans: tuple[Span, ...]
-    is_probe: Tensor | None = None  # [N] bool, True where a row is a mask token
-    exact: bool = False  # attend so that rows do not depend on one another
+    spans: tuple[RowSpan, ...]
+    is_mask: Tensor | None = None  # [N] bool, True where a row is a mask token
+    deterministic: bool = False  # attend so that rows do not depend on one another
 
     @property
     def num_rows(self) -> int:
@@ -75,12 +75,12 @@ class Rows:
         if self.token_ids.device == device:
             return self
         ids, positions = self.token_ids.to(device), self.positions.to(device)
-        probes = None if self.is_probe is None else self.is_probe.to(device)
+        mask = None if self.is_mask is None else self.is_mask.to(device)
         spans = tuple(
             span if span.sees is None else replace(span, sees=span.sees.to(device))
             for span in self.spans
         )
-        return replace(self, token_ids=ids, positions=positions, spans=spans, is_probe=probes)
+        return replace(self, token_ids=ids, positions=positions, spans=spans, is_mask=mask)
 
     def sees(self) -> Tensor:
         """Tell which rows each row attends to, itself included. [N, N] bool."""
@@ -92,7 +92,7 @@ class Rows:
         return whole
 
 
-def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HOST) -> Rows:
+def causal_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HOST) -> Rows:
     """Lay out a plain run of tokens behind a cache's, each seeing all before it.
 
     Begins the pass on the cache.
@@ -102,7 +102,7 @@ def run_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HO
     """
     n, start = len(token_ids), cache.begin(len(token_ids))
     inputs = torch.tensor([list(token_ids), list(range(start, start + n))], device=device)
-    return Rows(inputs[:1], inputs[1:], (Span(cache, 0, n, start, n - 1),))
+    return Rows(inputs[:1], inputs[1:], (RowSpan(cache, 0, n, start, n - 1),))
 
 
 def tree_rows(
@@ -121,7 +121,7 @@ def tree_rows(
     """
     n = len(tree)
     if tree.is_chain and tree.num_masks == 0:
-        rows = run_rows(tree.token_ids, cache, device)
+        rows = causal_rows(tree.token_ids, cache, device)
         if max_positions is None or cache.stop <= max_positions:
             return rows
         return replace(rows, positions=rows.positions.clamp(max=max_positions - 1))
@@ -130,12 +130,12 @@ def tree_rows(
     if max_positions is not None:
         positions = [min(position, max_positions - 1) for position in positions]
     inputs = torch.tensor([list(tree.token_ids), positions], device=device)
-    is_probe = None
+    is_mask = None
     if tree.num_masks:
-        is_probe = torch.arange(n, device=device) >= n - tree.num_masks
+        is_mask = torch.arange(n, device=device) >= n - tree.num_masks
     sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
-    spans = (Span(cache, 0, n, start, max(depths), sees),)
-    return Rows(inputs[:1], inputs[1:], spans, is_probe)
+    spans = (RowSpan(cache, 0, n, start, max(depths), sees),)
+    return Rows(inputs[:1], inputs[1:], spans, is_mask)
 
 
 def prompt_rows(
@@ -150,12 +150,12 @@ def prompt_rows(
         CapacityError: they do not fit.
     """
     if not mask_ids:
-        return run_rows(chunk, cache)
+        return causal_rows(chunk, cache)
     tree = attach_masks(DraftTree.chain(chunk), mask_ids, [len(chunk) - 1])
     return tree_rows(tree, cache, max_positions=max_positions)
 
 
-def exact_rows(
+def deterministic_rows(
     tree: DraftTree, cache: KVCache, num_rows: int, max_positions: int | None = None
 ) -> Rows:
     """Lay out a chain of guesses as ``tree_rows`` does, filled up to the rows of an exact pass.
@@ -168,10 +168,10 @@ def exact_rows(
         raise ValueError("exact mode verifies chains of guesses only")
     filled = (*tree.token_ids, *tree.token_ids[:1] * (num_rows - len(tree)))
     rows = tree_rows(DraftTree.chain(filled), cache, max_positions=max_positions)
-    return replace(rows, exact=True)
+    return replace(rows, deterministic=True)
 
 
-def together(parts: Sequence[Rows]) -> Rows:
+def concat_rows(parts: Sequence[Rows]) -> Rows:
     """Join the rows of several sequences to one pass, in order."""
     if len(parts) == 1:
         return parts[0]
@@ -179,21 +179,21 @@ def together(parts: Sequence[Rows]) -> Rows:
     for part in parts:
         spans += [replace(span, first=first + span.first) for span in part.spans]
         first += part.num_rows
-    is_probe = None
-    if any(part.is_probe is not None for part in parts):
-        is_probe = torch.cat([_probes(part) for part in parts])
+    is_mask = None
+    if any(part.is_mask is not None for part in parts):
+        is_mask = torch.cat([_mask_flags(part) for part in parts])
     ids = torch.cat([part.token_ids for part in parts], dim=1)
     positions = torch.cat([part.positions for part in parts], dim=1)
-    return Rows(ids, positions, tuple(spans), is_probe, parts[0].exact)
+    return Rows(ids, positions, tuple(spans), is_mask, parts[0].deterministic)
 
 
-def _probes(part: Rows) -> Tensor:
-    if part.is_probe is not None:
-        return part.is_probe
+def _mask_flags(part: Rows) -> Tensor:
+    if part.is_mask is not None:
+        return part.is_mask
     return torch.zeros(part.num_rows, dtype=torch.bool, device=part.token_ids.device)
 
 
-def impossible_tokens_replaced(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:
+def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:
     """Let a model read any guess at all: one it has no embedding for becomes token 0.
 
     Such a token is never the model's own choice, so what is computed after it is never read. Probes
@@ -202,10 +202,10 @@ def impossible_tokens_replaced(tree: DraftTree, vocab_size: int, num_masks: int 
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
     end = 1 + tree.num_drafts
-    guesses = (token if token < vocab_size else 0 for token in tree.token_ids[1:end])
+    drafts = (token if token < vocab_size else 0 for token in tree.token_ids[1:end])
     limit = vocab_size + num_masks
-    probes = (token if token < limit else 0 for token in tree.token_ids[end:])
-    return replace(tree, token_ids=(tree.token_ids[0], *guesses, *probes))
+    masks = (token if token < limit else 0 for token in tree.token_ids[end:])
+    return replace(tree, token_ids=(tree.token_ids[0], *drafts, *masks))
 
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
@@ -220,14 +220,14 @@ def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dt
     return np.unpackbits(bits, axis=1, bitorder="little")[:, :n].astype(np.bool_)
 
 
-class Masks:
+class AttentionMasks:
     """Additive attention masks of one dtype on one device; made anew each pass, cheaply."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self._triangle = torch.zeros(0, 0)
 
-    def make(self, rows: Rows, span: Span, window: int | None = None) -> Tensor:
+    def make(self, rows: Rows, span: RowSpan, window: int | None = None) -> Tensor:
         """Build the mask of a sequence: 0 where a row may look, -inf elsewhere. [n, P + n].
 
         Args:
@@ -254,12 +254,12 @@ class Masks:
         return self._triangle[:n, :n]
 
 
-def reaches_past(span: Span, window: int | None) -> bool:
+def reaches_past(span: RowSpan, window: int | None) -> bool:
     """Tell whether some row has tokens before it that lie outside its window."""
     return window is not None and span.start + span.depth >= window
 
 
-def is_plain(span: Span, window: int | None = None) -> bool:
+def is_plain(span: RowSpan, window: int | None = None) -> bool:
     """Tell whether plain causal attention gives the right answer without any mask.
 
     True for one row, which sees all that is cached, and for a run with nothing before it.

@@ -24,7 +24,7 @@ COLUMNS = 8  # of a block's entry: six are used, and entries of 32 bytes stay al
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BlockSegment:
     """The rows of one sequence in a pass, one after the other.
 
     ``sees`` tells which rows each row attends to besides the cached tokens, itself included and
@@ -120,7 +120,7 @@ class RowBlocks:
 
 
 def block_table(
-    segments: Sequence[Segment],
+    segments: Sequence[BlockSegment],
     *,
     num_rows: int,
     num_blocks: int,
@@ -182,7 +182,7 @@ def num_splits(length: int, split: int = SPLIT) -> int:
     return -(-length // split)
 
 
-def _positions(segment: Segment) -> NDArray[np.integer]:
+def _positions(segment: BlockSegment) -> NDArray[np.integer]:
     if segment.positions is not None:
         return np.asarray(segment.positions)
     if segment.sees is None:

@@ -93,7 +93,7 @@ def _mix64(state: int) -> int:
     return state ^ state >> 31
 
 
-_NEVER = float("-inf")
+_BANNED = float("-inf")
 
 
 class ScoreProcessing:
@@ -107,7 +107,7 @@ class ScoreProcessing:
         self._prompt_bans = NgramBans(rules.encoder_no_repeat_ngram_size)
         self._prompt_bans.extend(request.prompt_ids)
         self._biases = SequenceBiases(rules.sequence_bias)
-        self._bad_words = SequenceBiases((words, _NEVER) for words in rules.bad_words_ids)
+        self._bad_words = SequenceBiases((words, _BANNED) for words in rules.bad_words_ids)
         self._processors: tuple[Any, ...] = tuple(request.processors)
         self._num_prompt = len(request.prompt_ids)
         self._min_new_tokens = request.min_new_tokens
@@ -141,7 +141,7 @@ class ScoreProcessing:
         scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
         scores = self._bad_words.add(scores, self._history, paths)
         if self._min_new_tokens and self._eos_ids:
-            scores = self._keep_going(scores, paths)
+            scores = self._ban_eos(scores, paths)
         if self._rules != NO_RULES:
             scores = self._force_and_suppress(scores, paths)
         if self._processors:
@@ -154,13 +154,15 @@ class ScoreProcessing:
         if self._rules.encoder_repetition_penalty != 1.0:
             mask = self._mask("prompt", self._request.prompt_ids, scores)
             penalty = 1 / self._rules.encoder_repetition_penalty
-            scores = torch.where(mask, _penalized(scores, penalty), scores)
+            scores = torch.where(mask, _apply_penalty(scores, penalty), scores)
         if self._penalty != 1.0:
             scores = self._penalize(scores, paths)
         if self._bans.size:
             scores = self._ban(scores, self._bans.banned(paths))
         if self._prompt_bans.size:
-            pairs = self._prompt_bans.followers(self._ends(paths, self._prompt_bans.size - 1))
+            pairs = self._prompt_bans.followers(
+                self._last_tokens_of_rows(paths, self._prompt_bans.size - 1)
+            )
             scores = self._ban(scores, pairs)
         return scores
 
@@ -176,16 +178,18 @@ class ScoreProcessing:
             limits = torch.finfo(scores.dtype)
             scores = scores.nan_to_num(0.0, posinf=limits.max, neginf=limits.min)
         if rules.exponential_decay_length_penalty is not None:
-            scores = self._hasten(scores, lengths, *rules.exponential_decay_length_penalty)
+            scores = self._raise_eos_scores(
+                scores, lengths, *rules.exponential_decay_length_penalty
+            )
         if rules.suppress_tokens:
             mask = self._mask("suppress", rules.suppress_tokens, scores)
-            scores = scores.masked_fill(mask, _NEVER)
+            scores = scores.masked_fill(mask, _BANNED)
         if rules.begin_suppress_tokens:
             second = self._num_prompt == 1 and rules.forced_bos_token_id is not None
             first = self._num_prompt + second
             begins = torch.tensor([length == first for length in lengths], device=scores.device)
             mask = self._mask("begin", rules.begin_suppress_tokens, scores)
-            scores = scores.masked_fill(begins[:, None] & mask, _NEVER)
+            scores = scores.masked_fill(begins[:, None] & mask, _BANNED)
         return scores
 
     def _force(
@@ -195,13 +199,15 @@ class ScoreProcessing:
         rows = [row for row, own in enumerate(lengths) if own == length]
         if not rows:
             return scores
-        forced = torch.full_like(scores[0], _NEVER)
+        forced = torch.full_like(scores[0], _BANNED)
         forced[[token for token in token_ids if token < len(forced)]] = 0.0
         scores = scores.clone()
         scores[rows] = forced
         return scores
 
-    def _hasten(self, scores: Tensor, lengths: Sequence[int], start: int, factor: float) -> Tensor:
+    def _raise_eos_scores(
+        self, scores: Tensor, lengths: Sequence[int], start: int, factor: float
+    ) -> Tensor:
         """Raise the end tokens, ever more the further a row is past ``start`` new tokens."""
         past = [length - self._num_prompt - start for length in lengths]
         ends = [token for token in self._eos_ids if token < scores.shape[-1]]
@@ -221,9 +227,11 @@ class ScoreProcessing:
             self._masks[name] = mask
         return self._masks[name]
 
-    def _ends(self, paths: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
+    def _last_tokens_of_rows(
+        self, paths: Sequence[Sequence[int]], size: int
+    ) -> list[tuple[int, ...]]:
         """The last ``size`` tokens before each row's choice, fewer where there are fewer."""
-        return [_end(self._history, path, size) for path in paths]
+        return [_last_tokens(self._history, path, size) for path in paths]
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Penalize what was committed, in all rows, and what is on a row's path, in that row.
@@ -232,7 +240,7 @@ class ScoreProcessing:
         """
         vocab_size = scores.shape[-1]
         seen = self._seen_tokens(scores)
-        found = scores.index_copy(1, seen, _penalized(scores[:, seen], self._penalty))
+        found = scores.index_copy(1, seen, _apply_penalty(scores[:, seen], self._penalty))
         # An embedding may be wider than the scores; such tokens cannot be chosen nor penalized.
         pairs = [
             (row, token) for row, path in enumerate(paths) for token in path if token < vocab_size
@@ -240,7 +248,7 @@ class ScoreProcessing:
         if not pairs:
             return found
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
-        return found.index_put_((rows, tokens), _penalized(scores[rows, tokens], self._penalty))
+        return found.index_put_((rows, tokens), _apply_penalty(scores[rows, tokens], self._penalty))
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
         """List the committed tokens, each once; brought up to date when asked."""
@@ -254,7 +262,7 @@ class ScoreProcessing:
             self._seen = torch.cat((self._seen, torch.tensor(new, device=scores.device)))
         return self._seen
 
-    def _keep_going(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+    def _ban_eos(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         known = len(self._history) - self._num_prompt
         early = [known + len(path) < self._min_new_tokens for path in paths]
         if not any(early):
@@ -269,7 +277,7 @@ class ScoreProcessing:
             tail = torch.tensor(list(path), device=scores.device, dtype=torch.int64)
             ids, row_scores = torch.cat((history, tail))[None], scores[row : row + 1].clone()
             for processor in self._processors:
-                row_scores = _returned(processor, processor(ids, row_scores), row_scores)
+                row_scores = _check_returned(processor, processor(ids, row_scores), row_scores)
             processed.append(row_scores)
         return torch.cat(processed)
 
@@ -279,10 +287,10 @@ class ScoreProcessing:
         if not pairs:
             return scores
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
-        return scores.index_put((rows, tokens), scores.new_full((), _NEVER))
+        return scores.index_put((rows, tokens), scores.new_full((), _BANNED))
 
 
-def _returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
+def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     """What a processor of the caller's returns, which must be scores like those it was given."""
     wanted = f"scores of the shape {tuple(given.shape)} on {given.device}"
     if not isinstance(returned, torch.Tensor):
@@ -325,7 +333,7 @@ class SequenceBiases:
         totals: dict[tuple[int, int], np.float32] = {}  # summed in the order of transformers
         for size, of_length in self._longer.items():
             for row, path in enumerate(paths):
-                for token, bias in of_length.get(_end(history, path, size), {}).items():
+                for token, bias in of_length.get(_last_tokens(history, path, size), {}).items():
                     first = np.float32(self._single.get(token, 0.0))
                     totals[row, token] = totals.get((row, token), first) + np.float32(bias)
         biased = scores + self._of_single(scores) if self._single else scores
@@ -392,14 +400,14 @@ class NgramBans:
         return pairs
 
 
-def _end(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, ...]:
+def _last_tokens(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, ...]:
     """The last ``size`` tokens of a history and a path behind it."""
     missing = size - len(path)
     before = history[max(0, len(history) - missing) :] if missing > 0 else ()
     return (*before, *path[max(0, len(path) - size) :]) if size else ()
 
 
-def _penalized(scores: Tensor, penalty: float) -> Tensor:
+def _apply_penalty(scores: Tensor, penalty: float) -> Tensor:
     """Scores made lower, as all above 1 does, or higher."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -412,10 +420,10 @@ def _power(factor: float, count: int) -> float:
 
 
 _NO_IDS = torch.empty(0, 0, dtype=torch.int64)
-_WHOLE = 1 << 30  # a chance of 1, as an integer
+_PROBABILITY_SCALE = 1 << 30  # a chance of 1, as an integer
 
 
-class Chooser:
+class Sampler:
     """Chooses one request's tokens, so that a choice depends on its own prefix and the seed alone.
 
     Sampling is x_t = argmax(log p_t + Gumbel(seed, position, token)): every token is a true
@@ -435,39 +443,39 @@ class Chooser:
         """Add tokens that are now in the cache, in order."""
         self._processing.commit(token_ids)
 
-    def choose(
+    def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
         """Choose after each node of a tree that follows ``start`` committed tokens.
 
         Returns:
-            int64 [n, k] on the logits' device, for ``read_choices``: the choice, then, if any were
+            int64 [n, k] on the logits' device, for ``read_sampled``: the choice, then, if any were
             asked for, the likeliest tokens, one more than asked, as the choice may be among them,
             then, if the tree has probes, the tokens that may follow them and their chances, in
             units of 2^-30.
         """
-        scores = judged = self.process(logits, tree)
+        scores = perturbed = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
-            judged = self._noised(scores, [start + depth + 1 for depth in tree.depths()])
-        parts = [_best(judged)]
+            perturbed = self._add_noise(scores, [start + depth + 1 for depth in tree.depths()])
+        parts = [_argmax(perturbed)]
         if num_alternatives:
             count = min(num_alternatives + 1, scores.shape[-1])
             parts.append(scores.topk(count, dim=-1).indices)
         if tree.num_masks:
-            parts.append(_probed(judged, tree.num_masks))
+            parts.append(_top_masks(perturbed, tree.num_masks))
         return torch.cat(parts, dim=1)
 
-    def rank(self, logits: Tensor, start: int) -> Tensor:
+    def rank_masks(self, logits: Tensor, start: int) -> Tensor:
         """Rank what may follow each of a run of mask tokens, of which the first is at ``start``.
 
-        Logits [M, V]; returns int64 [M, 2 * MASK_TOP_K], for ``read_ranks``. They are guesses: no
-        processor is asked about them.
+        Logits [M, V]; returns int64 [M, 2 * MASK_TOP_K], for ``read_top_masks``. No
+        processor is called for them.
         """
         scores = logits
         if self._sampling.temperature > 0.0:
             scores = self._warp(logits.float())
-            scores = self._noised(scores, [start + 1 + i for i in range(len(logits))])
-        return _probed(scores, len(scores))
+            scores = self._add_noise(scores, [start + 1 + i for i in range(len(logits))])
+        return _top_masks(scores, len(scores))
 
     def _warp(self, scores: Tensor) -> Tensor:
         # Warpers look at scores alone: there is no need to make a tensor of every row's tokens.
@@ -475,7 +483,7 @@ class Chooser:
             scores = warper(_NO_IDS, scores)
         return scores
 
-    def _noised(self, scores: Tensor, positions: list[int]) -> Tensor:
+    def _add_noise(self, scores: Tensor, positions: list[int]) -> Tensor:
         if self._noise is None:
             self._noise = TokenNoise(scores.shape[-1], scores.device)
         return self._noise.gumbel(self._sampling.seed, positions).add_(scores)
@@ -535,21 +543,21 @@ def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
     return found
 
 
-def wait_for(logits: Tensor) -> None:
+def wait_until_computed(logits: Tensor) -> None:
     """Wait until a pass has been computed of which nothing is read: its seconds are its own."""
     logits[-1, 0].item()
 
 
-def read_choices(
+def read_sampled(
     rows: Sequence[Sequence[int]], num_alternatives: int, num_masks: int = 0
 ) -> SampledTokens:
-    """Read what ``Chooser.choose`` returned, as lists."""
+    """Read what ``Sampler.sample`` returned, as lists."""
     chosen = [row[0] for row in rows]
     end = len(rows[0])
     mask_predictions: list[list[tuple[int, float]]] = []
     if num_masks:
         end -= 2 * MASK_TOP_K
-        mask_predictions = read_ranks(
+        mask_predictions = read_top_masks(
             [row[end : end + 2 * MASK_TOP_K] for row in rows[-num_masks:]]
         )
     if num_alternatives == 0:
@@ -558,13 +566,15 @@ def read_choices(
     return SampledTokens(chosen, [row[:num_alternatives] for row in others], mask_predictions)
 
 
-def read_ranks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
-    """Read what ``Chooser.rank`` returned: tokens and their chances, without those of no chance."""
+def read_top_masks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
+    """Read what ``Sampler.rank_masks`` returned: tokens and their chances, those above 0."""
     pairs = (zip(row[:MASK_TOP_K], row[MASK_TOP_K:], strict=True) for row in rows)
-    return [[(token, share / _WHOLE) for token, share in row if share > 0] for row in pairs]
+    return [
+        [(token, share / _PROBABILITY_SCALE) for token, share in row if share > 0] for row in pairs
+    ]
 
 
-def _best(scores: Tensor) -> Tensor:
+def _argmax(scores: Tensor) -> Tensor:
     """The first of the highest scores of each row. [n, 1]."""
     # On a CPU argmax takes five times as long as max in half precision; both take the first.
     if scores.element_size() < 4 and scores.device.type == "cpu":
@@ -572,7 +582,7 @@ def _best(scores: Tensor) -> Tensor:
     return scores.argmax(dim=-1, keepdim=True)
 
 
-def _probed(scores: Tensor, num_masks: int) -> Tensor:
+def _top_masks(scores: Tensor, num_masks: int) -> Tensor:
     """The likeliest tokens after each probe and their chances. [n, 2 * MASK_TOP_K] int64.
 
     With sampling the position's noise is in the scores, so the first is what the model will draw if
@@ -584,5 +594,5 @@ def _probed(scores: Tensor, num_masks: int) -> Tensor:
     chances = (best.values - rows.logsumexp(-1, keepdim=True)).exp()
     count = best.indices.shape[-1]
     found[-num_masks:, 0, :count] = best.indices
-    found[-num_masks:, 1, :count] = (chances * _WHOLE).nan_to_num(0.0).long()
+    found[-num_masks:, 1, :count] = (chances * _PROBABILITY_SCALE).nan_to_num(0.0).long()
     return found.flatten(1)

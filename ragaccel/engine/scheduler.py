@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from ragaccel.decoding.request import Cancelled
 from ragaccel.decoding.session import allocate
-from ragaccel.engine.engine import is_interrupt, uninterrupted
+from ragaccel.engine.engine import is_interrupt, run_uninterrupted
 from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Turn:
         amid, self.amid = self.amid, ""
         if amid == "drafting":
             self.session.context.forget()
-        elif not self.verifier.start_over() or amid == "absorbing":
+        elif not self.verifier.restart() or amid == "absorbing":
             # What is absorbed is several changes that belong together.
             self.verifier.close()
             self.error = RuntimeError("the pass was interrupted by another caller of this process")
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _may_grow(self, queued: dict[Session, int]) -> bool:
         """Whether a session of the last pass may come yet, by a thread that does not wait here."""
-        if self._expected.keys() <= queued.keys() or self.engine.passes_apart:
+        if self._expected.keys() <= queued.keys() or self.engine.separate_passes:
             return False
         here = set(queued.values())
         return any(
@@ -317,7 +317,7 @@ class Scheduler:
             others = [pair for pair in own if pair[0].asker != get_ident()]
             own = [pair for pair in own if pair[0].asker == get_ident()]
             if others:
-                uninterrupted(lambda: _absorb_each(others))
+                run_uninterrupted(lambda: _absorb_each(others))
         _absorb_each(own)
 
     def _verify(
@@ -355,7 +355,7 @@ class Scheduler:
         self, drafted: Sequence[tuple[Turn, DraftTree]]
     ) -> Iterator[tuple[Turn, DraftTree]]:
         """Narrow the trees to what is worth verifying in one pass of all."""
-        if len(drafted) > 1 and not self.engine.passes_apart:
+        if len(drafted) > 1 and not self.engine.separate_passes:
             sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
             cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
             try:

@@ -199,22 +199,22 @@ def _attend_split(
             near = position[:, None] - (at + key)[None, :] < window
             scores = tl.where(near, scores, float("-inf"))
         v = tl.load(v_at + skip * v_slot, wide, 0.0)
-        peak, total, mixed = _absorb(peak, total, mixed, scores, v)
+        peak, total, mixed = _accumulate(peak, total, mixed, scores, v)
     for at in range(tl.maximum(begin, own), stop, block_keys):
         skip = tl.cast(at, tl.int64)
         there = (at + key < stop)[:, None] & wide
         scores = _score(queries, tl.load(k_at + skip * k_slot, there, 0.0), scaling, softcap)
-        shown = _shown(at - start, key, row - segment, sees + row * words, by_bits)
+        visible = _visible(at - start, key, row - segment, sees + row * words, by_bits)
         if window is not None:
-            places = _places(at + key, start, stop, positions + segment)
-            shown &= position[:, None] - places[None, :] < window
+            key_positions = _token_positions(at + key, start, stop, positions + segment)
+            visible &= position[:, None] - key_positions[None, :] < window
         v = tl.load(v_at + skip * v_slot, there, 0.0)
-        scores = tl.where(shown, scores, float("-inf"))
-        peak, total, mixed = _absorb(peak, total, mixed, scores, v)
-    place = (piece.to(tl.int64) * max_rows + row) * (tl.num_programs(1) * group) + head
-    tl.store(stats + place * 2, peak, real)
-    tl.store(stats + place * 2 + 1, total, real)
-    tl.store(partials + place[:, None] * head_size + size[None, :], mixed, real[:, None] & wide)
+        scores = tl.where(visible, scores, float("-inf"))
+        peak, total, mixed = _accumulate(peak, total, mixed, scores, v)
+    offset = (piece.to(tl.int64) * max_rows + row) * (tl.num_programs(1) * group) + head
+    tl.store(stats + offset * 2, peak, real)
+    tl.store(stats + offset * 2 + 1, total, real)
+    tl.store(partials + offset[:, None] * head_size + size[None, :], mixed, real[:, None] & wide)
 
 
 @_kernel
@@ -229,7 +229,7 @@ def _score(
 
 
 @_kernel
-def _shown(
+def _visible(
     begin: tl.tensor, key: tl.tensor, index: tl.tensor, words: tl.tensor, by_bits: tl.tensor
 ) -> tl.tensor:
     """Tell which rows see the keys of a block that begins at rank ``begin`` among their rows."""
@@ -242,14 +242,16 @@ def _shown(
 
 
 @_kernel
-def _places(token: tl.tensor, start: tl.tensor, stop: tl.tensor, own: tl.tensor) -> tl.tensor:
+def _token_positions(
+    token: tl.tensor, start: tl.tensor, stop: tl.tensor, own: tl.tensor
+) -> tl.tensor:
     """Look up the positions of tokens, of which those from ``start`` on are rows of the pass."""
-    place = tl.load(own + token - start, (token >= start) & (token < stop), 0)
-    return tl.where(token < start, token, place)
+    offset = tl.load(own + token - start, (token >= start) & (token < stop), 0)
+    return tl.where(token < start, token, offset)
 
 
 @_kernel
-def _absorb(
+def _accumulate(
     peak: tl.tensor, total: tl.tensor, mixed: tl.tensor, scores: tl.tensor, v: tl.tensor
 ) -> tl.tensor:
     """Add a block of keys to a running softmax; a row that sees none of them stays as it is."""
@@ -278,19 +280,19 @@ def _combine(
     peaks = tl.full([chunk], float("-inf"), tl.float32)
     for at in range(begin, end, chunk):
         piece = at + tl.arange(0, chunk)
-        place = (piece.to(tl.int64) * max_rows + row) * heads + head
-        peaks = tl.maximum(peaks, tl.load(stats + place * 2, piece < end, float("-inf")))
+        offset = (piece.to(tl.int64) * max_rows + row) * heads + head
+        peaks = tl.maximum(peaks, tl.load(stats + offset * 2, piece < end, float("-inf")))
     peak = tl.max(peaks, 0)
     level = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.full([chunk], 0.0, tl.float32)
     mixed = tl.full([block_d], 0.0, tl.float32)
     for at in range(begin, end, chunk):
         piece = at + tl.arange(0, chunk)
-        place = (piece.to(tl.int64) * max_rows + row) * heads + head
+        offset = (piece.to(tl.int64) * max_rows + row) * heads + head
         there = piece < end
-        scale = tl.exp2(tl.load(stats + place * 2, there, float("-inf")) - level)
-        total += scale * tl.load(stats + place * 2 + 1, there, 0.0)
-        part_at = partials + place[:, None] * head_size + size[None, :]
+        scale = tl.exp2(tl.load(stats + offset * 2, there, float("-inf")) - level)
+        total += scale * tl.load(stats + offset * 2 + 1, there, 0.0)
+        part_at = partials + offset[:, None] * head_size + size[None, :]
         part = tl.load(part_at, there[:, None] & wide[None, :], 0.0)
         mixed += tl.sum(scale[:, None] * part, 0)
     whole = tl.sum(total, 0)

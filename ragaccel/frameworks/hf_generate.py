@@ -43,7 +43,7 @@ class GenerateEngine:
     def __init__(self, model: Any) -> None:
         target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
-        self.scheduler = Scheduler(Engine(target, cost_file=cost_file(target.latency_key)))
+        self.scheduler = Scheduler(Engine(target, latency_file=cost_file(target.latency_key)))
         self.guessing = DraftingPolicy(None, None, None, target.vocab_size)
 
 

@@ -29,14 +29,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ragaccel.engine.cuda_graphs import KVPool, StateLayout, StaticPass, StepGraphs
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import is_plain, reaches_past, run_rows
+from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ragaccel.engine.attention import PassAttention
     from ragaccel.engine.cuda_graphs import AttentionKernel
-    from ragaccel.engine.model_input import Masks, Rows
+    from ragaccel.engine.model_input import AttentionMasks, Rows
     from ragaccel.models.space_adapter import AttachedAdapter
     from ragaccel.models.support import Architecture, HuggingFaceTarget
 
@@ -66,7 +66,7 @@ def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -
 
 def is_deterministic() -> bool:
     """Whether this thread runs an exact pass."""
-    return _CURRENT.attention is not None and _CURRENT.attention.exact
+    return _CURRENT.attention is not None and _CURRENT.attention.deterministic
 
 
 def enter_layer(layer: int) -> None:
@@ -251,7 +251,7 @@ class CacheAdapter(Cache):
 
 
 def stock_mask(
-    rows: Rows, masks: Masks, architecture: Architecture
+    rows: Rows, masks: AttentionMasks, architecture: Architecture
 ) -> Tensor | dict[str, Tensor | None] | None:
     """Make the mask that a model's own attention is given for the rows of one sequence."""
     span, window = rows.spans[0], architecture.window
@@ -437,7 +437,7 @@ def make_graphs(
     shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
     cache = KVCache(limit=16)
     with torch.inference_mode():
-        target.forward(run_rows([0, 0], cache, target.device), 1)
+        target.forward(causal_rows([0, 0], cache, target.device), 1)
     layout = StateLayout.of(cache)
     if shared_copy is None or layout is None or layout.device != target.device:
         return None

@@ -23,7 +23,7 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.cuda_graphs import CaptureError
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
-from ragaccel.engine.model_input import Masks, Rows
+from ragaccel.engine.model_input import AttentionMasks, Rows
 from ragaccel.errors import ConfigurationError
 from ragaccel.models.hf_attention import (
     CacheAdapter,
@@ -371,7 +371,7 @@ class HuggingFaceModel:
         embedding: Tensor = self.model.get_input_embeddings().weight
         self.device: torch.device = input_device(self.model, embedding)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
-        self._masks = Masks(dtype, self.device)
+        self._masks = AttentionMasks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]
         self.latency_key: str = latency_key(self.model, self.device)
         self.weight_bytes: int = weight_bytes(self.model)
@@ -417,7 +417,7 @@ class HuggingFaceModel:
         return self._num_captures if self.graphs is None else self.graphs.num_captures
 
     @property
-    def joins_sequences(self) -> bool:
+    def batchable(self) -> bool:
         """Whether one pass can take the rows of several sequences."""
         return self._uses_own_attention and self.findings.batchable
 
@@ -427,9 +427,9 @@ class HuggingFaceModel:
         return self._uses_own_attention
 
     @property
-    def why_apart(self) -> str:
-        """Why no pass can, and what helps; empty where ``joins_sequences``."""
-        return "" if self.joins_sequences else self._unbatchable_reason
+    def unbatchable_reason(self) -> str:
+        """Why no pass can, and what helps; empty where ``batchable``."""
+        return "" if self.batchable else self._unbatchable_reason
 
     def attach_space(self, adapter: SpaceAdapter) -> None:
         """Wear a SPACE adapter from now on: what real tokens give stays the same to the last bit.
@@ -522,7 +522,7 @@ class HuggingFaceModel:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
 
         Raises:
-            ValueError: rows of several sequences, where ``joins_sequences`` is false.
+            ValueError: rows of several sequences, where ``batchable`` is false.
         """
         if self.graphs is not None and keep == rows.num_rows and self.graphs.supports(rows):
             try:
@@ -531,7 +531,7 @@ class HuggingFaceModel:
                 logger.warning("passes are launched operation by operation: %s", error)
                 self._num_captures = self.graphs.num_captures
                 self.graphs = None  # caches stay where they are, other passes read them as well
-        space = None if rows.is_probe is None else self._space
+        space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
 
@@ -546,14 +546,14 @@ class HuggingFaceModel:
         if len(rows.spans) > 1:
             raise ValueError("this model takes the rows of one sequence a pass")
         cache = rows.spans[0].cache
-        if not isinstance(cache.adapter, CacheAdapter):
-            cache.adapter = CacheAdapter(cache, self.architecture.num_layers)
+        if not isinstance(cache.model_cache, CacheAdapter):
+            cache.model_cache = CacheAdapter(cache, self.architecture.num_layers)
         mask = stock_mask(rows, self._masks, self.architecture)
-        return self._run(rows, mask, cache.adapter, keep)
+        return self._run(rows, mask, cache.model_cache, keep)
 
     def _run(self, rows: Rows, mask: Any, cache: Cache, keep: int) -> Tensor:
         given: dict[str, Any] = {"input_ids": rows.token_ids}
-        if self._space is not None and rows.is_probe is not None:
+        if self._space is not None and rows.is_mask is not None:
             given = {"inputs_embeds": self._space.embed(self.network, rows.token_ids)}
         output = self.network(
             **given,

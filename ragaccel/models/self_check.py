@@ -33,7 +33,7 @@ import transformers
 from transformers import AttentionInterface
 
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.model_input import run_rows, together, tree_rows
+from ragaccel.engine.model_input import causal_rows, concat_rows, tree_rows
 from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.support import (
     NoCopyError,
@@ -196,15 +196,15 @@ def _run_own_passes(
     for sample, cache in zip(samples, caches, strict=True):
         for start in range(0, len(sample.prefix), _CHUNK):
             chunk = sample.prefix[start : start + _CHUNK]
-            target.forward(run_rows(chunk, cache), 1)
+            target.forward(causal_rows(chunk, cache), 1)
             cache.keep(range(len(chunk)))
     trees = [DraftTree(tuple(sample.tokens), _PARENTS, (1.0,) * n, ((),) * n) for sample in samples]
-    rows = together([tree_rows(tree, cache) for tree, cache in zip(trees, caches, strict=True)])
+    rows = concat_rows([tree_rows(tree, cache) for tree, cache in zip(trees, caches, strict=True)])
     verified = torch.split(_as_float64(target.forward(rows, rows.num_rows)), n)
     for cache in caches:
         cache.keep(_KEPT)
-    runs = [run_rows(sample.after, cache) for sample, cache in zip(samples, caches, strict=True)]
-    rows = together(runs)
+    runs = [causal_rows(sample.after, cache) for sample, cache in zip(samples, caches, strict=True)]
+    rows = concat_rows(runs)
     followed = torch.split(_as_float64(target.forward(rows, rows.num_rows)), len(samples[0].after))
     return list(zip(verified, followed, strict=True))
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
-from ragaccel.engine.latency import KeptCosts
+from ragaccel.engine.latency import LatencyProfile
 from ragaccel.paths import cost_file, ensure_data_dir
 
 
@@ -102,7 +102,7 @@ def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     before = os.umask(0o022)
     try:
         if first == "costs":
-            KeptCosts(0.1, cost_file("a model")).save()
+            LatencyProfile(0.1, cost_file("a model")).save()
         elif first == "doctor":
             ensure_data_dir()
         history = History()

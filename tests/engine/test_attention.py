@@ -11,7 +11,7 @@ from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import attention
 from ragaccel.engine.attention import CHUNK, PassAttention
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import Masks, Rows, run_rows, together, tree_rows
+from ragaccel.engine.model_input import AttentionMasks, Rows, causal_rows, concat_rows, tree_rows
 
 CPU = torch.device("cpu")
 SCALING = 0.3
@@ -49,7 +49,7 @@ class Sequence:
             cache.write(0, self.keys[:, :, : self.start], self.values[:, :, : self.start])
             cache.keep(range(self.start))
         if is_run:
-            return run_rows(range(len(self.parents)), cache, CPU)
+            return causal_rows(range(len(self.parents)), cache, CPU)
         return tree_rows(tree_of(self.parents), cache, CPU)
 
     @property
@@ -83,11 +83,11 @@ class Watched(PassAttention):
         Watched.last = self
 
 
-def attend(sequences, window=None, softcap=None, *, exact=False, is_run=False):
-    rows = together([sequence.lay_out(is_run) for sequence in sequences])
-    if exact:
-        rows = Rows(rows.token_ids, rows.positions, rows.spans, rows.is_probe, exact=True)
-    masks = Masks(sequences[0].queries.dtype, CPU)
+def attend(sequences, window=None, softcap=None, *, deterministic=False, is_run=False):
+    rows = concat_rows([sequence.lay_out(is_run) for sequence in sequences])
+    if deterministic:
+        rows = Rows(rows.token_ids, rows.positions, rows.spans, rows.is_mask, deterministic=True)
+    masks = AttentionMasks(sequences[0].queries.dtype, CPU)
     states = [torch.cat(parts, dim=2) for parts in zip(*(s.states for s in sequences), strict=True)]
     found = Watched(rows, masks).attend(
         0, tuple(states), scaling=SCALING, window=window, softcap=softcap
@@ -112,11 +112,11 @@ def any_parents(draw):
     sizes=st.sampled_from([(8, 8), (5, 3)]),
     window=st.one_of(st.none(), st.integers(1, 30)),
     softcap=st.sampled_from([None, 0.7]),
-    exact=st.booleans(),
+    deterministic=st.booleans(),
     chunk=st.sampled_from([4, 16, CHUNK]),
 )
 def test_rows_attend_to_their_path_and_all_before(
-    shapes, heads, groups, sizes, window, softcap, exact, chunk
+    shapes, heads, groups, sizes, window, softcap, deterministic, chunk
 ):
     generator = torch.Generator().manual_seed(len(shapes) + groups)
     sequences = [
@@ -124,19 +124,19 @@ def test_rows_attend_to_their_path_and_all_before(
     ]
     expected = torch.cat([each.reference(window, softcap) for each in sequences], dim=1)
     with patch.object(attention, "CHUNK", chunk):
-        found = attend(sequences, window, softcap, exact=exact)
+        found = attend(sequences, window, softcap, deterministic=deterministic)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 9, 80])
 @pytest.mark.parametrize("start", [0, 5, 300])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_long_runs(start, groups, window, softcap, exact):
+def test_long_runs(start, groups, window, softcap, deterministic):
     generator = torch.Generator().manual_seed(start)
     run = Sequence(generator, start, chain_of(70), 2, groups)
-    found = attend([run], window, softcap, exact=exact, is_run=True)
+    found = attend([run], window, softcap, deterministic=deterministic, is_run=True)
     torch.testing.assert_close(found, run.reference(window, softcap), rtol=0, atol=1e-12)
 
 
@@ -161,7 +161,7 @@ def test_masks_and_grouped_heads_are_never_asked_for_together_beyond_a_cpu(
         return fused(*states, **settings)
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", attending)
-    monkeypatch.setattr(attention, "_GROUPING", ())
+    monkeypatch.setattr(attention, "_GROUPED_MASK_DEVICES", ())
     generator = torch.Generator().manual_seed(0)
     parents = [-1, *(node // 3 for node in range(80))]
     for one in (parents, chain_of(70)):
@@ -173,31 +173,37 @@ def test_masks_and_grouped_heads_are_never_asked_for_together_beyond_a_cpu(
 
 @pytest.mark.parametrize(
     ("n", "settings"),
-    [(70, {}), (70, {"softcap": 0.7}), (9, {"softcap": 0.7}), (9, {"exact": True}), (1, {})],
+    [
+        (70, {}),
+        (70, {"softcap": 0.7}),
+        (9, {"softcap": 0.7}),
+        (9, {"deterministic": True}),
+        (1, {}),
+    ],
 )
 def test_a_mask_is_not_copied_for_the_heads_of_a_group(n, settings):
     generator = torch.Generator().manual_seed(0)
     chain = Sequence(generator, 30, chain_of(n), 2, 3)
-    made, making = [], Masks.make
+    made, making = [], AttentionMasks.make
 
     def keep(self, *args):
         made.append(making(self, *args))
         return made[-1]
 
-    with patch.object(Masks, "make", keep):
+    with patch.object(AttentionMasks, "make", keep):
         attend([chain], 20, **settings)
     (mask,) = made
-    assert all(each.data_ptr() == mask.data_ptr() for each in Watched.last._made.values())
-    assert Watched.last._made
+    assert all(each.data_ptr() == mask.data_ptr() for each in Watched.last._mask_cache.values())
+    assert Watched.last._mask_cache
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n", [1, 4, 5, 16, 70])
-def test_precision_is_that_of_the_states(dtype, n, exact):
+def test_precision_is_that_of_the_states(dtype, n, deterministic):
     generator = torch.Generator().manual_seed(n)
     chain = Sequence(generator, 300, chain_of(n), 2, 3, dtype=dtype)
-    found = attend([chain], exact=exact)
+    found = attend([chain], deterministic=deterministic)
     assert found.dtype == dtype
     allowed = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), chain.reference(), rtol=allowed, atol=allowed)
@@ -207,8 +213,10 @@ def test_masks_are_made_once_a_pass():
     generator = torch.Generator().manual_seed(0)
     sequence = Sequence(generator, 3, [-1, 0, 0], 1, 1)
     rows = sequence.lay_out()
-    with patch.object(Masks, "make", side_effect=Masks(torch.float64, CPU).make) as make:
-        passing = PassAttention(rows, Masks(torch.float64, CPU))
+    with patch.object(
+        AttentionMasks, "make", side_effect=AttentionMasks(torch.float64, CPU).make
+    ) as make:
+        passing = PassAttention(rows, AttentionMasks(torch.float64, CPU))
         for layer, window in enumerate([None, 4, None, 4]):
             passing.attend(layer, sequence.states, scaling=SCALING, window=window)
     assert make.call_count == 2
@@ -219,7 +227,9 @@ EDGES = [1, 17, CHUNK - 17, CHUNK - 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK -
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
-def row_at(length, index, groups, dtype, *, exact=True, window=None, after=0, num_rows=ROWS):
+def row_at(
+    length, index, groups, dtype, *, deterministic=True, window=None, after=0, num_rows=ROWS
+):
     """What the token after ``length`` others attends to, as row ``index`` of a pass.
 
     ``after`` is the seed of the tokens that follow it.
@@ -230,7 +240,7 @@ def row_at(length, index, groups, dtype, *, exact=True, window=None, after=0, nu
     chain = Sequence(others, length - index, chain_of(num_rows), 2, groups, (16, 16), dtype)
     chain.keys[:, :, : length + 1], chain.values[:, :, : length + 1] = whole.keys, whole.values
     chain.queries[:, :, index] = whole.queries[:, :, 0]
-    return attend([chain], window, exact=exact)[0, index]
+    return attend([chain], window, deterministic=deterministic)[0, index]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -257,8 +267,8 @@ def test_rows_that_are_not_exact_depend_on_where_they_stand():
     """Else the tests above could not fail."""
     differing = sum(
         not torch.equal(
-            row_at(length, index, 3, dtype, exact=False, after=index),
-            row_at(length, 0, 3, dtype, exact=False, num_rows=1),
+            row_at(length, index, 3, dtype, deterministic=False, after=index),
+            row_at(length, 0, 3, dtype, deterministic=False, num_rows=1),
         )
         for dtype in DTYPES
         for length in EDGES
@@ -270,21 +280,21 @@ def test_rows_that_are_not_exact_depend_on_where_they_stand():
     assert differing
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n", [1, 3, 16, 70])
-def test_what_lies_beyond_in_the_buffers_is_never_read(n, exact):
+def test_what_lies_beyond_in_the_buffers_is_never_read(n, deterministic):
     generator = torch.Generator().manual_seed(n)
     sequence = Sequence(generator, CHUNK - 2, chain_of(n), 2, 3)
-    expected = attend([sequence], exact=exact)
+    expected = attend([sequence], deterministic=deterministic)
     rows = sequence.lay_out()
     cache = rows.spans[0].cache
     cache.begin(CHUNK)
     garbage = torch.full((1, 2, CHUNK, 8), float("nan"), dtype=torch.float64)
     cache.write(0, garbage, garbage)
     cache.keep(())
-    rows = Rows(rows.token_ids, rows.positions, rows.spans, exact=exact)
+    rows = Rows(rows.token_ids, rows.positions, rows.spans, deterministic=deterministic)
     cache.begin(n)
-    found = PassAttention(rows, Masks(torch.float64, CPU)).attend(
+    found = PassAttention(rows, AttentionMasks(torch.float64, CPU)).attend(
         0, sequence.states, scaling=SCALING
     )
     assert torch.equal(found, expected)

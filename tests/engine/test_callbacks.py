@@ -13,7 +13,7 @@ from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine, uninterrupted
+from ragaccel.engine.engine import Engine, run_uninterrupted
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.models.hf_model import HuggingFaceModel
 
@@ -178,7 +178,7 @@ def test_what_goes_on_uninterrupted_is_done_before_a_signal_is_raised():
         done.append(1)
 
     with pytest.raises(KeyboardInterrupt):
-        uninterrupted(work)
+        run_uninterrupted(work)
     assert done
 
 

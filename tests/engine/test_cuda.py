@@ -14,7 +14,7 @@ from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import run_rows, tree_rows
+from ragaccel.engine.model_input import causal_rows, tree_rows
 from ragaccel.engine.sampling import TokenNoise
 from ragaccel.errors import CapacityError
 from ragaccel.models.hf_model import HuggingFaceModel
@@ -180,7 +180,7 @@ def test_rows_of_real_tokens_are_the_same_to_the_last_bit_whatever_the_adapter(d
         target.attach_space(random_adapter(model, seed=seed))
         cache = target.new_cache(None, 64)
         with torch.inference_mode():
-            target.forward(run_rows(random_prompt(20), cache), 1)
+            target.forward(causal_rows(random_prompt(20), cache), 1)
             cache.keep(range(20))
             found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
     assert torch.equal(found[0][:4], found[1][:4])

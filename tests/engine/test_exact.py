@@ -14,7 +14,7 @@ from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.session import NoDrafter, Session
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
-from ragaccel.engine.engine import EXACT_ROWS, Engine
+from ragaccel.engine.engine import DETERMINISTIC_ROWS, Engine
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import packing
 from ragaccel.models.hf_model import HuggingFaceModel
@@ -44,7 +44,7 @@ def target(request):
             packing, "_MAX_SLOWDOWN", float("inf")
         )  # whatever else keeps the processor busy
         target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
-    assert target.joins_sequences
+    assert target.batchable
     assert bool(target._packed) == pack
     return target
 
@@ -180,7 +180,7 @@ def test_neighbours_change_nothing(target):
 def test_fewer_rows_are_as_exact(max_rows, dtype):
     target = HuggingFaceModel(tiny_model("llama", dtype), self_check=False)
     engine = make_engine(target, max_rows=max_rows)
-    assert engine.max_rows == min(max_rows, EXACT_ROWS)
+    assert engine.max_rows == min(max_rows, DETERMINISTIC_ROWS)
     for length in (9, 40):
         differing, answers = compare(target, random_prompt(length, length), max_rows=max_rows)
         assert differing == 0
@@ -259,7 +259,7 @@ def test_every_pass_costs_the_same():
     request = Request(random_prompt(9), max_new_tokens=20)
     decode(engine, request)
     with closing(engine.open(request)) as verifier:
-        assert len({verifier.cost_seconds(rows) for rows in range(1, EXACT_ROWS + 1)}) == 1
+        assert len({verifier.cost_seconds(rows) for rows in range(1, DETERMINISTIC_ROWS + 1)}) == 1
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])

@@ -17,7 +17,7 @@ from ragaccel.decoding.session import NoDrafter
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.cuda_graphs import StaticPass, StepGraphs
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import run_rows
+from ragaccel.engine.model_input import causal_rows
 from ragaccel.errors import CapacityError
 
 PROMPT, NEW = random_prompt(21), 40
@@ -124,7 +124,7 @@ def test_the_last_used_passes_stay(captured):
     graphs, cache = captured.graphs, captured.new_cache(None, None)
     graphs._max_passes = 2
     for number in (1, 8, 1, 20):
-        captured.forward(run_rows(range(number), cache), number)
+        captured.forward(causal_rows(range(number), cache), number)
         cache.keep(())
     assert [size.rows for size in graphs._passes] == [1, 24]
 

@@ -18,7 +18,7 @@ from ragaccel.engine import cuda_graphs as graphs
 from ragaccel.engine import cuda_graphs as static_pass
 from ragaccel.engine.cuda_graphs import CaptureError, KVPool, StateLayout
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import run_rows, tree_rows
+from ragaccel.engine.model_input import causal_rows, tree_rows
 from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.self_check import check_model, expected_passes
@@ -43,11 +43,11 @@ def logits_of_a_tree(target):
     cache, prompt = target.new_cache(None, 64), random_prompt(23)
     tree = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (1.0,) * 5, ((),) * 5)
     with torch.inference_mode():
-        found = [target.forward(run_rows(prompt, cache), 1).clone()]
+        found = [target.forward(causal_rows(prompt, cache), 1).clone()]
         cache.keep(range(23))
         found.append(target.forward(tree_rows(tree, cache), 5).clone())
         cache.keep((0, 1, 3))
-        found.append(target.forward(run_rows([3, 4], cache), 2).clone())
+        found.append(target.forward(causal_rows([3, 4], cache), 2).clone())
     return torch.cat(found)
 
 
@@ -111,7 +111,7 @@ def test_passes_that_ran_for_the_first_time_are_no_costs():
     for seed in range(3):
         assert decode(engine, request, Cheat(prompt, expected, seed), 12) == expected
     assert target.num_captures == len(target.graphs._passes) > 1
-    assert engine.costs.of("greedy").num_passes == sum(verified) - target.num_captures > 0
+    assert engine.latency_profile.of("greedy").num_passes == sum(verified) - target.num_captures > 0
 
 
 def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
     found = decode(engine, Request(prompt, max_new_tokens=9), NoDrafter())
     assert found == generate(tiny_model("llama"), prompt, 9)
     assert (target.graphs, target.num_captures) == (None, 1)
-    assert engine.costs.of("greedy").num_passes == 8
+    assert engine.latency_profile.of("greedy").num_passes == 8
 
 
 def test_sampling_reads_the_logits_of_a_static_pass():
@@ -193,7 +193,7 @@ def test_slots_are_given_back():
 
 
 def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch):
-    monkeypatch.setattr("ragaccel.engine.engine._FORESEEN", 0)
+    monkeypatch.setattr("ragaccel.engine.engine._MAX_RESERVED_TOKENS", 0)
     monkeypatch.setattr("ragaccel.engine.kv_cache.FIRST_CAPACITY", 8)
     target, prompt = static_target(), random_prompt(5)
     expected = generate(tiny_model("llama"), prompt, 180)

@@ -13,7 +13,7 @@ MACHINE, FREE = 64 << 30, 40 << 30
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch):
     pages = {"SC_PHYS_PAGES": MACHINE, "SC_AVPHYS_PAGES": FREE}
-    monkeypatch.setattr(host_memory, "_pages", pages.__getitem__)
+    monkeypatch.setattr(host_memory, "_read_pages", pages.__getitem__)
 
 
 def lay_out(root, files):
@@ -78,7 +78,7 @@ def test_what_is_no_number_is_passed_over(tmp_path):
 
 
 def test_where_nothing_can_be_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "_pages", lambda _name: None)
+    monkeypatch.setattr(host_memory, "_read_pages", lambda _name: None)
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (None, 0)
 
 

@@ -8,7 +8,7 @@ from tiny_models import make_tiny_model
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.engine.engine import Engine, measure_passes, measure_threads
-from ragaccel.engine.latency import KeptCosts, PassKind, way_of_choosing
+from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
 from ragaccel.models.hf_model import HuggingFaceModel
 
 TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
@@ -16,10 +16,10 @@ TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
 
 def test_what_was_measured_is_there_in_the_next_run(tmp_path):
     path = tmp_path / "new" / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     costs.replace("greedy", TABLE)
     assert costs.save()
-    again = KeptCosts(0.04, path).of("greedy")
+    again = LatencyProfile(0.04, path).of("greedy")
     assert {rows: again.seconds(rows) for rows in TABLE} == pytest.approx(TABLE)
     assert 0.010 < again.seconds(8) < 0.012
     assert again.seconds(128) > 0.020
@@ -28,7 +28,7 @@ def test_what_was_measured_is_there_in_the_next_run(tmp_path):
 
 def test_passes_correct_what_was_kept(tmp_path):
     path = tmp_path / "costs.json"
-    first = KeptCosts(0.04, path)
+    first = LatencyProfile(0.04, path)
     first.replace("greedy", TABLE)
     cost = first.of("greedy")
     for _ in range(40):
@@ -36,11 +36,11 @@ def test_passes_correct_what_was_kept(tmp_path):
         cost.observe(1, 0.010)
     assert cost.seconds(16) == pytest.approx(0.030, rel=0.05)
     first.save()
-    assert KeptCosts(0.04, path).of("greedy").seconds(16) == pytest.approx(0.030, rel=0.1)
+    assert LatencyProfile(0.04, path).of("greedy").seconds(16) == pytest.approx(0.030, rel=0.1)
 
 
 def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
-    costs = KeptCosts(0.04)
+    costs = LatencyProfile(0.04)
     costs.replace("greedy", TABLE)
     assert costs.of("sampled").seconds(16) == pytest.approx(0.012)
     costs.of("sampled").observe(16, 0.050)
@@ -65,7 +65,7 @@ def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
 def test_a_file_that_is_no_such_file_is_learned_anew(tmp_path, text):
     path = tmp_path / "costs.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     assert costs.of("greedy").seconds(1) == 1.0
     assert costs.save()
     assert json.loads(path.read_text())["seconds"] == {}
@@ -73,15 +73,15 @@ def test_a_file_that_is_no_such_file_is_learned_anew(tmp_path, text):
 
 def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
-    costs = KeptCosts(0.04, tmp_path / "file" / "costs.json")
+    costs = LatencyProfile(0.04, tmp_path / "file" / "costs.json")
     costs.replace("greedy", TABLE)
     assert not costs.save()
-    assert not KeptCosts(0.04).save()
+    assert not LatencyProfile(0.04).save()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     costs.replace("greedy", TABLE)
     costs.save()
     before = path.read_text()
@@ -98,12 +98,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
     path = tmp_path / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
 
     def work():
         for _ in range(100):
             costs.of("greedy").observe(4, 0.01)
-            costs.save_in_time()
+            costs.save_if_due()
 
     work()
     assert not path.exists()
@@ -119,7 +119,7 @@ def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
 def test_ways_of_choosing_are_told_apart():
     def way(**settings):
         sampling = Sampling(**settings.pop("sampling", {}))
-        return way_of_choosing(Request((1,), sampling=sampling, **settings))
+        return sampling_mode(Request((1,), sampling=sampling, **settings))
 
     ways = [
         way(), way(sampling={"temperature": 1.0}),
@@ -132,7 +132,7 @@ def test_ways_of_choosing_are_told_apart():
 
 def test_what_callers_processors_cost_is_not_kept(tmp_path):
     path = tmp_path / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     costs.of("greedy, processed").observe(4, 0.01)
     costs.of("greedy").observe(4, 0.01)
     costs.save()
@@ -140,7 +140,9 @@ def test_what_callers_processors_cost_is_not_kept(tmp_path):
 
 
 def test_passes_are_measured_through_the_engine(tmp_path):
-    engine = Engine(HuggingFaceModel(make_tiny_model("llama")), cost_file=tmp_path / "costs.json")
+    engine = Engine(
+        HuggingFaceModel(make_tiny_model("llama")), latency_file=tmp_path / "costs.json"
+    )
     turns = []
     seconds = measure_passes(
         engine, context=20, repeats=2, rows=(1, 4, 64), advance=lambda: turns.append(1)
@@ -148,7 +150,7 @@ def test_passes_are_measured_through_the_engine(tmp_path):
     assert list(seconds) == [1, 4, 64]
     assert all(value > 0 for value in seconds.values())
     assert len(turns) == 9
-    assert engine.costs.of("greedy").num_passes == 9
+    assert engine.latency_profile.of("greedy").num_passes == 9
 
 
 def test_models_on_one_device_are_told_apart():
@@ -161,7 +163,7 @@ def test_models_on_one_device_are_told_apart():
 
 
 def test_kinds_of_pass_are_told_apart_and_borrow_from_the_nearest():
-    costs = KeptCosts(0.04)
+    costs = LatencyProfile(0.04)
     costs.replace("greedy", TABLE)
     for attended, sequences in ((5000, 1), (100, 8), (5000, 8)):
         assert costs.of("sampled", attended, sequences).seconds(16) == pytest.approx(0.012)
@@ -170,16 +172,16 @@ def test_kinds_of_pass_are_told_apart_and_borrow_from_the_nearest():
     assert costs.of("greedy", 1024).seconds(16) == pytest.approx(0.012)
     assert costs.of("greedy", 4097) is costs.of("greedy", 8192)
     assert costs.of("greedy", 1, 3) is costs.of("greedy", 1000, 4)
-    assert PassKind.of("greedy", 1025, 5).name == "greedy, 2048 tokens, x8"
+    assert PassProfile.of("greedy", 1025, 5).name == "greedy, 2048 tokens, x8"
 
 
 def test_the_number_of_threads_is_kept_and_used(tmp_path):
     path = tmp_path / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     costs.threads = 1
     costs.save()
-    engine = Engine(HuggingFaceModel(make_tiny_model("llama")), cost_file=path)
-    assert engine.costs.threads == 1
+    engine = Engine(HuggingFaceModel(make_tiny_model("llama")), latency_file=path)
+    assert engine.latency_profile.threads == 1
     usual, seen, forward = torch.get_num_threads(), [], engine.model.forward
 
     def watched(rows, keep):
@@ -203,9 +205,9 @@ def test_the_number_of_threads_is_kept_and_used(tmp_path):
 @pytest.mark.parametrize("threads", ["2", 0, -1, 1.5, [1]])
 def test_a_number_of_threads_that_is_none_is_learned_anew(tmp_path, threads):
     path = tmp_path / "costs.json"
-    costs = KeptCosts(0.04, path)
+    costs = LatencyProfile(0.04, path)
     costs.replace("greedy", TABLE)
     costs.save()
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "threads": threads}))
-    assert KeptCosts(0.04, path).threads is None
+    assert LatencyProfile(0.04, path).threads is None

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import (
-    Masks,
+    AttentionMasks,
     ancestor_matrix,
+    causal_rows,
+    concat_rows,
     is_plain,
-    run_rows,
-    together,
     tree_rows,
 )
 
@@ -25,7 +25,7 @@ def filled(length):
 
 
 def mask_of(rows, window=None):
-    return Masks(torch.float32, CPU).make(rows, rows.spans[0], window)
+    return AttentionMasks(torch.float32, CPU).make(rows, rows.spans[0], window)
 
 
 def tree_of(parents):
@@ -65,20 +65,20 @@ def test_masks_hide_other_branches_and_what_lies_outside_the_window(parents, sta
 
 
 def test_a_run_is_causal():
-    mask = mask_of(run_rows([1, 2, 3], filled(2), CPU))
+    mask = mask_of(causal_rows([1, 2, 3], filled(2), CPU))
     assert (mask == 0).tolist() == [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
 
 
 def test_a_chain_needs_no_ancestor_matrix():
     rows = tree_rows(DraftTree.chain([1, 2, 3]), filled(5), CPU)
     assert rows.spans[0].sees is None
-    assert rows.is_probe is None
+    assert rows.is_mask is None
     assert rows.positions.tolist() == [[5, 6, 7]]
 
 
 def test_plain_attention_is_used_only_where_it_is_right():
     one, run, first = (
-        run_rows(tokens, filled(start), CPU).spans[0]
+        causal_rows(tokens, filled(start), CPU).spans[0]
         for tokens, start in (([1], 7), ([1, 2], 7), ([1, 2], 0))
     )
     assert is_plain(one)
@@ -92,7 +92,7 @@ def test_plain_attention_is_used_only_where_it_is_right():
 def test_probes_are_marked():
     tree = attach_masks(DraftTree.chain([1, 2]), [90, 91], [0, 1])
     rows = tree_rows(tree, filled(3), CPU)
-    assert rows.is_probe.tolist() == [False] * 2 + [True] * 4
+    assert rows.is_mask.tolist() == [False] * 2 + [True] * 4
 
 
 def test_positions_never_pass_what_the_model_has():
@@ -104,15 +104,15 @@ def test_positions_never_pass_what_the_model_has():
 def test_sequences_joined_see_none_of_one_another():
     first, second = filled(3), filled(0)
     tree = attach_masks(tree_of([-1, 0, 0]), [90], [1])
-    parts = [tree_rows(tree, first, CPU), run_rows([5, 6], second, CPU)]
-    rows = together(parts)
+    parts = [tree_rows(tree, first, CPU), causal_rows([5, 6], second, CPU)]
+    rows = concat_rows(parts)
     assert rows.token_ids.tolist() == [[10, 11, 12, 90, 5, 6]]
     assert rows.positions.tolist() == [[3, 4, 4, 5, 0, 1]]
     assert [(span.cache, span.first, span.num_rows, span.start) for span in rows.spans] == [
         (first, 0, 4, 3),
         (second, 4, 2, 0),
     ]
-    assert rows.is_probe.tolist() == [False] * 3 + [True] + [False] * 2
+    assert rows.is_mask.tolist() == [False] * 3 + [True] + [False] * 2
     sees = rows.sees()
     assert not sees[:4, 4:].any()
     assert not sees[4:, :4].any()

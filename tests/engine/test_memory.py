@@ -14,7 +14,7 @@ from ragaccel.engine import engine as engine_module
 from ragaccel.engine import kv_cache
 from ragaccel.engine.cuda_graphs import KVPool, StateLayout
 from ragaccel.engine.engine import Engine
-from ragaccel.engine.memory import within_memory
+from ragaccel.engine.memory import with_memory_retry
 from ragaccel.errors import CapacityError
 from ragaccel.models.hf_model import HuggingFaceModel
 
@@ -72,10 +72,10 @@ def test_once_what_is_kept_is_dropped_and_the_pass_repeated(engine, expected, at
 
 
 def test_a_pass_that_was_repeated_is_no_cost(engine, expected):
-    forward, before = fail(engine, [9]), engine.costs.of("greedy").num_passes
+    forward, before = fail(engine, [9]), engine.latency_profile.of("greedy").num_passes
     assert decode(engine, Request(PROMPT, max_new_tokens=NEW), NoDrafter()) == expected
     assert forward.calls == 1 + NEW + 1  # what is left of the prompt, the answer, the repeat
-    assert engine.costs.of("greedy").num_passes == before + NEW - 1
+    assert engine.latency_profile.of("greedy").num_passes == before + NEW - 1
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
@@ -128,7 +128,7 @@ def test_other_errors_are_the_callers(engine):
 def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times):
     """At every single allocation of states: new caches, copies, growth in the middle of answers."""
     monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 8)
-    monkeypatch.setattr(engine_module, "_FORESEEN", 3)
+    monkeypatch.setattr(engine_module, "_MAX_RESERVED_TOKENS", 3)
     target, make = HuggingFaceModel(tiny_model("llama"), self_check=False), kv_cache._buffer
     at, refused, calls = 0, 0, 1
     while at < calls:
@@ -207,6 +207,6 @@ def test_an_error_keeps_nothing_of_the_passes_it_came_of():
             raise RuntimeError("the capture has ended early")  # noqa: B904 - as torch does
 
     with pytest.raises(CapacityError) as caught:
-        within_memory(captured, "a test", torch.device("cpu"), lambda: None)
+        with_memory_retry(captured, "a test", torch.device("cpu"), lambda: None)
     assert caught.value.__cause__ is not None
     assert [one() for one in made] == [None, None]

@@ -77,7 +77,7 @@ def test_the_tokens_are_those_of_a_cold_engine(family):
 def test_a_model_over_its_own_attention_keeps_prefixes_too():
     model = make_tiny_model("llama", attn_implementation="eager")
     engine = Engine(HuggingFaceModel(model), prefill_chunk=CHUNK)
-    assert not engine.model.joins_sequences
+    assert not engine.model.batchable
     ask(engine, [*PASSAGES, *QUESTIONS[0]])
     assert ask(engine, [*PASSAGES, *QUESTIONS[1]])[1] == len(QUESTIONS[1]) - 1
 

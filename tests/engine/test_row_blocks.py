@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ragaccel.engine.model_input import ancestor_matrix
 from ragaccel.engine.row_blocks import (
+    BlockSegment,
     RowBlocks,
-    Segment,
     block_table,
     num_splits,
     pack_bits,
@@ -25,7 +25,7 @@ def bits(words):
 
 
 def test_rows_are_cut_into_blocks_of_one_sequence_each():
-    segments = [Segment(0, 5, 100, 7), Segment(6, 2, 40, 0)]
+    segments = [BlockSegment(0, 5, 100, 7), BlockSegment(6, 2, 40, 0)]
     blocks = block_table(segments, num_rows=10, num_blocks=6, block_rows=4)
     assert used(blocks) == [[0, 4, 100, 7, 0, 1], [4, 1, 100, 7, 0, 1], [6, 2, 40, 0, 6, 1]]
     assert blocks.positions.tolist() == [7, 8, 9, 10, 11, 0, 0, 1, 0, 0]
@@ -37,7 +37,9 @@ def test_rows_are_cut_into_blocks_of_one_sequence_each():
 def test_bits_tell_what_a_row_of_a_tree_sees(data):
     n = data.draw(st.integers(1, 70))
     matrix = ancestor_matrix([-1, *(data.draw(st.integers(0, row - 1)) for row in range(1, n))])
-    blocks = block_table([Segment(3, n, 0, 20, matrix)], num_rows=80, num_blocks=5, num_words=2)
+    blocks = block_table(
+        [BlockSegment(3, n, 0, 20, matrix)], num_rows=80, num_blocks=5, num_words=2
+    )
     for row in range(n):
         assert bits(blocks.sees[3 + row]) == matrix[row].nonzero()[0].tolist()
     depths = matrix.sum(axis=1) - 1
@@ -46,7 +48,7 @@ def test_bits_tell_what_a_row_of_a_tree_sees(data):
 
 
 def test_positions_may_be_given():
-    segment = Segment(0, 3, 0, 5, ancestor_matrix([-1, 0, 1]), positions=[5, 6, 6])
+    segment = BlockSegment(0, 3, 0, 5, ancestor_matrix([-1, 0, 1]), positions=[5, 6, 6])
     assert block_table([segment], num_rows=3, num_blocks=1).positions.tolist() == [5, 6, 6]
 
 
@@ -59,9 +61,9 @@ def test_words_are_64_bits_with_the_first_row_lowest():
 @pytest.mark.parametrize(
     ("segment", "match"),
     [
-        (Segment(0, 0, 0, 0), "rows 0 to 0"),
-        (Segment(7, 2, 0, 0), "rows 7 to 9"),
-        (Segment(0, 8, 0, 0), "need 4 blocks"),
+        (BlockSegment(0, 0, 0, 0), "rows 0 to 0"),
+        (BlockSegment(7, 2, 0, 0), "rows 7 to 9"),
+        (BlockSegment(0, 8, 0, 0), "need 4 blocks"),
     ],
 )
 def test_what_does_not_fit_is_refused(segment, match):
@@ -77,7 +79,7 @@ def test_bits_that_do_not_fit_are_refused():
 def test_one_copy_fills_tables_made_once():
     static = RowBlocks.empty(7, 3, 2)
     assert not used(static)
-    tree = Segment(1, 4, 9, 30, ancestor_matrix([-1, 0, 0, 1]))
+    tree = BlockSegment(1, 4, 9, 30, ancestor_matrix([-1, 0, 0, 1]))
     made = block_table([tree], num_rows=7, num_blocks=3, num_words=2)
     where = static.table.data_ptr()
     static.copy_(made)

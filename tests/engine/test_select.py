@@ -18,7 +18,7 @@ from transformers import (
 
 from ragaccel.decoding.request import Request, Sampling
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.sampling import Chooser, ScoreProcessing, token_paths
+from ragaccel.engine.sampling import Sampler, ScoreProcessing, token_paths
 
 VOCAB = 23
 
@@ -94,20 +94,20 @@ def test_every_row_is_processed_as_transformers_would(data):
     new = data.draw(st.lists(tokens, max_size=6))
     committed = [*request.prompt_ids, *new]
     tree = data.draw(any_tree(committed[-1]))
-    chooser = Chooser(request)
-    chooser.commit(request.prompt_ids[:-1])
+    sampler = Sampler(request)
+    sampler.commit(request.prompt_ids[:-1])
     rest = committed[len(request.prompt_ids) - 1 : -1]
     half = len(rest) // 2
-    chooser.commit(rest[:half])
-    chooser.process(torch.zeros(1, VOCAB, dtype=torch.float64), DraftTree.chain([0]))
-    chooser.commit(rest[half:])
+    sampler.commit(rest[:half])
+    sampler.process(torch.zeros(1, VOCAB, dtype=torch.float64), DraftTree.chain([0]))
+    sampler.commit(rest[half:])
     logits = torch.randn(
         len(tree),
         VOCAB,
         dtype=data.draw(st.sampled_from([torch.float64, torch.float32])),
         generator=torch.Generator().manual_seed(data.draw(st.integers(0, 1000))),
     )
-    found = chooser.process(logits * 3, tree).softmax(-1)
+    found = sampler.process(logits * 3, tree).softmax(-1)
     for row, path in enumerate(token_paths(tree)):
         scores = (logits[row] * 3).float()  # as generate makes them
         expected = reference(request, [*committed[:-1], *path], scores).softmax(-1)
@@ -117,11 +117,11 @@ def test_every_row_is_processed_as_transformers_would(data):
 def test_the_sampler_draws_from_the_distribution():
     probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01], dtype=torch.float64)
     num_draws = 20_000
-    chooser = Chooser(Request((1,), sampling=Sampling(temperature=1.0, seed=99)))
+    sampler = Sampler(Request((1,), sampling=Sampling(temperature=1.0, seed=99)))
     tree = DraftTree((1,) * 100, (-1, *range(99)), (1.0,) * 100, ((),) * 100)
     counts = torch.zeros(len(probs))
     for start in range(0, num_draws, 100):
-        chosen = chooser.choose(probs.log().expand(100, -1), tree, start)[:, 0]
+        chosen = sampler.sample(probs.log().expand(100, -1), tree, start)[:, 0]
         counts += torch.bincount(chosen, minlength=len(probs))
     assert stats.chisquare(counts.numpy(), (probs * num_draws).numpy()).pvalue > 1e-3
 
@@ -129,24 +129,24 @@ def test_the_sampler_draws_from_the_distribution():
 def test_what_may_not_be_drawn_never_is():
     scores = torch.full((64, 50), -5.0)
     scores[:, 7] = 3.0
-    chooser = Chooser(Request((1,), sampling=Sampling(temperature=5.0, top_k=1, seed=1)))
-    chosen = chooser.choose(scores, DraftTree.chain([1] * 64), 0)[:, 0]
+    sampler = Sampler(Request((1,), sampling=Sampling(temperature=5.0, top_k=1, seed=1)))
+    chosen = sampler.sample(scores, DraftTree.chain([1] * 64), 0)[:, 0]
     assert set(chosen.tolist()) == {7}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_runner_ups_are_the_likeliest_tokens(temperature):
     scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [4.0, 1.0, 2.0, 3.0]])
-    chooser = Chooser(Request((1,), sampling=Sampling(temperature=temperature)))
-    found = chooser.choose(scores, DraftTree.chain([1, 2]), 3, num_alternatives=2)
+    sampler = Sampler(Request((1,), sampling=Sampling(temperature=temperature)))
+    found = sampler.sample(scores, DraftTree.chain([1, 2]), 3, num_alternatives=2)
     assert found[:, 1:].tolist() == [[1, 2, 3], [0, 3, 2]]
 
 
 def test_ids_wider_than_the_scores_are_neither_penalized_nor_an_error():
     request = Request((90, 3), repetition_penalty=2.0, no_repeat_ngram_size=1, eos_ids={95})
-    chooser = Chooser(request)
-    chooser.commit([90])
-    found = chooser.process(torch.ones(2, VOCAB), DraftTree.chain([3, 91]))
+    sampler = Sampler(request)
+    sampler.commit([90])
+    found = sampler.process(torch.ones(2, VOCAB), DraftTree.chain([3, 91]))
     assert found[:, 3].tolist() == [float("-inf")] * 2
     assert found[:, :3].eq(1.0).all()
     assert found[:, 4:].eq(1.0).all()

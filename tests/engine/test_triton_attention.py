@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from ragaccel.engine.model_input import ancestor_matrix
-from ragaccel.engine.row_blocks import RowBlocks, Segment, block_table, num_splits, rows_per_block
+from ragaccel.engine.row_blocks import (
+    BlockSegment,
+    RowBlocks,
+    block_table,
+    num_splits,
+    rows_per_block,
+)
 
 triton = pytest.importorskip("triton")
 
@@ -126,16 +132,16 @@ def check(attention, case, **options):
 
 
 RAGGED = (
-    Segment(0, 1, 0, 80),
-    Segment(1, 10, 90, 59, TREE),
-    Segment(11, 3, 170, 0),
-    Segment(14, 18, 180, 3),
+    BlockSegment(0, 1, 0, 80),
+    BlockSegment(1, 10, 90, 59, TREE),
+    BlockSegment(11, 3, 170, 0),
+    BlockSegment(14, 18, 180, 3),
 )
 PASSES = {
-    "one row": [Segment(0, 1, 3, 20)],
-    "first row of all": [Segment(0, 1, 3, 0)],
-    "chain": [Segment(1, 5, 0, 30)],
-    "tree": [Segment(0, 10, 9, 140, TREE)],
+    "one row": [BlockSegment(0, 1, 3, 20)],
+    "first row of all": [BlockSegment(0, 1, 3, 0)],
+    "chain": [BlockSegment(1, 5, 0, 30)],
+    "tree": [BlockSegment(0, 10, 9, 140, TREE)],
     "ragged": RAGGED,
 }
 
@@ -147,27 +153,31 @@ def test_equals_float64(attention, name):
 
 @pytest.mark.parametrize("head_size", [16, 64, 80, 128])
 def test_every_head_size(attention, head_size):
-    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)], head_size=head_size), scaling=0.1)
+    check(
+        attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)], head_size=head_size), scaling=0.1
+    )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (7, 1)])
 def test_query_heads_share_kv_heads(attention, heads, kv_heads):
-    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)], heads, kv_heads))
+    check(attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)], heads, kv_heads))
 
 
 def test_a_prompt_needs_no_bits(attention):
-    check(attention, make_pass([Segment(0, 70, 1, 0)], heads=1))
+    check(attention, make_pass([BlockSegment(0, 70, 1, 0)], heads=1))
 
 
 def test_a_tree_of_more_rows_than_a_word_holds(attention):
     parents = [-1, *(row // 2 for row in range(69))]
-    check(attention, make_pass([Segment(0, 70, 0, 5, ancestor_matrix(parents))], heads=1))
+    check(attention, make_pass([BlockSegment(0, 70, 0, 5, ancestor_matrix(parents))], heads=1))
 
 
 @pytest.mark.parametrize("window", [1, 4, 20, 70])
 def test_a_window_hides_what_lies_far_back(attention, window):
     check(
-        attention, make_pass([Segment(0, 10, 5, 140, TREE), Segment(10, 2, 160, 3)]), window=window
+        attention,
+        make_pass([BlockSegment(0, 10, 5, 140, TREE), BlockSegment(10, 2, 160, 3)]),
+        window=window,
     )
 
 
@@ -185,11 +195,11 @@ def test_half_precision(attention, dtype):
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 2.0}], ids=str)
 def test_bits_do_not_depend_on_the_other_rows(attention, options):
     """A token's row in a tree, in a chain and alone, and beside other sequences."""
-    tree = make_pass([Segment(0, 10, 4, 125, TREE)], heads=3)
+    tree = make_pass([BlockSegment(0, 10, 4, 125, TREE)], heads=3)
     wanted = run(attention, tree, **options)[0][4]
-    chain = replace(tree, segments=(Segment(0, 5, 4, 125),))
-    alone = replace(tree, segments=(Segment(4, 1, 4, 129),))
-    beside = replace(tree, segments=(Segment(0, 2, 4, 9), Segment(2, 3, 4, 127)))
+    chain = replace(tree, segments=(BlockSegment(0, 5, 4, 125),))
+    alone = replace(tree, segments=(BlockSegment(4, 1, 4, 129),))
+    beside = replace(tree, segments=(BlockSegment(0, 2, 4, 9), BlockSegment(2, 3, 4, 127)))
     for other in (chain, alone, beside):
         assert torch.equal(run(attention, other, **options)[0][4], wanted)
 
@@ -206,27 +216,27 @@ def test_bits_do_not_depend_on_the_sizes_a_pass_is_padded_to(attention, options)
 
 
 def test_bits_do_not_depend_on_where_a_sequence_lies(attention):
-    low, high = ([Segment(0, 10, base, 60, TREE)] for base in (0, 37))
+    low, high = ([BlockSegment(0, 10, base, 60, TREE)] for base in (0, 37))
     here, there = make_pass(low, slots=150), make_pass(high)
     assert torch.equal(here.keys[:, :70], there.keys[:, 37:])
     assert torch.equal(run(attention, here)[0], run(attention, there)[0])
 
 
 def test_many_splits_are_combined_in_chunks(attention):
-    case = make_pass([Segment(0, 2, 0, 10 * SPLIT)], heads=1)
+    case = make_pass([BlockSegment(0, 2, 0, 10 * SPLIT)], heads=1)
     check(attention, case)
     check(attention, case, window=2 * SPLIT)
 
 
 def test_splits_that_nothing_reads_are_not_computed(attention):
-    case = make_pass([Segment(0, 3, 0, 200)])
+    case = make_pass([BlockSegment(0, 3, 0, 200)])
     _, scratch = run(attention, case, splits=6, window=20)
     computed = ~torch.isnan(scratch.stats[:, 0, 0, 0])
     assert computed.tolist() == [False, False, True, True, False, False, False]
 
 
 def test_other_blocks_of_rows(attention):
-    check(attention, make_pass([Segment(0, 10, 2, 60, TREE)]), block_rows=4)
+    check(attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)]), block_rows=4)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +246,7 @@ def test_other_blocks_of_rows(attention):
 )
 def test_sizes_that_do_not_fit_are_refused(attention, options, match):
     with pytest.raises(ValueError, match=match):
-        run(attention, make_pass([Segment(0, 1, 0, 3)]), **options)
+        run(attention, make_pass([BlockSegment(0, 1, 0, 3)]), **options)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +260,13 @@ def test_sizes_that_do_not_fit_are_refused(attention, options, match):
     ids=["heads", "head size", "strides", "dtype"],
 )
 def test_queries_that_do_not_fit_are_refused(attention, q, match):
-    case = make_pass([Segment(0, 1, 0, 3)], heads=2, kv_heads=2)
+    case = make_pass([BlockSegment(0, 1, 0, 3)], heads=2, kv_heads=2)
     with pytest.raises(ValueError, match=match):
         run(attention, replace(case, q=q))
 
 
 def test_a_pass_that_outgrows_its_scratch_is_refused(attention):
-    case = make_pass([Segment(0, 4, 0, 3)])
+    case = make_pass([BlockSegment(0, 4, 0, 3)])
     blocks = block_table(case.segments, num_rows=5, num_blocks=1)
     for sizes in ((4, 2, 16, 1), (5, 2, 16, 0), (5, 3, 16, 1), (5, 2, 32, 1)):
         options = {"scaling": 1.0, "num_splits": 1, "scratch": attention.Scratch(*sizes, DEVICE)}
@@ -279,7 +289,7 @@ def test_a_graph_follows_its_tables(attention):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attend()
-    for segments in (RAGGED[:2], RAGGED[:1], (Segment(2, 7, 90, 40),)):
+    for segments in (RAGGED[:2], RAGGED[:1], (BlockSegment(2, 7, 90, 40),)):
         static.copy_(block_table(segments, **sizes))
         graph.replay()
         wanted = run(attention, replace(case, segments=segments), scaling=0.1)[0]

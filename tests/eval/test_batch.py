@@ -78,7 +78,9 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     group = [make_job(job_id="a"), make_job(SHORT, job_id="b", prompt_ids=(0, 5, 6, 23))]
     engine = Engine(target.ours, kept_prefixes=0)
     # Else a busy machine may find guesses too dear, for one of the two ways alone.
-    monkeypatch.setattr(type(engine.costs.of("greedy")), "seconds", lambda _, rows: 1 + rows / 99)
+    monkeypatch.setattr(
+        type(engine.latency_profile.of("greedy")), "seconds", lambda _, rows: 1 + rows / 99
+    )
     found = {name: run(name, target, engine, group) for name in CONTENDERS}
     both = len(ANSWER) + len(SHORT)
     assert [found[name].tokens for name in CONTENDERS] == [both, both, both, both - 2]

@@ -14,7 +14,7 @@ from eval.random_models import build_random_model
 from eval.targets import load_target
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import run_rows, tree_rows
+from ragaccel.engine.model_input import causal_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
 MODES = ["ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]
@@ -92,7 +92,7 @@ def _verify(target, job, start, tree, follow):
     cache, device = KVCache(), target.model.device
 
     def verify():
-        target.ours.forward(run_rows(start, cache, device), 1)
+        target.ours.forward(causal_rows(start, cache, device), 1)
         cache.keep(range(len(start)))
         return target.ours.forward(tree_rows(tree, cache, device), len(tree))
 

@@ -143,7 +143,9 @@ def test_each_request_starts_cold(monkeypatch):
     ledger = never_slower.Ledger(None, {})
     costs = {1: 0.002, 16: 0.003}
     never_slower.run_set(target, "t", jobs, ledger, contender="ours_tree", costs=costs)
-    known = [one._engine.costs.by_way() for one in made[2:] if one.name == "ours_tree"]
+    known = [
+        one._engine.latency_profile.by_profile() for one in made[2:] if one.name == "ours_tree"
+    ]
     assert all(set(ways["greedy"]) >= {1, 16} for ways in known)
     assert len({id(one._engine) for one in made}) == len(made) == 2 + 4
     order = [(row["example"], row["contender"]) for row in ledger.rows]

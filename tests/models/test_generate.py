@@ -227,7 +227,7 @@ def test_runner_ups_come_with_the_choices():
     best = logits.topk(4).indices.tolist()
     assert [sampled.next_ids[0], *sampled.alternatives[0]] == best
     assert all(len(row) == 3 for row in sampled.alternatives)
-    assert engine.costs.of("greedy").seconds(len(tree)) > 0
+    assert engine.latency_profile.of("greedy").seconds(len(tree)) > 0
     verifier.close()
 
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine, warm_passes
+from ragaccel.engine.engine import Engine, warm_up_passes
 from ragaccel.errors import UnsupportedModelError
 from ragaccel.models import self_check as length_check
 from ragaccel.models import support as small_copy
@@ -165,8 +165,8 @@ def test_rows_that_depend_on_other_sequences_have_passes_of_their_own():
     torch.manual_seed(0)
     model = Mixing(CONFIG_MAPPING["llama"](**SIZES)).eval().double()
     target = HuggingFaceModel(model)
-    assert not target.joins_sequences
-    assert "beside the rows of other requests" in target.why_apart
+    assert not target.batchable
+    assert "beside the rows of other requests" in target.unbatchable_reason
     prompts = [random_prompt(5, 1), random_prompt(60, 2)]
     assert answers(target, prompts, 8) == [generate(model, prompt, 8) for prompt in prompts]
 
@@ -225,7 +225,7 @@ def test_compiled_models_run_uncompiled():
 @pytest.mark.parametrize("positions", [16, 96, 1024])
 def test_few_positions_are_warmed_up(positions):
     model = gpt_neo(window_size=positions, max_position_embeddings=positions)
-    warm_passes(Engine(HuggingFaceModel(model, self_check=positions > 30)), context=1024)
+    warm_up_passes(Engine(HuggingFaceModel(model, self_check=positions > 30)), context=1024)
 
 
 def test_lengths_are_found_by_name():

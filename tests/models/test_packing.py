@@ -180,8 +180,8 @@ def test_an_owned_model_serves_a_second_time_over_the_same_packed_weights(dtype)
     model = make_model(dtype)
     first = HuggingFaceModel(model, owned=True)
     second = HuggingFaceModel(model)
-    assert second.joins_sequences
-    assert second.why_apart == ""
+    assert second.batchable
+    assert second.unbatchable_reason == ""
     ours, theirs = packed_layers(second.network), packed_layers(model)
     assert len(ours) == len(theirs) == len(first._packed) == 10
     assert all(own.packed is other.packed for own, other in zip(ours, theirs, strict=True))

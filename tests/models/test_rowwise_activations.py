@@ -5,7 +5,7 @@ from transformers.activations import ACT2FN
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import Masks, Rows, run_rows
+from ragaccel.engine.model_input import AttentionMasks, Rows, causal_rows
 from ragaccel.models.hf_attention import attention_of_pass, use_rowwise_activations
 
 CPU = torch.device("cpu")
@@ -21,9 +21,9 @@ def threads(request):
 
 
 def in_a_pass(*, exact):
-    rows = run_rows([1], KVCache(), CPU)
+    rows = causal_rows([1], KVCache(), CPU)
     rows = Rows(rows.token_ids, rows.positions, rows.spans, exact=exact)
-    return attention_of_pass(PassAttention(rows, Masks(torch.float32, CPU)), [])
+    return attention_of_pass(PassAttention(rows, AttentionMasks(torch.float32, CPU)), [])
 
 
 def differing_rows(activation, size, dtype):

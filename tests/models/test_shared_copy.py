@@ -15,7 +15,7 @@ from ragaccel.decoding.request import Request
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import Masks, run_rows
+from ragaccel.engine.model_input import AttentionMasks, causal_rows
 from ragaccel.models import hf_model as huggingface
 from ragaccel.models import self_check as length_check
 from ragaccel.models.hf_attention import (
@@ -71,7 +71,7 @@ def test_models_whose_attention_cannot_be_exchanged_decode_by_themselves(family,
     model = tiny_model(family)
     target = HuggingFaceModel(model)
     assert target.network is model
-    assert not target.joins_sequences
+    assert not target.batchable
     assert answer(target) == generate(model, PROMPT, 20)
 
 
@@ -111,7 +111,7 @@ def test_a_twin_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
 
 def test_without_a_self_check_the_twin_is_believed():
     target = HuggingFaceModel(tiny_model("llama"), self_check=False)
-    assert target.joins_sequences
+    assert target.batchable
     assert target.network is not target.model
 
 
@@ -138,14 +138,14 @@ def test_hooks_that_a_model_came_with_run_in_its_twin():
     model = make_tiny_model("llama")
     model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
     target = HuggingFaceModel(model)
-    assert target.joins_sequences
+    assert target.batchable
     assert answer(target) == generate(model, PROMPT, 20)
 
 
 def test_scores_that_are_changed_in_unknown_ways_are_refused():
-    rows = run_rows([1, 2], KVCache(), torch.device("cpu"))
+    rows = causal_rows([1, 2], KVCache(), torch.device("cpu"))
     states = torch.zeros(1, 1, 2, 4, dtype=torch.float64)
-    passing = PassAttention(rows, Masks(torch.float64, torch.device("cpu")))
+    passing = PassAttention(rows, AttentionMasks(torch.float64, torch.device("cpu")))
     with attention_of_pass(passing, [None]):
         enter_layer(0)
         found, weights = attention_forward(None, states, states, states, None)
@@ -161,7 +161,7 @@ def test_attention_sinks_are_decoded_by_the_model_itself():
     config = CONFIG_MAPPING["gpt_oss"](**sizes, experts_implementation="eager")
     model = AutoModelForCausalLM.from_config(config).double().eval()
     target = HuggingFaceModel(model)
-    assert not target.joins_sequences
+    assert not target.batchable
     assert answer(target, 10) == generate(model, PROMPT, 10)
 
 

@@ -15,8 +15,8 @@ from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import Engine, warm_passes
-from ragaccel.engine.model_input import Masks, run_rows, tree_rows
+from ragaccel.engine.engine import Engine, warm_up_passes
+from ragaccel.engine.model_input import AttentionMasks, causal_rows, tree_rows
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import packing
 from ragaccel.models.hf_model import HuggingFaceModel
@@ -34,12 +34,12 @@ def paper_tree(num_masks):
 def test_layout_is_the_papers_figure(num_masks):
     target = HuggingFaceModel(tiny_model("llama"))
     cache = target.new_cache(None, None)
-    target.forward(run_rows(random_prompt(7), cache), 1)
+    target.forward(causal_rows(random_prompt(7), cache), 1)
     cache.keep(range(7))
     k, tree = num_masks, paper_tree(num_masks)
     rows = tree_rows(tree, cache)
     assert rows.num_rows == (k + 1) ** 2
-    assert rows.is_probe.tolist() == [False] * (k + 1) + [True] * (k * (k + 1))
+    assert rows.is_mask.tolist() == [False] * (k + 1) + [True] * (k * (k + 1))
     positions, sees = rows.positions[0].tolist(), rows.spans[0].sees
     for c in range(k + 1):  # the root and candidate c stand one after another
         assert positions[c] == 7 + c
@@ -51,7 +51,7 @@ def test_layout_is_the_papers_figure(num_masks):
             assert sees[row].nonzero()[:, 0].tolist() == [*range(c + 1), *own]
             # SPACE's rule: as many visible keys as the position says
             assert int(sees[row].sum()) + 7 - 1 == positions[row]
-    mask = Masks(torch.float64, torch.device("cpu")).make(rows, rows.spans[0])
+    mask = AttentionMasks(torch.float64, torch.device("cpu")).make(rows, rows.spans[0])
     assert torch.equal(mask[:, :7], torch.zeros(len(tree), 7, dtype=torch.float64))
     assert torch.equal(mask[:, 7:] == 0, sees)
 
@@ -76,7 +76,7 @@ def test_mask_tokens_see_their_own_group_alone(family):
     target = adapted(family)
     cache = target.new_cache(None, None)
     prompt = random_prompt(6)
-    target.forward(run_rows(prompt, cache), 1)
+    target.forward(causal_rows(prompt, cache), 1)
     cache.keep(range(len(prompt)))
     tree = paper_tree(3)
     with torch.inference_mode():
@@ -102,7 +102,7 @@ def test_rows_of_real_tokens_are_the_same_to_the_last_bit(family, dtype):
     for target in (bare, worn):
         cache = target.new_cache(None, None)
         with torch.inference_mode():
-            read = target.forward(run_rows(prompt, cache), 20).clone()
+            read = target.forward(causal_rows(prompt, cache), 20).clone()
             cache.keep(range(20))
             # a model without masks reads another token in their place
             ids = tuple(min(t, VOCAB - 1 + 10**9 * (target is worn)) for t in tree.token_ids)
@@ -123,7 +123,7 @@ def test_mask_tokens_that_outgrow_a_type_spoil_no_other_row(family, is_static):
     cache, tree = target.new_cache(None, None), paper_tree(3)
     found = []
     with torch.inference_mode():
-        target.forward(run_rows(random_prompt(20), cache), 20)
+        target.forward(causal_rows(random_prompt(20), cache), 20)
         cache.keep(range(20))
         if is_static:
             marked = target._space.marked
@@ -265,7 +265,7 @@ def test_static_passes_take_mask_tokens(family):
         target.attach_space(adapter)
         cache = target.new_cache(None, 64)
         with torch.inference_mode():
-            target.forward(run_rows(random_prompt(20), cache), 1)
+            target.forward(causal_rows(random_prompt(20), cache), 1)
             cache.keep(range(20))
             tree = paper_tree(3)
             found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
@@ -281,7 +281,7 @@ def test_static_rows_of_real_tokens_are_the_same_to_the_last_bit():
         target.attach_space(adapter)
         cache, tree = target.new_cache(None, 64), paper_tree(3)
         with torch.inference_mode():
-            target.forward(run_rows(random_prompt(20), cache), 1)
+            target.forward(causal_rows(random_prompt(20), cache), 1)
             cache.keep(range(20))
             found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
     assert torch.equal(found[0][:4], found[1][:4])
@@ -303,7 +303,7 @@ def test_static_answers_stay_the_same(temperature):
 def test_passes_with_mask_tokens_are_warmed_up_too():
     target = static_target(model=make_tiny_model("llama"))
     target.attach_space(random_adapter(target.model))
-    warm_passes(Engine(target, max_rows=16), context=20)
+    warm_up_passes(Engine(target, max_rows=16), context=20)
     sizes = {(size.rows, size.has_masks) for size in target.graphs._passes}
     assert {(rows, True) for rows in (2, 4, 8, 16)} <= sizes
     assert {(rows, False) for rows in (1, 2, 4, 8, 16)} <= sizes

@@ -9,7 +9,7 @@ from tiny_models import VOCAB, make_tiny_model
 
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.drafting.space import PaperSpaceDrafter
-from ragaccel.engine.model_input import run_rows, tree_rows
+from ragaccel.engine.model_input import causal_rows, tree_rows
 from ragaccel.llm import LLM
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.space_adapter import SpaceAdapter, ungate_linears
@@ -73,7 +73,7 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
     target = HuggingFaceModel(make_tiny_model(family))
     target.attach_space(SpaceAdapter.load(tmp_path))
     cache = target.new_cache(None, None)
-    target.forward(run_rows(sample.prompt_ids[:-1], cache), 1)
+    target.forward(causal_rows(sample.prompt_ids[:-1], cache), 1)
     cache.keep(range(first))
     chain = DraftTree.chain(sample.token_ids[first : first + 4])
     tree = attach_masks(chain, range(VOCAB, VOCAB + MASKS), range(4))
