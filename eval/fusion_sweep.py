@@ -18,7 +18,7 @@ from eval.choosing import choose, gain, half
 from eval.ledger import Ledger
 from eval.rankings import METRICS, ranks_of
 from eval.script import note
-from ragaccel.retrieval.retriever import CANDIDATES, DENSE_WEIGHT, fuse
+from ragaccel.retrieval.retriever import DENSE_WEIGHT, NUM_CANDIDATES, fuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ class Fusion:
     method: str = "scores"
     dense_weight: float = DENSE_WEIGHT
     offset: int | None = None  # of ranks
-    dense_depth: int = CANDIDATES
-    text_depth: int = CANDIDATES
+    dense_depth: int = NUM_CANDIDATES
+    text_depth: int = NUM_CANDIDATES
 
     def order(self, dense: Ranking, text: Ranking) -> list[str]:
         """Fuse two rankings of (passage id, score), each best first."""

@@ -15,7 +15,7 @@ from ragaccel.retrieval.indexing import index_folder
 from ragaccel.retrieval.store import Store
 
 folder_run._BATCH_PASSAGES = 3
-indexing_run._EMBED_AT_ONCE = 4
+indexing_run._EMBED_BATCH = 4
 
 class Slow(HashEmbedder):
     def embed_documents(self, texts):

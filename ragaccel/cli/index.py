@@ -244,11 +244,11 @@ def index_stats(store: Store) -> dict[str, Any]:
         "files that could not be read": num_failed,
         "files passed over": num_skipped,
         "passages": store.count_passages(),
-        "dimensions": store.number("dimension"),
+        "dimensions": store.meta_number("dimension"),
         "bytes": size,
         "fingerprint": store.meta("fingerprint")[:16],
-        "only": ", ".join(store.names("include")),
-        "not": ", ".join(store.names("exclude")),
+        "only": ", ".join(store.meta_list("include")),
+        "not": ", ".join(store.meta_list("exclude")),
         "taken out": ", ".join(store.left_out()),
     }
 

@@ -106,7 +106,7 @@ def _headings_between(text: str, position: int, end: int) -> Iterator[Heading]:
             underline = _SETEXT.match(line)
             if atx:
                 yield Heading(position, stop, *atx)
-            elif underline and _titles(previous):
+            elif underline and _can_be_title(previous):
                 level = 1 if underline.group(1)[0] == "=" else 2
                 yield Heading(previous_start, stop, level, _plain(previous))
             isolated = not previous.strip()  # a heading with an underline is a paragraph of its own
@@ -126,7 +126,7 @@ def _atx(line: str) -> tuple[int, str] | None:
     return len(opening.group(1)), _plain(words)
 
 
-def _titles(line: str) -> bool:
+def _can_be_title(line: str) -> bool:
     return bool(line.strip()) and line.lstrip()[0] not in "|>-*+#"
 
 
@@ -215,9 +215,9 @@ DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
 MAX_PASSAGES = 1_000_000
 _MAX_TOKEN_CHARS = 16
-_COUNTED_TEXTS = 1024  # what is counted at once: the tokens of a text take a hundred times its size
-_COUNTED_CHARS = 1 << 18
-_KNOWN_WORDS = 1 << 16
+_COUNT_BATCH = 1024  # what is counted at once: the tokens of a text take a hundred times its size
+_COUNT_BATCH_CHARS = 1 << 18
+_MAX_CACHED_WORDS = 1 << 16
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _COMMENT = re.compile(r"^[ ]{0,3}<!--", re.MULTILINE)
@@ -257,11 +257,11 @@ def split_document(
     Raises:
         DocumentError: It would take more time, or more passages, than a document may.
     """
-    cutter = _Cutter(document.text, count_tokens, max_tokens, max_seconds)
+    splitter = _Splitter(document.text, count_tokens, max_tokens, max_seconds)
     lines = _Lines(document)
     passages: list[Passage] = []
-    for name, span in _bodies(document):
-        for start, end in cutter.cut(span, document.markup):
+    for name, span in _section_spans(document):
+        for start, end in splitter.cut(span, document.markup):
             text = document.text[start:end]
             page = document.page_at(start)
             number = lines.number_at(start)
@@ -330,13 +330,13 @@ def _passage_title(title: str, section: Section) -> str:
     parts = [title, *section.path]
     if len(parts) > 1 and parts[0].casefold() == parts[1].casefold():
         parts.pop(0)
-    parts = [_shortened(part, MAX_TITLE_CHARS // 2) for part in parts]
+    parts = [_truncated(part, MAX_TITLE_CHARS // 2) for part in parts]
     while len(_SEPARATOR.join(parts)) > MAX_TITLE_CHARS and len(parts) > 2:
         parts.pop(len(parts) // 2)
-    return _shortened(_SEPARATOR.join(parts), MAX_TITLE_CHARS)
+    return _truncated(_SEPARATOR.join(parts), MAX_TITLE_CHARS)
 
 
-def _shortened(text: str, length: int) -> str:
+def _truncated(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
 
 
@@ -345,7 +345,7 @@ def _passage_id(path: str, start: int, text: str) -> str:
     return hashlib.sha256(name).hexdigest()[:16]
 
 
-def _bodies(document: Document) -> Iterator[tuple[str, Span]]:
+def _section_spans(document: Document) -> Iterator[tuple[str, Span]]:
     """The title and the characters of every section that has something to say.
 
     A heading with nothing under it stands for itself, unless smaller headings follow: then it is
@@ -364,7 +364,7 @@ def _bodies(document: Document) -> Iterator[tuple[str, Span]]:
             section = following
 
 
-class _Cutter:
+class _Splitter:
     """Spans of a text, cut smaller until they fit and packed until they are full.
 
     Everything here passes spans on one by one: a list of all words takes fifty times their text.
@@ -388,7 +388,7 @@ class _Cutter:
         fitting = (
             piece for unit, size in self._measured(units) for piece in self._fit(unit, size, markup)
         )
-        return self._checked(self._pack(fitting))
+        return self._recheck(self._pack(fitting))
 
     def _measured(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
         """Spans without the white space around them, and their tokens; blank ones are left out."""
@@ -398,13 +398,13 @@ class _Cutter:
     def _sized(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
         """Spans and their tokens, counted many at once but never a whole document."""
         batch: list[Span] = []
-        room = _COUNTED_CHARS
+        space_left = _COUNT_BATCH_CHARS
         for span in spans:
             batch.append(span)
-            room -= span[1] - span[0]
-            if room <= 0 or len(batch) == _COUNTED_TEXTS:
+            space_left -= span[1] - span[0]
+            if space_left <= 0 or len(batch) == _COUNT_BATCH:
                 yield from zip(batch, self._counts(batch), strict=True)
-                batch, room = [], _COUNTED_CHARS
+                batch, space_left = [], _COUNT_BATCH_CHARS
         yield from zip(batch, self._counts(batch), strict=True)
 
     def _counts(self, spans: list[Span]) -> list[int]:
@@ -446,10 +446,10 @@ class _Cutter:
         waiting: list[Span] = []
         for found in _WORD.finditer(self.text, start, end):
             waiting.append(found.span())
-            if len(waiting) == _COUNTED_TEXTS:
+            if len(waiting) == _COUNT_BATCH:
                 yield from self._fitting_words(waiting)
                 waiting = []
-                if len(known) > _KNOWN_WORDS:
+                if len(known) > _MAX_CACHED_WORDS:
                     known.clear()
         yield from self._fitting_words(waiting)
 
@@ -463,9 +463,9 @@ class _Cutter:
             if known[text] <= self.max_tokens:
                 yield word, known[text]
             else:
-                yield from self._halved(word, known[text])
+                yield from self._bisected(word, known[text])
 
-    def _halved(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
+    def _bisected(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
         """A run of characters without a space, cut in halves until each fits."""
         start, end = span
         if size <= self.max_tokens or end - start < 2:
@@ -474,7 +474,7 @@ class _Cutter:
         middle = (start + end) // 2
         halves = [(start, middle), (middle, end)]
         for half, count in zip(halves, self._counts(halves), strict=True):
-            yield from self._halved(half, count)
+            yield from self._bisected(half, count)
 
     def _pack(self, pieces: Iterable[tuple[Span, int]]) -> Iterator[Span]:
         """Join neighbours while they fit."""
@@ -492,15 +492,15 @@ class _Cutter:
         if packed:
             yield packed
 
-    def _checked(self, spans: Iterable[Span]) -> Iterator[Span]:
+    def _recheck(self, spans: Iterable[Span]) -> Iterator[Span]:
         """Cut again what a joint made too long: white space counts in some vocabularies."""
         for span, size in self._measured(spans):
             if size <= self.max_tokens:
                 yield span
             else:
-                yield from (_trimmed(self.text, *piece) for piece in self._cut_again(span))
+                yield from (_trimmed(self.text, *piece) for piece in self._split_again(span))
 
-    def _cut_again(self, span: Span) -> Iterator[Span]:
+    def _split_again(self, span: Span) -> Iterator[Span]:
         """Halve at the white space nearest the middle until every part fits."""
         start, end = span
         cut = _nearest_gap(self.text, start, end)
@@ -511,7 +511,7 @@ class _Cutter:
             if size <= self.max_tokens:
                 yield part
             else:
-                yield from self._cut_again(part)
+                yield from self._split_again(part)
 
 
 def _nearest_gap(text: str, start: int, end: int) -> int:
@@ -530,7 +530,7 @@ def _nearest_gap(text: str, start: int, end: int) -> int:
 def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[Span]:
     """Paragraphs between blank lines; fenced code is one, blank lines and all, a comment none."""
     position = start
-    for opening, closing, kept in _set_apart(text, start, end) if markdown else ():
+    for opening, closing, kept in _fences_and_comments(text, start, end) if markdown else ():
         yield from _between_blank_lines(text, position, opening)
         if kept:
             yield opening, closing
@@ -538,7 +538,7 @@ def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[
     yield from _between_blank_lines(text, position, end)
 
 
-def _set_apart(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+def _fences_and_comments(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Fenced code, to be kept whole, and the comments between, which are no text."""
     for opening, closing in chain(fenced_spans(text, start, end), [(end, end)]):
         while comment := _COMMENT.search(text, start, opening):

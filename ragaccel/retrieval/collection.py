@@ -32,7 +32,7 @@ from ragaccel.retrieval.store import (
     PASSAGE_TABLES,
     FileRecord,
     Store,
-    damaged,
+    corrupt_index_error,
     require_dimension,
 )
 from ragaccel.retrieval.vector_index import StoreVectorIndex
@@ -55,30 +55,30 @@ class FileBacked:
     """
 
     def __init__(self, path: str | Path | None, name: str) -> None:
-        self._delete: weakref.finalize[Any, Any] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         if path is None:
             folder = tempfile.mkdtemp(prefix="ragaccel-")
-            self._delete = weakref.finalize(self, _delete, folder, os.getpid())
+            self._finalizer = weakref.finalize(self, _delete_folder, folder, os.getpid())
             path = Path(folder) / name
         self.path = Path(path).absolute()  # a program may change its folder
 
     @property
     def is_temporary(self) -> bool:
         """Whether its file goes with it."""
-        return self._delete is not None
+        return self._finalizer is not None
 
-    def _leave(self) -> None:
+    def _delete_temporary(self) -> None:
         """Delete what is temporary."""
-        if self._delete is not None:
-            self._delete()
+        if self._finalizer is not None:
+            self._finalizer()
 
-    def _require_there(self) -> None:
+    def _require_exists(self) -> None:
         """Refuse to go on without a file.
 
         Raises:
             EmptyIndexError: With the cause.
         """
-        if self._delete is not None and not self._delete.alive:
+        if self._finalizer is not None and not self._finalizer.alive:
             raise EmptyIndexError("this temporary collection was closed: make a new one")
         if not self.path.exists():
             raise EmptyIndexError(
@@ -104,7 +104,7 @@ class FileBacked:
         self.__init__(**state)  # type: ignore[misc]
 
 
-def _delete(folder: str, process: int) -> None:
+def _delete_folder(folder: str, process: int) -> None:
     """Delete a temporary folder, but not from a process that was forked off meanwhile."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
 
     Where = Callable[["StoredPassage"], bool] | None
 
-_AT_ONCE = 500  # SQLite takes no more than some hundreds of values in one question
+_MAX_SQL_VALUES = 500  # SQLite takes no more than some hundreds of values in one question
 _SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
 
 
@@ -132,20 +132,22 @@ class StoredPassage:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def ranked(self) -> tuple[str, float]:
+    def id_and_score(self) -> tuple[str, float]:
         """Its id and its score."""
         return self.passage.passage_id, self.passage.score
 
-    def scored(self, score: float) -> StoredPassage:
+    def with_score(self, score: float) -> StoredPassage:
         """The same with a score."""
         return replace(self, passage=replace(self.passage, score=score))
 
 
-def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
+def _batches(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (
+        values[first : first + _MAX_SQL_VALUES] for first in range(0, len(values), _MAX_SQL_VALUES)
+    )
 
 
-def _marks(values: Sequence[Any]) -> str:
+def _placeholders(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
@@ -192,7 +194,7 @@ class Collection(FileBacked):
     def close(self) -> None:
         """Let go of the file; a temporary one is deleted."""
         self._store.close()
-        self._leave()
+        self._delete_temporary()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "fingerprint": self.fingerprint, "shared": self.shared}
@@ -228,7 +230,7 @@ class Collection(FileBacked):
         require_storable(passages, kept)
         packed = [row.tobytes() for row in rows.astype("<f2")]
         latest = {p.passage_id: (p, *more) for p, *more in zip(passages, packed, kept, strict=True)}
-        with self._changing():
+        with self._write_transaction():
             self._store.ensure_dimension(self.fingerprint, rows.shape[1])
             left = self._delete_ids(list(latest))
             for path, group in groupby(latest.values(), key=lambda item: item[0].path):
@@ -239,7 +241,7 @@ class Collection(FileBacked):
     def drop(self, passage_ids: Iterable[str]) -> int:
         """Take passages out by their ids; return how many there were."""
         wanted = require_strings(passage_ids)
-        with self._changing():
+        with self._write_transaction():
             count = self._store.count_passages()
             self._delete_emptied(self._delete_ids(wanted))
             return count - self._store.count_passages()
@@ -247,14 +249,14 @@ class Collection(FileBacked):
     def drop_documents(self, paths: Iterable[str]) -> int:
         """Take out all passages of documents; return how many passages there were."""
         wanted = [(path,) for path in require_strings(paths) if path]
-        with self._changing() as connection:
+        with self._write_transaction() as connection:
             count = self._store.count_passages()
             connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # passages with it
             return count - self._store.count_passages()
 
     def clear(self) -> None:
         """Take out everything; vectors of any length and of any model may be put in then."""
-        with self._changing() as connection:
+        with self._write_transaction() as connection:
             connection.execute("DELETE FROM passage")
             connection.execute("DELETE FROM file")
             self._store.reset_dimension(self.fingerprint)
@@ -262,12 +264,12 @@ class Collection(FileBacked):
     # Reading
 
     def __len__(self) -> int:
-        with self._reading():
+        with self._snapshot():
             return self._store.count_passages()
 
     def __iter__(self) -> Iterator[StoredPassage]:
         """Every passage, in the order put in."""
-        with self._reading():
+        with self._snapshot():
             keys = self._store.keys().tolist()
         for _, item in self._read_rows(keys):
             yield item
@@ -275,26 +277,26 @@ class Collection(FileBacked):
     def get(self, passage_ids: Iterable[str]) -> list[StoredPassage]:
         """Passages by their ids, in the order given; those that are not there are left out."""
         wanted = require_strings(passage_ids)
-        with self._reading():
+        with self._snapshot():
             found = self._read_ids(wanted)
         return [found[name] for name in wanted if name in found]
 
     def documents(self) -> dict[str, int]:
         """The path of every document that passages were put in with, and how many it has."""
-        with self._reading():
+        with self._snapshot():
             files = self._store.files()
         return {path: record.num_passages for path, record in files.items() if path}
 
     def document(self, path: str) -> list[StoredPassage]:
         """The passages of a document, in its order."""
         (path,) = require_strings([path])
-        with self._reading():
+        with self._snapshot():
             return self._read_document(path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
         """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
         wanted = require_strings(passage_ids)
-        with self._reading():
+        with self._snapshot():
             return self._read_vectors(wanted)
 
     # Searching
@@ -313,7 +315,7 @@ class Collection(FileBacked):
         """
         query = unit_vectors(cast("Any", [vector]))[0]
         k = require_k(k)
-        with self._reading():
+        with self._snapshot():
             with self._vectors.current() as index:
                 if not len(index):
                     return []
@@ -325,7 +327,7 @@ class Collection(FileBacked):
     def search_text(self, words: str, k: int = 6, *, where: Where = None) -> list[StoredPassage]:
         """Find the k passages that share words with a text, best first (score: BM25)."""
         k = require_k(k)
-        with self._reading():
+        with self._snapshot():
             ranking = self._store.search_text(words, -1 if where else k)
             return self._read_first(iter(ranking), k, where)
 
@@ -350,20 +352,20 @@ class Collection(FileBacked):
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
         deep = fusion_depth(k := require_k(k))
-        with self._reading():
+        with self._snapshot():
             near = self.search(vector, deep, where=where) if alpha > 0 else []
             worded = self.search_text(words, deep, where=where) if alpha < 1 else []
         found = {item.passage.passage_id: item for item in (*near, *worded)}
-        dense, text = ([item.ranked for item in items] for items in (near, worded))
-        return [found[name].scored(score) for name, score in fuse(dense, text, alpha)[:k]]
+        dense, text = ([item.id_and_score for item in items] for items in (near, worded))
+        return [found[name].with_score(score) for name, score in fuse(dense, text, alpha)[:k]]
 
     def search_mmr(
         self,
         vector: ArrayLike,
         k: int = 6,
         *,
-        among: int = 20,
-        balance: float = 0.5,
+        num_candidates: int = 20,
+        relevance_weight: float = 0.5,
         where: Where = None,
     ) -> list[StoredPassage]:
         """Find k passages near to a vector that are unlike one another (score: cosine).
@@ -371,82 +373,88 @@ class Collection(FileBacked):
         Args:
             vector: [D], the question's.
             k: How many.
-            among: The nearest that they are chosen from, by maximal marginal relevance.
-            balance: 1 looks at nearness alone, 0 only at how unlike they are to those before.
+            num_candidates: How many of the nearest passages to choose from, by maximal marginal
+                relevance.
+            relevance_weight: 1 weighs only the cosine, 0 only how much a passage differs from
+                those already chosen.
             where: As in :meth:`search`.
         """
-        if not 0 <= balance <= 1:
-            raise ConfigurationError(f"balance is {balance}: 0 (unlike) to 1 (near)")
+        if not 0 <= relevance_weight <= 1:
+            raise ConfigurationError(
+                f"relevance_weight is {relevance_weight}: 0 (unlike) to 1 (near)"
+            )
         k = require_k(k)
-        with self._reading():
-            near = self.search(vector, max(among, k), where=where)
+        with self._snapshot():
+            near = self.search(vector, max(num_candidates, k), where=where)
             vectors = self.vectors(item.passage.passage_id for item in near)
         rows = np.array([vectors[item.passage.passage_id] for item in near])
-        nearness = np.array([item.passage.score for item in near])
-        return [near[i] for i in mmr(nearness, rows, k, balance)]
+        similarities = np.array([item.passage.score for item in near])
+        return [near[i] for i in mmr(similarities, rows, k, relevance_weight)]
 
     def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, StoredPassage]:
         """Passages by their ids; those that are not there are left out."""
         found: dict[str, StoredPassage] = {}
-        for part in _parts(passage_ids):
-            rows = self._store.rows(f"{_SELECT} WHERE p.passage_id IN ({_marks(part)})", part)
-            found.update((row[1], self._stored(row)) for row in rows)
+        for part in _batches(passage_ids):
+            rows = self._store.rows(
+                f"{_SELECT} WHERE p.passage_id IN ({_placeholders(part)})", part
+            )
+            found.update((row[1], self._stored_from_row(row)) for row in rows)
         return found
 
     def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, StoredPassage]]:
         """Yield passages with their rows, in the order given; those that are gone are left out."""
-        for part in _parts(keys):
-            rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_marks(part)})", part)
+        for part in _batches(keys):
+            rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_placeholders(part)})", part)
             found = {row[0]: row for row in rows}
-            yield from ((key, self._stored(found[key])) for key in part if key in found)
+            yield from ((key, self._stored_from_row(found[key])) for key in part if key in found)
 
     def _read_first(
         self, ranking: Iterator[tuple[int, float]], k: int, where: Where
     ) -> list[StoredPassage]:
         """The first k passages of a ranking, given by their rows, for which a condition holds."""
         chosen: list[StoredPassage] = []
-        while len(chosen) < k and (part := dict(islice(ranking, _AT_ONCE))):
-            scored = (item.scored(part[key]) for key, item in self._read_rows(list(part)))
+        while len(chosen) < k and (part := dict(islice(ranking, _MAX_SQL_VALUES))):
+            scored = (item.with_score(part[key]) for key, item in self._read_rows(list(part)))
             chosen += [item for item in scored if where is None or where(item)]
         return chosen[:k]
 
     def _read_document(self, path: str) -> list[StoredPassage]:
         """The passages of a document, in its order."""
         rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-        return [self._stored(row) for row in rows]
+        return [self._stored_from_row(row) for row in rows]
 
     def _read_vectors(self, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """The vectors [D] of passages by their ids; those that are not there are left out."""
         found: dict[str, NDArray[np.float32]] = {}
-        for part in _parts(passage_ids):
-            query = f"SELECT passage_id, vector FROM passage WHERE passage_id IN ({_marks(part)})"
-            rows = self._store.rows(query, part)
+        for part in _batches(passage_ids):
+            chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
+            rows = self._store.rows(f"SELECT passage_id, vector FROM {chosen}", part)
             if rows:
                 names, packed = zip(*rows, strict=True)
-                found.update(zip(names, self._store.unpacked(packed), strict=True))
+                found.update(zip(names, self._store.unpack_vectors(packed), strict=True))
         return found
 
     def _delete_ids(self, passage_ids: Sequence[str]) -> set[int]:
         """Delete passages; return the rows of the files that they were of."""
         files: set[int] = set()
-        for part in _parts(passage_ids):
-            chosen = f"passage WHERE passage_id IN ({_marks(part)})"
+        for part in _batches(passage_ids):
+            chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
             files.update(row for (row,) in self._store.rows(f"SELECT file_id FROM {chosen}", part))
             self._store.rows(f"DELETE FROM {chosen}", part)
         return files
 
     def _delete_emptied(self, files: Iterable[int]) -> None:
         """Delete files, given by their rows, of which no passage is left."""
-        for part in _parts(list(files)):
+        for part in _batches(list(files)):
             self._store.rows(
-                f"DELETE FROM file WHERE id IN ({_marks(part)})"
+                f"DELETE FROM file WHERE id IN ({_placeholders(part)})"
                 " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = file.id)",
                 part,
             )
 
-    def _stored(self, row: Sequence[Any]) -> StoredPassage:
+    def _stored_from_row(self, row: Sequence[Any]) -> StoredPassage:
         *columns, metadata = row
-        passage = self._store.passage_of(columns)
+        passage = self._store.passage_from_row(columns)
         if metadata == "":
             return StoredPassage(passage, {})
         try:
@@ -454,21 +462,21 @@ class Collection(FileBacked):
         except (TypeError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise damaged(self.path, f"the metadata of {row[1]!r} is no JSON")
+            raise corrupt_index_error(self.path, f"the metadata of {row[1]!r} is no JSON")
         return StoredPassage(passage, found)
 
     def _dimension(self) -> int:
-        return self._store.number("dimension")
+        return self._store.meta_number("dimension")
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        self._require_there()
+    def _snapshot(self) -> Iterator[None]:
+        self._require_exists()
         with self._store.reading():
             yield
 
     @contextmanager
-    def _changing(self) -> Iterator[Any]:
-        self._require_there()
+    def _write_transaction(self) -> Iterator[Any]:
+        self._require_exists()
         self._store.state()
         self._store.require_filled_by_program()
         with self._store.transaction() as connection:

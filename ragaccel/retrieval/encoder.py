@@ -30,14 +30,14 @@ def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     Texts need nothing from each other, so the cores need not wait for each other after every
     matrix product; on a busy machine that waiting makes a query of 7 ms take a second.
     """
-    with _ONE_THREAD as threads:
+    with _SINGLE_THREADED as threads:
         if threads == 1 or len(jobs) == 1:
             return [job() for job in jobs]
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(lambda job: job(), jobs))
 
 
-class _OneThread:
+class _SingleThreaded:
     """Has torch use one thread an operation while anybody is inside; gives how many it used before.
 
     torch keeps that number for each thread and for those that begin later: whoever leaves restores
@@ -45,23 +45,23 @@ class _OneThread:
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._before = Lock(), 0, 1
+        self._lock, self._num_inside, self._num_threads_before = Lock(), 0, 1
 
     def __enter__(self) -> int:
         with self._lock:
-            if not self._inside:
-                self._before = torch.get_num_threads()
-            self._inside += 1
+            if not self._num_inside:
+                self._num_threads_before = torch.get_num_threads()
+            self._num_inside += 1
             torch.set_num_threads(1)
-            return self._before
+            return self._num_threads_before
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            torch.set_num_threads(self._before)
+            self._num_inside -= 1
+            torch.set_num_threads(self._num_threads_before)
 
 
-_ONE_THREAD = _OneThread()
+_SINGLE_THREADED = _SingleThreaded()
 
 
 class TextEncoder:
@@ -80,7 +80,7 @@ class TextEncoder:
     def __init__(self, folder: Path, pooling: str, max_length: int, device: str) -> None:
         own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         config = AutoConfig.from_pretrained(folder, **own)
-        with _quiet():
+        with _silence_transformers():
             model, loaded = AutoModel.from_pretrained(
                 folder,
                 config=config,
@@ -102,21 +102,21 @@ class TextEncoder:
     @torch.inference_mode()
     def encode(self, token_ids: list[list[int]]) -> Tensor:
         """Encode texts given as token ids, special tokens included; float32 [B, E] on the CPU."""
-        length = self._padded(max(map(len, token_ids)), len(token_ids))
+        length = self._padded_length(max(map(len, token_ids)), len(token_ids))
         rows = [row + [self._padding_id] * (length - len(row)) for row in token_ids]
         seen = [[1] * len(row) + [0] * (length - len(row)) for row in token_ids]
         mask = torch.tensor(seen, device=self._device)
         ids = torch.tensor(rows, device=self._device)
         states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return F.normalize(self._pooled(states, mask), dim=-1).cpu()
+        return F.normalize(self._pool(states, mask), dim=-1).cpu()
 
-    def _padded(self, longest: int, num_texts: int) -> int:
+    def _padded_length(self, longest: int, num_texts: int) -> int:
         """The length of a batch; of few kinds, as torch keeps memory for every one it saw."""
         if num_texts == 1:
             return longest
         return min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self._max_length)
 
-    def _pooled(self, states: Tensor, mask: Tensor) -> Tensor:
+    def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
         if self._pooling == "cls":
             return states[:, 0]
         weights = mask[:, :, None].to(states.dtype)
@@ -124,7 +124,7 @@ class TextEncoder:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_transformers() -> Iterator[None]:
     """Show no progress bar, and no table of weights that are not needed."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

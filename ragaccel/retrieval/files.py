@@ -39,7 +39,7 @@ class IgnoreRules:
         """Whether a path is ignored; None when no pattern speaks of it."""
         parts = name.split("/")
         for pattern in reversed(self.patterns):
-            if (is_folder or not pattern.folders_only) and pattern.names(parts):
+            if (is_folder or not pattern.folders_only) and pattern.matches(parts):
                 return not pattern.negated
         return None
 
@@ -64,14 +64,14 @@ class _Pattern:
     negated: bool
     folders_only: bool
 
-    def names(self, path: Sequence[str]) -> bool:
+    def matches(self, path: Sequence[str]) -> bool:
         parts = self.parts
         if len(parts) == 2 and parts[0] is None and parts[1] is not None:
             return bool(parts[1].fullmatch(path[-1]))
         position = at = stars = 0
         again = -1
         while at < len(path):
-            part = parts[position] if position < len(parts) else _NOTHING
+            part = parts[position] if position < len(parts) else _MATCHES_NOTHING
             if part is None:
                 position, stars, again = position + 1, position + 1, at
             elif part.fullmatch(path[at]):
@@ -84,7 +84,7 @@ class _Pattern:
         return all(part is None for part in parts[position:])
 
 
-_NOTHING = re.compile(r"(?!)")
+_MATCHES_NOTHING = re.compile(r"(?!)")
 
 
 @lru_cache(maxsize=1024)
@@ -105,14 +105,14 @@ def _pattern(line: str) -> _Pattern | None:
     globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
     if globs[-1] == "**":  # what is inside, not the folder itself
         globs.append("?*")
-    parts = tuple(None if glob == "**" else _translated(glob) for glob in globs)
+    parts = tuple(None if glob == "**" else _glob_to_regex(glob) for glob in globs)
     return _Pattern(parts, negated, folders_only)
 
 
-def _translated(glob: str) -> re.Pattern[str]:
+def _glob_to_regex(glob: str) -> re.Pattern[str]:
     """A glob for one part of a path as a regular expression that never takes back a star."""
     if len(_TOKEN.sub("?", glob).replace("*", "")) > _MAX_NAME:
-        return _NOTHING
+        return _MATCHES_NOTHING
     return re.compile(fnmatch.translate(_TOKEN.sub(_as_fnmatch, glob)))
 
 
@@ -143,7 +143,7 @@ if TYPE_CHECKING:
 
     Rules = tuple[tuple[str, IgnoreRules], ...]
 
-_NEVER = frozenset({"__pycache__", "node_modules"})
+_IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 _NOT_DOCUMENTS_NAMES = """
 .png .jpg .jpeg .gif .webp .bmp .ico .tif .tiff .svg .heic .mp3 .wav .flac .ogg .mp4 .mov .avi .mkv
 .webm .zip .gz .bz2 .xz .7z .rar .tar .whl .jar .class .pyc .so .dll .dylib .exe .bin .o .a .woff
@@ -151,7 +151,7 @@ _NOT_DOCUMENTS_NAMES = """
 .map .lock .min.js .min.css
 """
 OUTSIDE_LINK = "a link out of the folder, followed only with --follow-links"
-_ON_PURPOSE = frozenset({"hidden", "ignored", "excluded", "not included"})
+_EXPECTED_REASONS = frozenset({"hidden", "ignored", "excluded", "not included"})
 _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
 
@@ -184,10 +184,10 @@ class Listing:
     def skip(self, reason: str, name: str) -> None:
         """Count a file or folder that is passed over; name it unless people said so."""
         self.skipped[reason] += 1
-        if reason not in _ON_PURPOSE:
+        if reason not in _EXPECTED_REASONS:
             self.passed_over[name.encode("utf-8", "backslashreplace").decode()] = reason
 
-    def pass_over(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
+    def drop(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
         """Drop the files that a reason is for, and count them."""
         kept = [file for file in self.files if not is_meant(file)]
         if len(kept) < len(self.files):
@@ -216,7 +216,7 @@ def list_folder(
     """
     listing = Listing(inside=None if follow_links else folder)
     walk = _Walk(folder, listing, IgnoreRules(include), IgnoreRules(exclude))
-    walk.go()
+    walk.run()
     listing.files.sort(key=lambda file: file.name)
     return listing
 
@@ -236,7 +236,7 @@ class _Walk:
         self.folders: list[tuple[Path, str, Rules]] = [(root, "", ())]
         self.links: deque[tuple[Path, str, Rules]] = deque()
 
-    def go(self) -> None:
+    def run(self) -> None:
         """List everything, links after what is really there: a file goes by its own path."""
         while self.folders or self.links:
             self._enter(*(self.folders.pop() if self.folders else self.links.popleft()))
@@ -264,8 +264,8 @@ class _Walk:
             if entry.name == OWN_FOLDER:
                 return
             is_folder = entry.is_dir()
-            reason = self._passed_over(entry.name, name, is_folder, rules)
-            path = self._followed(entry)
+            reason = self._skip_reason(entry.name, name, is_folder, rules)
+            path = self._link_target(entry)
             if reason:
                 self.listing.skip(reason, name)
             elif path is None:
@@ -274,7 +274,7 @@ class _Walk:
                 todo = self.links if entry.is_symlink() else self.folders
                 todo.append((path, name, rules))
             elif entry.is_file():
-                self._take(entry, path, name)
+                self._add_file(entry, path, name)
             elif entry.is_symlink():
                 self.listing.skip("broken link", name)
             else:
@@ -282,7 +282,7 @@ class _Walk:
         except OSError as error:
             self.listing.failed[name] = _reason(error, "file")
 
-    def _followed(self, entry: os.DirEntry[str]) -> Path | None:
+    def _link_target(self, entry: os.DirEntry[str]) -> Path | None:
         """Where an entry is to be read, past links inside the folder; None: outside of it."""
         path = Path(entry.path)
         if self.listing.inside is None or not entry.is_symlink():
@@ -292,7 +292,7 @@ class _Walk:
             return None if target.exists() else path
         return self.root / target.relative_to(self.real_root)
 
-    def _take(self, entry: os.DirEntry[str], path: Path, name: str) -> None:
+    def _add_file(self, entry: os.DirEntry[str], path: Path, name: str) -> None:
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
@@ -303,7 +303,7 @@ class _Walk:
         found = FoundFile(path, name, status.st_size, status.st_mtime_ns)
         self.listing.files.append(found)
 
-    def _passed_over(
+    def _skip_reason(
         self,
         base: str,
         name: str,
@@ -313,7 +313,7 @@ class _Walk:
         """Why a file or folder is not looked at; empty when it is."""
         if base.startswith("."):
             return "hidden"
-        if base in _NEVER or _ignored(name, is_folder, rules):
+        if base in _IGNORED_FOLDERS or _ignored(name, is_folder, rules):
             return "ignored"
         if self.exclude.ignores(name, is_folder):
             return "excluded"

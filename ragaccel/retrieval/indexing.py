@@ -71,7 +71,7 @@ def scan_passages(path: Path) -> PassageFile:
     first_lines: dict[str, int] = {}
     empty = 0
     digest = hashlib.sha256()
-    for number, passage in _numbered(path, digest.update):
+    for number, passage in _numbered_passages(path, digest.update):
         if passage.passage_id in first_lines:
             raise DocumentError(
                 f"{path}, line {number}: the id {passage.passage_id!r} stands on line"
@@ -84,10 +84,10 @@ def scan_passages(path: Path) -> PassageFile:
 
 def read_passages(path: Path) -> Iterator[Passage]:
     """Yield the passages of a TSV or JSON Lines file that are not empty, as they are."""
-    return (passage for _, passage in _numbered(path) if passage.text)
+    return (passage for _, passage in _numbered_passages(path) if passage.text)
 
 
-def _numbered(
+def _numbered_passages(
     path: Path, take: Callable[[bytes], None] = lambda _: None
 ) -> Iterator[tuple[int, Passage]]:
     parse = _json_passage if path.suffix.lower() in _JSON_LINES else _tsv_passage
@@ -163,7 +163,7 @@ class CollectionRun:
             raise DocumentError(f"{self.file} cannot be read: {error.strerror}") from error
         files = store.files()
         state = (status.st_size, status.st_mtime_ns)
-        known = files.get(self.name) or self._moved(files, state)
+        known = files.get(self.name) or self._find_moved(files, state)
         if known and known.sha256 and (known.size, known.mtime_ns) == state:
             run.report.unchanged = 1
             return
@@ -178,12 +178,12 @@ class CollectionRun:
                 self._require_own_ids()
             run.passages_total, run.files_total = scanned.num_passages, 1
             run.work_total = scanned.num_passages
-            self._bring_in_passages(FileRecord(self.name, *state, "", kind="collection"))
+            self._index_passages(FileRecord(self.name, *state, "", kind="collection"))
             run.report.added, run.report.changed = int(known is None), int(known is not None)
         with store.transaction():
             store.put_file(record)
 
-    def _bring_in_passages(self, partial: FileRecord) -> None:
+    def _index_passages(self, partial: FileRecord) -> None:
         store = self.run.store
         held = store.hashes_of(self.name)
         with store.transaction():
@@ -203,7 +203,9 @@ class CollectionRun:
             store.drop_ids(held)
         self.run.files_done = 1
 
-    def _moved(self, files: Mapping[str, FileRecord], state: tuple[int, int]) -> FileRecord | None:
+    def _find_moved(
+        self, files: Mapping[str, FileRecord], state: tuple[int, int]
+    ) -> FileRecord | None:
         """The record of this very file under an earlier path, where nothing is any more."""
         for record in files.values():
             before = Path(record.path)
@@ -217,7 +219,7 @@ class CollectionRun:
         """Refuse a collection that shares an id with another one in the index."""
         passages = read_passages(self.file)
         while batch := list(islice(passages, _BATCH_PASSAGES)):
-            owners = self.run.store.owners([passage.passage_id for passage in batch])
+            owners = self.run.store.paths_of([passage.passage_id for passage in batch])
             for passage_id, path in owners.items():
                 if path != self.name:
                     raise DocumentError(
@@ -259,7 +261,7 @@ class FolderRun:
                 run.report.warnings.append(
                     f"this index was made from {made_from}; from now on it holds {folder}"
                 )
-        run.keep("folder", folder)
+        run.save_setting("folder", folder)
         self.listing = listing
         self.max_bytes = max_bytes
         self.budget = budget
@@ -268,7 +270,7 @@ class FolderRun:
         self.known = {
             path: record for path, record in run.store.files().items() if record.kind == "document"
         }
-        self.unread_before = run.store.unread()
+        self.previously_unread = run.store.unread()
         self.unread: dict[str, UnreadFile] = {}
 
     def update_index(self) -> None:
@@ -276,22 +278,22 @@ class FolderRun:
 
         A file of more than a batch is written alone, when all of it is embedded.
         """
-        self._note_listed()
-        self._remove_vanished()
-        pending = [file for file in self.listing.files if not self._same_state(file)]
+        self._record_listing()
+        self._remove_deleted()
+        pending = [file for file in self.listing.files if not self._is_unchanged(file)]
         # the process that reads some of them starts while the others are read
         pending.sort(key=lambda f: (f.size > _SMALL_BYTES, is_documents_only(f.name), f.size))
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
         with self.reader:
             self.reader.prepare(file.name for file in pending)
-            self._bring_in(pending)
+            self._index_pending(pending)
 
-    def _bring_in(self, pending: list[FoundFile]) -> None:
+    def _index_pending(self, pending: list[FoundFile]) -> None:
         batch: list[_ReadFile] = []
         waiting = 0
         for file in pending:
-            self.run.tell("reading", file.name)
+            self.run.report_progress("reading", file.name)
             read = self._read(file)
             num_passages = len(read.passages or ()) if read else 0
             self.run.passages_total += num_passages
@@ -312,30 +314,30 @@ class FolderRun:
         self.run.store.unstage()  # of files that are gone, or can no longer be read
         self.run.store.put_unread(self.unread)
 
-    def _note_listed(self) -> None:
+    def _record_listing(self) -> None:
         """Note what the listing says of files that are not to be read."""
         listing, report = self.listing, self.run.report
         report.skip_reasons.update(listing.skipped)
         for path, reason in listing.failed.items():
-            self._note(UnreadFile(path, "failed", reason))
+            self._record_unread(UnreadFile(path, "failed", reason))
         for path, reason in listing.passed_over.items():
-            self._note(UnreadFile(path, "skipped", reason))
+            self._record_unread(UnreadFile(path, "skipped", reason))
         for root in listing.unreadable:  # of what is in there nothing is known now
             inside = f"{root}/" if root else ""
-            for path, unread in self.unread_before.items():
+            for path, unread in self.previously_unread.items():
                 if path.startswith(inside) and path not in self.unread:
                     self.unread[path] = unread
 
-    def _note(self, unread: UnreadFile) -> None:
+    def _record_unread(self, unread: UnreadFile) -> None:
         report = self.run.report
         self.unread[unread.path] = unread
         by_path = {"failed": report.failed, "doubtful": report.doubtful}
         by_path.get(unread.kind, report.passed_over)[unread.path] = unread.reason
-        before = self.unread_before.get(unread.path)
+        before = self.previously_unread.get(unread.path)
         if before is not None and (before.kind, before.reason) == (unread.kind, unread.reason):
             report.reported_before.add(unread.path)
 
-    def _remove_vanished(self) -> None:
+    def _remove_deleted(self) -> None:
         present = {file.name for file in self.listing.files} | set(self.listing.failed)
         unseen = [f"{name}/" if name else "" for name in self.listing.unreadable]
         gone = [
@@ -346,33 +348,33 @@ class FolderRun:
         if gone:
             self.run.report.removed = self.run.store.remove(gone)
 
-    def _same_state(self, file: FoundFile) -> bool:
+    def _is_unchanged(self, file: FoundFile) -> bool:
         """Whether size and time of change are as in the last run; counts the file if so."""
         record, state = self.known.get(file.name), (file.size, file.mtime_ns)
         if record is not None and (record.size, record.mtime_ns) == state:
-            self._count_same(record)
+            self._count_unchanged(record)
             return True
-        unread = self.unread_before.get(file.name)
+        unread = self.previously_unread.get(file.name)
         if self.retry_failed or unread is None or unread.kind != "failed":
             return False
         if (unread.size, unread.mtime_ns) != state:
             return False
-        self._note(unread)
+        self._record_unread(unread)
         return True
 
-    def _count_same(self, record: FileRecord) -> None:
-        unread = self.unread_before.get(record.path)
+    def _count_unchanged(self, record: FileRecord) -> None:
+        unread = self.previously_unread.get(record.path)
         if record.status == "binary":
             self._skip_binary(record.path, unread.reason if unread else "binary")
             return
         self.run.report.unchanged += 1
         if unread is not None and unread.kind == "doubtful":
-            self._note(unread)
+            self._record_unread(unread)
 
     def _skip_binary(self, path: str, reason: str) -> None:
         reasons = self.run.report.skip_reasons
         reasons["binary"] = reasons.get("binary", 0) + 1
-        self._note(UnreadFile(path, "skipped", reason))
+        self._record_unread(UnreadFile(path, "skipped", reason))
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
         """Read and cut a file; None, and a reason in the report, where that cannot be done."""
@@ -382,7 +384,7 @@ class FolderRun:
             record = replace(record, sha256=hashlib.sha256(data).hexdigest())
             known = self.known.get(file.name)
             if known is not None and known.sha256 == record.sha256:
-                self._count_same(known)
+                self._count_unchanged(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
             document = self.reader.read(data, file.name)
             passages = split_document(
@@ -398,10 +400,10 @@ class FolderRun:
             # what is in the file stays; a permission, or what is installed, may change
             passes = not record.sha256 or isinstance(error, (MissingExtraError, ReaderStartError))
             state = (0, 0) if passes else (file.size, file.mtime_ns)
-            self._note(UnreadFile(file.name, "failed", str(error), *state))
+            self._record_unread(UnreadFile(file.name, "failed", str(error), *state))
             return None
         if doubt := read_warning(data, file.name):
-            self._note(UnreadFile(file.name, "doubtful", doubt))
+            self._record_unread(UnreadFile(file.name, "doubtful", doubt))
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
@@ -505,9 +507,9 @@ def ignore_progress(progress: Progress, /) -> None:
     """Take no note."""
 
 
-_EMBED_AT_ONCE = 128
-_SORTED_TOGETHER = 1024  # by length; more, and what comes first says little of what is to come
-_KEPT = ("include", "exclude", "left_out")
+_EMBED_BATCH = 128
+_SORT_WINDOW = 1024  # by length; more, and what comes first says little of what is to come
+_SAVED_SETTINGS = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of what the embedder sees
 
 
@@ -522,7 +524,7 @@ class IndexRun:
         self.files_done = self.files_total = 0
         self.passages_done = self.passages_total = 0
         self.work_done = self.work_total = 0.0
-        self.num_cut = 0
+        self.num_truncated = 0
 
     @classmethod
     @contextmanager
@@ -543,38 +545,38 @@ class IndexRun:
         old one held. One that was interrupted is gone on with, if it was begun for the same budget
         of tokens a passage.
         """
-        tell = progress or ignore_progress
+        callback = progress or ignore_progress
         if not rebuild:
             with store.writing():
                 store.require_filled_by_indexing()
-                yield cls(store, embedder, tell)
+                yield cls(store, embedder, callback)
             return
         source = str(made_from.resolve())
-        kept, warnings = cls._said_of(store, source)
+        kept, warnings = cls._saved_settings(store, source)
         made_with = {
             "fingerprint": index_fingerprint(embedder.fingerprint),
             "rebuilt_from": f"{source} {budget}",
         }
         with store.rebuilding(made_with, kept) as fresh:
-            run = cls(fresh, embedder, tell)
+            run = cls(fresh, embedder, callback)
             run.report.warnings += warnings
             yield run
 
     @staticmethod
-    def _said_of(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
+    def _saved_settings(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
         """What people said of an index that is made anew, and warnings; little if it is damaged.
 
         Raises:
             StorageError: A program fills it.
             IndexBusyError: Another process keeps it from being read.
         """
-        nothing = dict.fromkeys(_KEPT, "[]")
+        nothing = dict.fromkeys(_SAVED_SETTINGS, "[]")
         if not store.path.is_file():
             return nothing, []
         try:
             is_programs = store.is_filled_by_program()
             if not is_programs:
-                kept = {key: json.dumps(store.names(key)) for key in _KEPT}
+                kept = {key: json.dumps(store.meta_list(key)) for key in _SAVED_SETTINGS}
                 others = [
                     name for name in store.sources() if name != source and Path(name).exists()
                 ]
@@ -591,11 +593,11 @@ class IndexRun:
         store.require_filled_by_indexing()
         return nothing, []
 
-    def settle(self, passage_tokens: int | None) -> int:
+    def configure(self, passage_tokens: int | None) -> int:
         """Refuse another embedder's index, note this one's; return the budget of a passage."""
         fingerprint = index_fingerprint(self.embedder.fingerprint)
         self.store.require_fingerprint(fingerprint)
-        made_with = self.store.number("passage_tokens")
+        made_with = self.store.meta_number("passage_tokens")
         limit = self.embedder.max_tokens
         most = max(1, limit - limit // _TITLE_SHARE)
         if passage_tokens is not None and not 0 < passage_tokens <= most:
@@ -605,25 +607,25 @@ class IndexRun:
             )
         budget = passage_tokens or made_with or min(DEFAULT_PASSAGE_TOKENS, most)
         if made_with not in (0, budget):
-            self.store.refuse(f"passages of {made_with} tokens")
-        self.keep("fingerprint", fingerprint)
-        self.keep("passage_tokens", str(budget))
-        self.keep("dimension", str(self.embedder.dimension))
+            self.store.raise_mismatch(f"passages of {made_with} tokens")
+        self.save_setting("fingerprint", fingerprint)
+        self.save_setting("passage_tokens", str(budget))
+        self.save_setting("dimension", str(self.embedder.dimension))
         return budget
 
-    def remember(self, key: str, patterns: Sequence[str]) -> list[str]:
+    def resolve_patterns(self, key: str, patterns: Sequence[str]) -> list[str]:
         """Patterns of this run, or those of the last one when none are given."""
         if patterns:
-            self.keep(key, json.dumps(list(patterns)))
+            self.save_setting(key, json.dumps(list(patterns)))
             return list(patterns)
-        return self.store.names(key)
+        return self.store.meta_list(key)
 
-    def keep(self, key: str, value: str) -> None:
+    def save_setting(self, key: str, value: str) -> None:
         """Note a setting, unless it is noted already: an unchanged index is not written to."""
         if self.store.meta(key) != value:
             self.store.set_meta(key, value)
 
-    def tell(self, stage: str, path: str = "") -> None:
+    def report_progress(self, stage: str, path: str = "") -> None:
         """Say where the run stands."""
         files = (self.files_done, self.files_total)
         passages = (self.passages_done, self.passages_total)
@@ -649,7 +651,7 @@ class IndexRun:
         self.passages_done += len(passages) - len(new)
         self.work_total -= each * (len(passages) - len(new))
         for part in _batches(new):
-            self.tell("embedding", stage)
+            self.report_progress("embedding", stage)
             rows = self._embed([text for _, text in part])
             embedded = {
                 key: row.astype("<f2").tobytes() for (key, _), row in zip(part, rows, strict=True)
@@ -664,7 +666,7 @@ class IndexRun:
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
         sizes = self.embedder.count_tokens(texts)
-        self.num_cut += sum(size > self.embedder.max_tokens for size in sizes)
+        self.num_truncated += sum(size > self.embedder.max_tokens for size in sizes)
         began = time.perf_counter()
         vectors = self.embedder.embed_documents(texts)
         self.report.embed_seconds += time.perf_counter() - began
@@ -673,21 +675,21 @@ class IndexRun:
     def finish(self) -> None:
         """Complete the report."""
         self.report.passages = self.store.count_passages()
-        if self.num_cut:
+        if self.num_truncated:
             self.report.warnings.append(
-                f"{self.num_cut} new passages are longer than the {self.embedder.max_tokens} tokens"
-                " the embedding model sees: their vectors stand for the beginning only; full-text"
-                " search covers all of each"
+                f"{self.num_truncated} new passages are longer than the"
+                f" {self.embedder.max_tokens} tokens the embedding model sees: their vectors stand"
+                " for the beginning only; full-text search covers all of each"
             )
-        self.tell("done")
+        self.report_progress("done")
 
 
 def _batches(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
     """Texts of about the same length at a time, from beginning to end."""
-    for first in range(0, len(new), _SORTED_TOGETHER):
-        part = sorted(new[first : first + _SORTED_TOGETHER], key=lambda item: len(item[1]))
-        for start in range(0, len(part), _EMBED_AT_ONCE):
-            yield part[start : start + _EMBED_AT_ONCE]
+    for first in range(0, len(new), _SORT_WINDOW):
+        part = sorted(new[first : first + _SORT_WINDOW], key=lambda item: len(item[1]))
+        for start in range(0, len(part), _EMBED_BATCH):
+            yield part[start : start + _EMBED_BATCH]
 
 
 def index_folder(
@@ -742,13 +744,16 @@ def index_folder(
         store, embedder, progress, made_from=folder, rebuild=rebuild, budget=budget
     )
     with run_of as run:
-        tokens = run.settle(passage_tokens)
-        patterns = run.remember("include", include), run.remember("exclude", exclude)
+        tokens = run.configure(passage_tokens)
+        patterns = (
+            run.resolve_patterns("include", include),
+            run.resolve_patterns("exclude", exclude),
+        )
         run.progress(Progress("scanning"))
         listing = list_folder(folder, *patterns, follow_links=follow_links)
         left_out = set(run.store.left_out())
-        listing.pass_over("taken out", lambda file: file.name in left_out)
-        listing.pass_over("index", lambda file: store.owns(file.path))
+        listing.drop("taken out", lambda file: file.name in left_out)
+        listing.drop("index", lambda file: store.owns(file.path))
         FolderRun(
             run,
             listing,
@@ -787,7 +792,7 @@ def index_passages(
     file = Path(file)
     started = time.perf_counter()
     with IndexRun.start(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
-        run.settle(None)
+        run.configure(None)
         run.progress(Progress("scanning", path=str(file)))
         CollectionRun(run, file).update_index()
         run.finish()

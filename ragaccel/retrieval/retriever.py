@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ragaccel.passage import Passage
 
 
-_TOO_LARGE = 2**63
+_MAX_INT64 = 2**63
 
 
 def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
@@ -102,7 +102,7 @@ def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> No
             f"{name}{passage.title}{passage.path}{passage.text}{more}", f"passage {name!r}"
         )
         places = (passage.start, passage.end, passage.page or 0, passage.line or 0)
-        if any(abs(place) >= _TOO_LARGE for place in places):
+        if any(abs(place) >= _MAX_INT64 for place in places):
             raise ConfigurationError(
                 f"passage {name!r} has a place (start, end, page or line) of {max(places)}: it"
                 " must fit into 64 bits"
@@ -133,8 +133,8 @@ def require_k(k: int) -> int:
         number = operator.index(k)
     except TypeError:
         raise ConfigurationError(f"k is {k!r}: ask for a whole number of passages") from None
-    if not 0 < number < _TOO_LARGE // 4:  # some are looked at beyond k
-        raise ConfigurationError(f"k is {k}: ask for one passage or more, up to {_TOO_LARGE // 4}")
+    if not 0 < number < _MAX_INT64 // 4:  # some are looked at beyond k
+        raise ConfigurationError(f"k is {k}: ask for one passage or more, up to {_MAX_INT64 // 4}")
     return number
 
 
@@ -164,10 +164,10 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", int, str)
 
 MODES = ("fused", "dense", "text")
-CANDIDATES = 50
-_ZERO_PLACE = CANDIDATES  # whose cosine counts 0 where cosines are added to other scores
+NUM_CANDIDATES = 50
+_ZERO_RANK = NUM_CANDIDATES  # whose cosine counts 0 where cosines are added to other scores
 DENSE_WEIGHT = 0.5
-_RERANKED = 24
+_NUM_RERANKED = 24
 
 
 class Retriever:
@@ -193,7 +193,7 @@ class Retriever:
         self.store = store
         self.embedder = embedder
         self.reranker = reranker
-        self._vectors = StoreVectorIndex(store, self._fit_dimension)
+        self._vectors = StoreVectorIndex(store, self._checked_dimension)
 
     def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
         """Find the k passages that bear most on a question, best first, their ``score`` set.
@@ -219,10 +219,10 @@ class Retriever:
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None
         with self.store.reading():  # whoever indexes meanwhile, what is found is there
-            rankings = self._rankings(query, vector, mode, num_candidates)
+            rankings = self._rank(query, vector, mode, num_candidates)
             ranking = rankings[0] if len(rankings) == 1 else fuse(rankings[0], rankings[1])
-            found = self._passages(ranking[: k if self.reranker is None else max(_RERANKED, k)])
-        return found if self.reranker is None else self._reranked(query, found)[:k]
+            found = self._passages(ranking[: k if self.reranker is None else max(_NUM_RERANKED, k)])
+        return found if self.reranker is None else self._rerank(query, found)[:k]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now, not at the first question."""
@@ -230,7 +230,7 @@ class Retriever:
         with self._vectors.current():
             self.embedder.embed_query("warm-up")
 
-    def _rankings(
+    def _rank(
         self, query: str, vector: NDArray[np.float32] | None, mode: str, limit: int
     ) -> list[Ranking]:
         rankings = []
@@ -245,7 +245,7 @@ class Retriever:
         found = self.store.passages([key for key, _ in ranking])
         return [replace(found[key], score=score) for key, score in ranking if key in found]
 
-    def _reranked(self, query: str, passages: list[Passage]) -> list[Passage]:
+    def _rerank(self, query: str, passages: list[Passage]) -> list[Passage]:
         assert self.reranker is not None
         scores = self.reranker.scores(query, passages)
         rescored = [replace(p, score=score) for p, score in zip(passages, scores, strict=True)]
@@ -260,17 +260,17 @@ class Retriever:
             advice = "put passages into it"
         raise EmptyIndexError(f"{self.store.path} holds no passages: {advice}")
 
-    def _fit_dimension(self) -> int:
+    def _checked_dimension(self) -> int:
         """The embedder's dimension, once the index is known to be made with it."""
         self.store.require_embedder(self.embedder.fingerprint)
         dimension = self.embedder.dimension
-        require_dimension(self.store.path, dimension, self.store.number("dimension"))
+        require_dimension(self.store.path, dimension, self.store.meta_number("dimension"))
         return dimension
 
 
 def fusion_depth(k: int) -> int:
     """Count the passages that each search finds where k are wanted: the far in one may be near."""
-    return max(CANDIDATES, 2 * k)
+    return max(NUM_CANDIDATES, 2 * k)
 
 
 def fuse(
@@ -291,7 +291,7 @@ def fuse(
         text: (key, BM25), best first.
         dense_weight: Of 1; the rest is the weight of ``text``.
     """
-    lowest = dense[:_ZERO_PLACE][-1][1] if dense else 0.0
+    lowest = dense[:_ZERO_RANK][-1][1] if dense else 0.0
     scores: dict[Key, float] = {}
     for ranking, low, weight in ((dense, lowest, dense_weight), (text, 0.0, 1 - dense_weight)):
         for key, score in ranking if weight else ():
@@ -319,21 +319,26 @@ def open_retriever(
 
 
 def mmr(
-    nearness: NDArray[np.float32], vectors: NDArray[np.float32], k: int, balance: float
+    similarities: NDArray[np.float32], vectors: NDArray[np.float32], k: int, relevance_weight: float
 ) -> list[int]:
     """Choose k of N by maximal marginal relevance (Carbonell & Goldstein, 1998), best first.
 
     Args:
-        nearness: [N], the cosine of each with the question.
+        similarities: [N], the cosine of each with the question.
         vectors: [N, D], of length 1.
         k: How many.
-        balance: 1 looks at nearness alone, 0 only at how unlike they are to those chosen before.
+        relevance_weight: 1 weighs only the cosine, 0 only how much a passage differs from those
+            already chosen.
     """
     left = np.ones(len(vectors), dtype=bool)
     redundancy = np.full(len(vectors), -1.0, dtype=np.float32)
     chosen: list[int] = []
     while len(chosen) < min(k, len(vectors)):
-        gain = balance * nearness - (1 - balance) * redundancy if chosen else nearness
+        gain = (
+            relevance_weight * similarities - (1 - relevance_weight) * redundancy
+            if chosen
+            else similarities
+        )
         best = int(np.argmax(np.where(left, gain, -np.inf)))
         redundancy = np.maximum(redundancy, vectors @ vectors[best])
         chosen.append(best)

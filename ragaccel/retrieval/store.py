@@ -118,7 +118,7 @@ def is_default_location(path: Path) -> bool:
     return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
 
-def require_no_link(path: Path) -> None:
+def require_no_symlink(path: Path) -> None:
     """Refuse an index beside its documents that is elsewhere: links come along with a folder, too.
 
     Raises:
@@ -158,13 +158,13 @@ def index_command(
     return f"ragaccel index {made_from}{place}{' --rebuild' if rebuild else ''}"
 
 
-def new_token() -> str:
+def random_token() -> str:
     """What is like no other, in forked processes too, which SQLite's own chance is not."""
     return secrets.token_hex(8)
 
 
 @contextmanager
-def reported(path: Path) -> Iterator[None]:
+def translate_sqlite_errors(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours: busy, full, not writable or damaged.
 
     What is none of the first three is damage: nothing that is asked of an index is wrong in itself.
@@ -174,12 +174,12 @@ def reported(path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise
     except sqlite3.OperationalError as error:
-        raise _named(path, error) from error
+        raise _operational_error(path, error) from error
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
+        raise corrupt_index_error(path, error) from error
 
 
-def _named(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
+def _operational_error(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
     message = str(error)
     if "locked" in message or "busy" in message:
         return IndexBusyError(
@@ -200,7 +200,7 @@ def _named(path: Path, error: sqlite3.OperationalError) -> RagaccelError:
             f"cannot write {path}: change its permissions, or keep the index elsewhere with"
             " --index PATH"
         )
-    return damaged(path, error)
+    return corrupt_index_error(path, error)
 
 
 def _is_private(path: Path) -> bool:
@@ -220,7 +220,7 @@ def is_foreign(path: Path) -> bool:
     return bool(header) and header[68:] != APPLICATION_ID.to_bytes(4, "big")
 
 
-def damaged(path: Path, cause: object) -> IndexUnusableError:
+def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
     """The error that says that a file is damaged, and what to do."""
     if is_foreign(path):
         return IndexUnusableError(f"{path} is no index of ragaccel: give another with --index PATH")
@@ -252,7 +252,7 @@ _SQL_TOKEN = re.compile(
 _QUOTED_WORD = re.compile(r"""(['"`])(\w+)\1""")
 
 
-def harden(connection: sqlite3.Connection) -> None:
+def restrict(connection: sqlite3.Connection) -> None:
     """Let SQLite believe a file as little as it can: before anything of it is read."""
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -273,7 +273,7 @@ def require_format(connection: sqlite3.Connection, path: Path) -> None:
         raise IndexUnusableError(f"{path} is a database of another program: choose another")
     found = _schema_in(connection)
     if not any(name == "meta" for _, name, *_ in found):
-        raise damaged(path, "no such table: meta")
+        raise corrupt_index_error(path, "no such table: meta")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
         raise IndexUnusableError(
@@ -281,22 +281,22 @@ def require_format(connection: sqlite3.Connection, path: Path) -> None:
             f" {SCHEMA_VERSION}: make it anew with `{index_command(path, rebuild=True)}`, or if a"
             " program put its passages in, put them into a new file"
         )
-    if found != _own_schema():
-        odd = sorted(f"{kind} {name!r}" for kind, name, *_ in found ^ _own_schema())
-        raise damaged(path, f"its schema is not that of an index: {odd[0]}")
-    if not _fills_words_untrusted():
+    if found != _expected_schema():
+        odd = sorted(f"{kind} {name!r}" for kind, name, *_ in found ^ _expected_schema())
+        raise corrupt_index_error(path, f"its schema is not that of an index: {odd[0]}")
+    if not _can_update_fts_untrusted():
         connection.execute("PRAGMA trusted_schema = ON")  # it is ours to the last word by now
 
 
 @lru_cache(maxsize=1)
-def _own_schema() -> Schema:
+def _expected_schema() -> Schema:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         return _schema_in(connection)
 
 
 @lru_cache(maxsize=1)
-def _fills_words_untrusted() -> bool:
+def _can_update_fts_untrusted() -> bool:
     """Whether triggers may write to a full-text index without trust; early SQLite forbids it."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
@@ -314,10 +314,10 @@ def _fills_words_untrusted() -> bool:
 def _schema_in(connection: sqlite3.Connection) -> Schema:
     """What a database holds, as (type, name, table, SQL), the SQL without comments and spaces."""
     rows = connection.execute(_SCHEMA_OF_FILE, (_MAX_SQL_CHARS, _MAX_SCHEMA_OBJECTS)).fetchall()
-    return frozenset((*map(str, row[:3]), _plain(str(row[3]))) for row in rows)
+    return frozenset((*map(str, row[:3]), _normalize_sql(str(row[3]))) for row in rows)
 
 
-def _plain(sql: str) -> str:
+def _normalize_sql(sql: str) -> str:
     """SQL without what means nothing: comments, spaces, and quotes around single words."""
     if len(sql) >= _MAX_SQL_CHARS:  # more may follow what was read of it
         return sql
@@ -330,14 +330,14 @@ _WAIT_SECONDS = 5.0
 _FORK_WAIT_SECONDS = 10.0
 
 
-class _Held:
+class _ThreadConnection:
     """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
         self.identity: tuple[int, int] | None = None
-        self.waits_for_fork = False
+        self.locked_for_fork = False
 
     def close(self) -> None:
         if self.connection is not None:
@@ -348,20 +348,20 @@ class _Held:
         self.close()
 
 
-class _Own:
+class _ProcessConnections:
     """What a process has of the connections to a file."""
 
     def __init__(self) -> None:
         self.local = threading.local()
-        self.all_held: WeakSet[_Held] = WeakSet()
+        self.connections: WeakSet[_ThreadConnection] = WeakSet()
         self.writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
 
 
-_everywhere: WeakSet[_Held] = WeakSet()
-_everywhere_lock = threading.Lock()
-_starting_lock = threading.Lock()  # of threads that use their first connection, and of forks
-_at_fork: list[_Held] = []
-_inherited: list[_Held] = []
+_all_connections: WeakSet[_ThreadConnection] = WeakSet()
+_all_connections_lock = threading.Lock()
+_opening_lock = threading.Lock()  # of threads that use their first connection, and of forks
+_connections_at_fork: list[_ThreadConnection] = []
+_inherited: list[_ThreadConnection] = []
 
 
 def _before_fork() -> None:
@@ -371,28 +371,28 @@ def _before_fork() -> None:
     but not the locks: beside an inherited connection, what it writes through one of its own is lost
     when the parent closes the file.
     """
-    _starting_lock.acquire()
-    _at_fork[:] = _all_held()
+    _opening_lock.acquire()
+    _connections_at_fork[:] = _list_connections()
     latest = time.monotonic() + _FORK_WAIT_SECONDS
-    for held in _at_fork:
-        held.waits_for_fork = held.lock.acquire(timeout=max(0.0, latest - time.monotonic()))
-        if held.waits_for_fork and held.connection and not held.connection.in_transaction:
+    for held in _connections_at_fork:
+        held.locked_for_fork = held.lock.acquire(timeout=max(0.0, latest - time.monotonic()))
+        if held.locked_for_fork and held.connection and not held.connection.in_transaction:
             held.close()
-    _everywhere_lock.acquire()
+    _all_connections_lock.acquire()
 
 
 def _after_fork() -> None:
-    _everywhere_lock.release()
-    for held in _at_fork:
-        if held.waits_for_fork:
+    _all_connections_lock.release()
+    for held in _connections_at_fork:
+        if held.locked_for_fork:
             held.lock.release()
-    _at_fork.clear()
-    _starting_lock.release()
+    _connections_at_fork.clear()
+    _opening_lock.release()
 
 
 def _after_fork_in_child() -> None:
     """Keep what the parent is amid a change with: to close it would undo that."""
-    for held in _at_fork:
+    for held in _connections_at_fork:
         if held.connection is not None:
             keep_forever(held)
             _inherited.append(held)
@@ -407,24 +407,24 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _all_held() -> list[_Held]:
-    with _everywhere_lock:
-        return list(_everywhere)
+def _list_connections() -> list[_ThreadConnection]:
+    with _all_connections_lock:
+        return list(_all_connections)
 
 
-def is_open_here(path: Path) -> bool:
+def is_open_in_process(path: Path) -> bool:
     """Whether this process has an index file open, and so must not open and close it otherwise.
 
     To close any handle of a file lets go of all locks that the process holds on it (POSIX): another
     process could then take the log away from under a connection, and what that writes is lost.
     """
-    identity = _identity_of(path)
+    identity = _device_and_inode(path)
     return identity is not None and any(
-        held.connection is not None and held.identity == identity for held in _all_held()
+        held.connection is not None and held.identity == identity for held in _list_connections()
     )
 
 
-def _identity_of(path: Path) -> tuple[int, int] | None:
+def _device_and_inode(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()
     except OSError:
@@ -440,46 +440,46 @@ class Connections:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._place = path.absolute()  # a program may change its folder
-        self._own = PerProcess(_Own)
+        self._absolute_path = path.absolute()  # a program may change its folder
+        self._process_connections = PerProcess(_ProcessConnections)
 
     def close(self) -> None:
         """Close every connection, once it is not in use; the next use opens a new one."""
-        with _everywhere_lock:
-            all_held = list(self._own.get().all_held)
-        for held in all_held:
+        with _all_connections_lock:
+            connections = list(self._process_connections.get().connections)
+        for held in connections:
             with held.lock:
                 held.close()
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
         """The connection of this thread, opened if it is not; a fork waits for the end."""
-        held = self._held()
+        held = self._thread_connection()
         with held.lock:
             if held.connection is None:
-                self._open_into(held)
+                self._open_for_thread(held)
             assert held.connection is not None
             yield held.connection
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement; the rows it gives."""
-        with self.using() as connection, reported(self.path):
+        with self.using() as connection, translate_sqlite_errors(self.path):
             return connection.execute(query, values).fetchall()
 
     def run_many(self, statement: str, values: Iterator[Sequence[Any]]) -> None:
         """Run one statement with many values."""
-        with self.using() as connection, reported(self.path):
+        with self.using() as connection, translate_sqlite_errors(self.path):
             connection.executemany(statement, values)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """See the file, within, as it is at one moment, whoever writes to it."""
-        self.follow()
+        self.close_if_replaced()
         with self.using() as connection:
             if connection.in_transaction:
                 yield
                 return
-            with reported(self.path):
+            with translate_sqlite_errors(self.path):
                 connection.execute("BEGIN")
             try:
                 yield
@@ -488,7 +488,7 @@ class Connections:
                     connection.execute("COMMIT")
 
     @contextmanager
-    def changing(self) -> Iterator[sqlite3.Connection]:
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Make several changes at once: all of them are kept, or none."""
         with self.using() as connection:
             if connection.in_transaction:
@@ -496,7 +496,11 @@ class Connections:
                     f"{self.path} cannot be changed from within a search or another change: a"
                     " condition (where) may only look at passages"
                 )
-        with self._own.get().writers, self.using() as connection, reported(self.path):
+        with (
+            self._process_connections.get().writers,
+            self.using() as connection,
+            translate_sqlite_errors(self.path),
+        ):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -506,68 +510,72 @@ class Connections:
                     connection.execute("ROLLBACK")
                 raise
 
-    def follow(self) -> None:
+    def close_if_replaced(self) -> None:
         """Let go of a file that was replaced or deleted since this thread opened it."""
-        held = self._held()
+        held = self._thread_connection()
         with held.lock:
             connection = held.connection
             if connection is None or connection.in_transaction:
                 return
-            if held.identity != self._identity():
+            if held.identity != self._file_identity():
                 held.close()
 
-    def _held(self) -> _Held:
-        own = self._own.get()
-        held: _Held | None = getattr(own.local, "held", None)
+    def _thread_connection(self) -> _ThreadConnection:
+        own = self._process_connections.get()
+        held: _ThreadConnection | None = getattr(own.local, "held", None)
         if held is None:
-            held = own.local.held = _Held()
-            with _starting_lock, _everywhere_lock:
-                own.all_held.add(held)
-                _everywhere.add(held)
+            held = own.local.held = _ThreadConnection()
+            with _opening_lock, _all_connections_lock:
+                own.connections.add(held)
+                _all_connections.add(held)
         return held
 
-    def _identity(self) -> tuple[int, int] | None:
-        return _identity_of(self._place)
+    def _file_identity(self) -> tuple[int, int] | None:
+        return _device_and_inode(self._absolute_path)
 
-    def _open_into(self, held: _Held) -> None:
-        held.identity = self._identity()
+    def _open_for_thread(self, held: _ThreadConnection) -> None:
+        held.identity = self._file_identity()
         if held.identity and any(held.identity == other.identity for other in _inherited):
             raise IndexBusyError(
                 f"this process was forked in the middle of a change to {self.path}, and cannot use"
                 " it: fork before or after, or start processes by spawn"
             )
-        with reported(self.path):
+        with translate_sqlite_errors(self.path):
             held.connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
-        if self._place.is_dir():
+        if self._absolute_path.is_dir():
             raise EmptyIndexError(
                 f"{self.path} is a folder, not an index: name a file with --index PATH"
             )
-        if not self._place.is_file():
+        if not self._absolute_path.is_file():
             raise EmptyIndexError(
                 f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
             )
-        require_no_link(self._place)
-        self._look_beside()
+        require_no_symlink(self._absolute_path)
+        self._check_companion_files()
         try:
-            return self._opened(str(self._place))
+            return self._connect(str(self._absolute_path))
         except sqlite3.OperationalError as error:
             if "readonly" not in str(error) and "unable to open" not in str(error):
                 raise
             # a folder that may only be read: WAL needs to write beside the file, a snapshot not
-            return self._opened(f"{self._place.resolve().as_uri()}?mode=ro&immutable=1")
+            return self._connect(f"{self._absolute_path.resolve().as_uri()}?mode=ro&immutable=1")
 
-    def _look_beside(self) -> None:
+    def _check_companion_files(self) -> None:
         """Refuse what SQLite would read, or obey, beside the file and never made there."""
-        if os.path.lexists(f"{self._place}-journal"):
-            raise damaged(self.path, "a journal lies beside it, which no index of ours has")
+        if os.path.lexists(f"{self._absolute_path}-journal"):
+            raise corrupt_index_error(
+                self.path, "a journal lies beside it, which no index of ours has"
+            )
         for ending in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
-                if not stat.S_ISREG(os.lstat(f"{self._place}{ending}").st_mode):
-                    raise damaged(self.path, f"its {ending[1:]} file is no regular file")
+                if not stat.S_ISREG(os.lstat(f"{self._absolute_path}{ending}").st_mode):
+                    raise corrupt_index_error(
+                        self.path, f"its {ending[1:]} file is no regular file"
+                    )
 
-    def _opened(self, address: str) -> sqlite3.Connection:
+    def _connect(self, address: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             address,
             timeout=_WAIT_SECONDS,
@@ -576,7 +584,7 @@ class Connections:
             uri=address.startswith("file:"),
         )
         try:
-            harden(connection)
+            restrict(connection)
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = FULL")
             require_format(connection, self.path)
@@ -587,8 +595,8 @@ class Connections:
 
 
 _SHARED_FILE, _SHARED_FOLDER = 0o644, 0o755
-_making_lock = threading.Lock()
-_LOGS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file
+_creation_lock = threading.Lock()
+_SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file
 
 
 class Database:
@@ -601,7 +609,7 @@ class Database:
         self.rows = self._connections.rows
         self.run_many = self._connections.run_many
         self.reading = self._connections.reading
-        self.follow = self._connections.follow
+        self.close_if_replaced = self._connections.close_if_replaced
         self.close = self._connections.close
 
     @contextmanager
@@ -616,8 +624,8 @@ class Database:
             StorageError: The place cannot be written to.
             IndexUnusableError: What lies there is not ours.
         """
-        with self._locked(wait_seconds):
-            with self._placing():
+        with self._write_lock(wait_seconds):
+            with self._translate_os_errors():
                 self._create()
             yield
 
@@ -631,18 +639,18 @@ class Database:
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
         """
-        draft = self._beside(".rebuilt")
-        with self._locked():
-            yield draft
-            with self._placing():
-                if _has_log(draft):  # SQLite tells nobody when the last of it finds no room
+        new_file = self._companion(".rebuilt")
+        with self._write_lock():
+            yield new_file
+            with self._translate_os_errors():
+                if _has_log(new_file):  # SQLite tells nobody when the last of it finds no room
                     raise StorageError(
-                        f"the disk is full, or {draft} cannot grow: free some space and run the"
+                        f"the disk is full, or {new_file} cannot grow: free some space and run the"
                         " same command again; the old index is as it was"
                     )
-                self._settle()
+                self._checkpoint()
                 self._delete(keep_file=True)
-                draft.replace(self.path)
+                new_file.replace(self.path)
 
     def discard(self) -> None:
         """Delete the file, and what an unfinished :meth:`replacing` left.
@@ -650,12 +658,12 @@ class Database:
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
         """
-        with self._locked(), self._placing():
+        with self._write_lock(), self._translate_os_errors():
             self._delete()
-            for ending in (*_LOGS, ".lock", ""):
-                self._beside(f".rebuilt{ending}").unlink(missing_ok=True)
+            for ending in (*_SQLITE_SUFFIXES, ".lock", ""):
+                self._companion(f".rebuilt{ending}").unlink(missing_ok=True)
 
-    def _settle(self) -> None:
+    def _checkpoint(self) -> None:
         """Bring the log into the file, so that the file is whole without it."""
         with suppress(IndexUnusableError, IndexUnusableError, EmptyIndexError):
             ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -666,24 +674,24 @@ class Database:
                 )
 
     @contextmanager
-    def _locked(self, wait_seconds: float = 0.0) -> Iterator[None]:
+    def _write_lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
         if self.path.is_dir():
             raise StorageError(f"{self.path} is a folder: name a file with --index PATH")
-        require_no_link(self.path)
-        if not is_open_here(self.path) and is_foreign(self.path):
+        require_no_symlink(self.path)
+        if not is_open_in_process(self.path) and is_foreign(self.path):
             raise IndexUnusableError(
                 f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
                 " with --index PATH, or delete it yourself if nobody needs it"
             )
-        with self._placing():
+        with self._translate_os_errors():
             make_folder(self.path.parent, shared=self.shared)
             if self.shared:
-                self._share()
-        with closing(self._acquire(wait_seconds)):
+                self._make_readable()
+        with closing(self._acquire_lock(wait_seconds)):
             yield
 
     @contextmanager
-    def _placing(self) -> Iterator[None]:
+    def _translate_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -692,18 +700,18 @@ class Database:
                 " with --index PATH"
             ) from error
 
-    def _acquire(self, wait_seconds: float) -> sqlite3.Connection:
+    def _acquire_lock(self, wait_seconds: float) -> sqlite3.Connection:
         """A lock that one holds, and that the system lets go of when the process dies, anywhere.
 
         It is SQLite's lock of who will write. An exclusive transaction would ask for that of all
         readers besides, and those are the others who ask: at one moment all would be refused.
         """
-        with self._placing(), reported(self.path):
-            place = self._beside(".lock")
-            _make_lock(place, shared=self.shared)
+        with self._translate_os_errors(), translate_sqlite_errors(self.path):
+            place = self._companion(".lock")
+            _create_lock_file(place, shared=self.shared)
             lock = sqlite3.connect(place, timeout=wait_seconds)
         try:
-            with reported(self.path):
+            with translate_sqlite_errors(self.path):
                 lock.execute("BEGIN IMMEDIATE")
         except IndexBusyError:
             lock.close()
@@ -719,27 +727,27 @@ class Database:
     def _delete(self, *, keep_file: bool = False) -> None:
         """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
         self.close()
-        for ending in _LOGS if keep_file else (*_LOGS, ""):
-            self._beside(ending).unlink(missing_ok=True)
+        for ending in _SQLITE_SUFFIXES if keep_file else (*_SQLITE_SUFFIXES, ""):
+            self._companion(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
         """Make an empty index beside its place and move it there, so that it is whole or absent."""
         if self.path.exists() and self.path.stat().st_size:
             return
         self._delete()
-        draft = self._beside(".new")
-        _make_new(draft, shared=self.shared)
-        with reported(self.path), closing(sqlite3.connect(draft)) as connection:
-            epoch = f"INSERT INTO meta VALUES ('epoch', '{new_token()}');"
+        new_file = self._companion(".new")
+        _create_empty_replacing(new_file, shared=self.shared)
+        with translate_sqlite_errors(self.path), closing(sqlite3.connect(new_file)) as connection:
+            epoch = f"INSERT INTO meta VALUES ('epoch', '{random_token()}');"
             connection.executescript(f"BEGIN; {SCHEMA} {epoch} COMMIT;")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("PRAGMA journal_mode = WAL")
-        draft.replace(self.path)
+        new_file.replace(self.path)
 
-    def _share(self) -> None:
+    def _make_readable(self) -> None:
         """Let others read what was private so far, where it is ours to do so."""
-        places = [self._beside(ending) for ending in ("", "-wal", "-shm", ".lock")]
+        places = [self._companion(ending) for ending in ("", "-wal", "-shm", ".lock")]
         if self.path.parent.name == OWN_FOLDER:
             places.append(self.path.parent)
         for place in places:
@@ -748,15 +756,17 @@ class Database:
                 if not place.is_symlink():
                     place.chmod(stat.S_IMODE(place.stat().st_mode) | readable)
 
-    def _beside(self, ending: str) -> Path:
+    def _companion(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Make several changes at once: all of them are kept, or none."""
-        with self._connections.changing() as connection:
+        with self._connections.write_transaction() as connection:
             yield connection
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('change', ?)", (new_token(),))
+            connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES ('change', ?)", (random_token(),)
+            )
 
     def copy_to(self, path: str | Path) -> None:
         """Copy the file as it is now, whoever writes to it; what was there before is replaced.
@@ -770,16 +780,20 @@ class Database:
         path = Path(path)
         if path.resolve() == self.path.resolve():
             return
-        self.follow()
+        self.close_if_replaced()
         place = Database(path, shared=self.shared)
-        with place._locked(_WAIT_SECONDS), place._placing():
-            draft = path.with_name(f"{path.name}.new")
-            _make_new(draft, shared=self.shared)
+        with place._write_lock(_WAIT_SECONDS), place._translate_os_errors():
+            new_file = path.with_name(f"{path.name}.new")
+            _create_empty_replacing(new_file, shared=self.shared)
             own = self._connections.using()
-            with reported(path), closing(sqlite3.connect(draft)) as copy, own as connection:
+            with (
+                translate_sqlite_errors(path),
+                closing(sqlite3.connect(new_file)) as copy,
+                own as connection,
+            ):
                 connection.backup(copy)
             place._delete()
-            draft.replace(path)
+            new_file.replace(path)
 
 
 def make_folder(folder: Path, *, shared: bool = False) -> None:
@@ -789,30 +803,30 @@ def make_folder(folder: Path, *, shared: bool = False) -> None:
         folder.mkdir(mode=_SHARED_FOLDER if shared else 0o700, exist_ok=True)
 
 
-def _make_new(path: Path, *, shared: bool) -> None:
+def _create_empty_replacing(path: Path, *, shared: bool) -> None:
     """Put an empty file in the place of whatever lies there; SQLite's own files take its mode."""
-    for ending in (*_LOGS, ""):
+    for ending in (*_SQLITE_SUFFIXES, ""):
         path.with_name(path.name + ending).unlink(missing_ok=True)
-    _make_empty(path, shared=shared)
+    _create_empty(path, shared=shared)
 
 
-def _make_empty(path: Path, *, shared: bool) -> None:
+def _create_empty(path: Path, *, shared: bool) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     os.close(os.open(path, flags, _SHARED_FILE if shared else 0o600))
 
 
-def _make_lock(path: Path, *, shared: bool) -> None:
+def _create_lock_file(path: Path, *, shared: bool) -> None:
     """Make the file that the lock is held on, or empty it, for SQLite reads what is in it.
 
     One that is there is never opened here: closing it would let go of the locks on it that other
     threads hold. For the same reason two threads do not make it at once.
     """
-    with _making_lock:
+    with _creation_lock:
         try:
             state = path.lstat()
         except FileNotFoundError:
             with suppress(FileExistsError):  # another process was first
-                _make_empty(path, shared=shared)
+                _create_empty(path, shared=shared)
             return
     if not stat.S_ISREG(state.st_mode):
         raise StorageError(f"{path} is not a file, which it must be to hold a lock: delete it")
@@ -865,27 +879,27 @@ def embedded_text(passage: Passage) -> str:
 
 
 _VECTORS_AT_ONCE = 20_000
-_BESIDE = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
+_COMPANION_SUFFIX = re.compile(r"(\.(lock|new|rebuilt))*(-(wal|shm|journal))?")
 PASSAGE_COLUMNS = """p.id, p.passage_id, p.text, p.title,
     CASE f.kind WHEN 'collection' THEN '' ELSE f.path END,
     p.start, p.end, p.page, p.line, p.places"""
 PASSAGE_TABLES = "passage AS p JOIN file AS f ON f.id = p.file_id"
 _NUMBER = (int, type(None))
-_PASSAGE_KINDS = (int, str, str, str, str, int, int, _NUMBER, _NUMBER, str)
-_FILE_KINDS = (str, int, int, str, str, str, str, int)
+_PASSAGE_TYPES = (int, str, str, str, str, int, int, _NUMBER, _NUMBER, str)
+_FILE_TYPES = (str, int, int, str, str, str, str, int)
 _MAX_DIGITS = 6
 _PASSAGE = f"SELECT {PASSAGE_COLUMNS} FROM {PASSAGE_TABLES}"
 
 _WORD = re.compile(r"\w+")
-_COMMON_WORDS = """
+_STOP_WORD_LIST = """
 a about an and are as at be been but by can could did do does for from had has have how i if in into
 is it its me my no not of on or our shall she should so than that the their them there they this to
 us was we were what when where which who whom whose why will with would you your
 """
-_COMMON = frozenset(_COMMON_WORDS.split())
+_STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 _TITLE_WEIGHT = 2.0
 _MAX_WORDS = 32
-_MADE_AS = "rebuilt_as"
+_REBUILT_AS = "rebuilt_as"
 _PROGRAM = "program"
 
 
@@ -945,7 +959,10 @@ class Store:
         self._database.run_many(
             "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
             " places, text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            ((file_id, *_columns(p), vector, metadata) for file_id, p, vector, metadata in rows),
+            (
+                (file_id, *_passage_columns(p), vector, metadata)
+                for file_id, p, vector, metadata in rows
+            ),
         )
 
     def drop_passages(self, file_id: int) -> None:
@@ -1020,9 +1037,9 @@ class Store:
         """Keep a setting of the index."""
         self.rows("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def renew(self) -> None:
+    def renew_epoch(self) -> None:
         """Let whoever holds the vectors read them anew, as if the index was made anew."""
-        self.set_meta("epoch", new_token())
+        self.set_meta("epoch", random_token())
 
     # Reading
 
@@ -1031,7 +1048,7 @@ class Store:
         found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(found[0][0]) if found else default
 
-    def number(self, key: str) -> int:
+    def meta_number(self, key: str) -> int:
         """A setting that is a number; 0 where it was never set.
 
         Raises:
@@ -1039,10 +1056,10 @@ class Store:
         """
         written = self.meta(key, "0")
         if not (written.isascii() and written.isdigit() and len(written) <= _MAX_DIGITS):
-            raise damaged(self.path, f"its {key} is {written[:20]!r}")
+            raise corrupt_index_error(self.path, f"its {key} is {written[:20]!r}")
         return int(written)
 
-    def names(self, key: str) -> list[str]:
+    def meta_list(self, key: str) -> list[str]:
         """A setting that is a list of texts; empty where it was never set.
 
         Raises:
@@ -1053,7 +1070,7 @@ class Store:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise damaged(self.path, f"its {key} is no list of names")
+            raise corrupt_index_error(self.path, f"its {key} is no list of names")
         return found
 
     def require_fingerprint(self, fingerprint: str) -> None:
@@ -1064,9 +1081,9 @@ class Store:
         """
         made_with = self.meta("fingerprint")
         if made_with and made_with != fingerprint:
-            self.refuse("another embedding model or version")
+            self.raise_mismatch("another embedding model or version")
 
-    def refuse(self, made_with: str) -> NoReturn:
+    def raise_mismatch(self, made_with: str) -> NoReturn:
         """Say what else the index was made with, and how to make it anew."""
         folder = collection = ""
         # a default location names its folder by itself, even if that was moved
@@ -1090,12 +1107,12 @@ class Store:
 
     def left_out(self) -> list[str]:
         """Paths of documents that were taken out and shall stay out (:meth:`leave_out`)."""
-        return self.names("left_out")
+        return self.meta_list("left_out")
 
     def owns(self, path: Path) -> bool:
         """Whether a file is the index, or one of those that SQLite and we keep beside it."""
         rest = path.name.removeprefix(self.path.name)
-        is_ours = path.name.startswith(self.path.name) and _BESIDE.fullmatch(rest)
+        is_ours = path.name.startswith(self.path.name) and _COMPANION_SUFFIX.fullmatch(rest)
         return bool(is_ours) and path.parent.resolve() == self.path.parent.resolve()
 
     def files(self) -> dict[str, FileRecord]:
@@ -1105,14 +1122,14 @@ class Store:
             " (SELECT count(*) FROM passage WHERE file_id = file.id) FROM file ORDER BY path"
         )
         for row in rows:
-            self._require_kinds(row, _FILE_KINDS, "file")
+            self._require_types(row, _FILE_TYPES, "file")
         return {row[0]: FileRecord(*row) for row in rows}
 
     def unread(self) -> dict[str, UnreadFile]:
         """The files that are not in the index as they stand, by their paths."""
         rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
         for row in rows:
-            self._require_kinds(row, (str, str, str, int, int), "file")
+            self._require_types(row, (str, str, str, int, int), "file")
         return {row[0]: UnreadFile(*row) for row in rows}
 
     def state(self) -> tuple[str, str]:
@@ -1121,7 +1138,7 @@ class Store:
         Raises:
             EmptyIndexError: The index was deleted since it was opened.
         """
-        self._database.follow()
+        self._database.close_if_replaced()
         return self.meta("epoch"), self.meta("change")
 
     def count_passages(self) -> int:
@@ -1132,7 +1149,7 @@ class Store:
         """Passages by their rows; those that are gone are left out."""
         marks = ",".join("?" * len(keys))
         rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({marks})", keys)
-        return {row[0]: self.passage_of(row) for row in rows}
+        return {row[0]: self.passage_from_row(row) for row in rows}
 
     def hashes_of(self, path: str) -> dict[str, bytes]:
         """The :func:`text_hash` of every passage of a file, by passage id."""
@@ -1144,7 +1161,7 @@ class Store:
             )
         )
 
-    def owners(self, passage_ids: Sequence[str]) -> dict[str, str]:
+    def paths_of(self, passage_ids: Sequence[str]) -> dict[str, str]:
         """The path of the file that each of the passage ids belongs to, where it is known."""
         marks = ",".join("?" * len(passage_ids))
         return dict(
@@ -1158,12 +1175,12 @@ class Store:
     def passages_of(self, path: str) -> list[Passage]:
         """The passages of a file, in its order."""
         rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-        return [self.passage_of(row) for row in rows]
+        return [self.passage_from_row(row) for row in rows]
 
     def passage(self, passage_id: str) -> Passage | None:
         """The passage of an id, or None."""
         rows = self.rows(f"{_PASSAGE} WHERE p.passage_id = ?", (passage_id,))
-        return self.passage_of(rows[0]) if rows else None
+        return self.passage_from_row(rows[0]) if rows else None
 
     def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
         """Vectors of texts that are in the index already, or staged, by :func:`text_hash`."""
@@ -1196,35 +1213,35 @@ class Store:
             if not rows:  # taken out since
                 continue
             found = np.array([row[0] for row in rows], dtype=np.int64)
-            yield found, self.unpacked([row[1] for row in rows])
+            yield found, self.unpack_vectors([row[1] for row in rows])
 
-    def passage_of(self, row: Sequence[Any]) -> Passage:
+    def passage_from_row(self, row: Sequence[Any]) -> Passage:
         """The passage of a row of :data:`PASSAGE_COLUMNS`.
 
         Raises:
             IndexUnusableError: Something else is written there than goes there.
         """
-        self._require_kinds(row, _PASSAGE_KINDS, "passage")
+        self._require_types(row, _PASSAGE_TYPES, "passage")
         passage = Passage(*row[1:9])
         try:
-            return replace(passage, places=_places(row[9])) if row[9] else passage
+            return replace(passage, places=_parse_places(row[9])) if row[9] else passage
         except ValueError:
-            raise damaged(self.path, f"the places of passage {row[1]!r}") from None
+            raise corrupt_index_error(self.path, f"the places of passage {row[1]!r}") from None
 
-    def _require_kinds(self, row: Sequence[Any], kinds: Sequence[Any], what: str) -> None:
+    def _require_types(self, row: Sequence[Any], kinds: Sequence[Any], what: str) -> None:
         """Refuse a row with values of other types, which SQLite would keep in any column."""
         if not all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=True)):
-            raise damaged(self.path, f"a {what} is written otherwise than any is")
+            raise corrupt_index_error(self.path, f"a {what} is written otherwise than any is")
 
-    def unpacked(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
+    def unpack_vectors(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
         """Vectors [N, D] from the bytes that are kept of them.
 
         Raises:
             IndexUnusableError: One is not of the length that all have.
         """
-        size = 2 * self.number("dimension")
+        size = 2 * self.meta_number("dimension")
         if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
-            raise damaged(self.path, "a vector of the wrong size")
+            raise corrupt_index_error(self.path, "a vector of the wrong size")
         flat = np.frombuffer(b"".join(packed), dtype="<f2")
         return flat.reshape(len(packed), -1).astype(np.float32)
 
@@ -1232,7 +1249,7 @@ class Store:
         """Look for damage, reading everything; return what is wrong, nothing when all is well."""
         problems = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
         problems = [problem for problem in problems if problem != "ok"]
-        size = 2 * self.number("dimension")
+        size = 2 * self.meta_number("dimension")
         odd = self.rows("SELECT count(*) FROM passage WHERE length(vector) != ?", (size,))[0][0]
         if odd:
             problems.append(f"{odd} passages have a vector of the wrong size")
@@ -1248,7 +1265,7 @@ class Store:
         Any of the words may match; the commonest English ones are asked for only when there are no
         others. What stands in the question is data: no operator of the query language gets through.
         """
-        query = _query(question)
+        query = _fts_query(question)
         if not query:
             return []
         rows = self.rows(
@@ -1317,7 +1334,7 @@ class Store:
         Raises:
             IndexUnusableError: As :meth:`require_embedder` and :func:`require_dimension`.
         """
-        held = self.number("dimension")
+        held = self.meta_number("dimension")
         if not self.count_passages():
             if dimension != held:
                 self.reset_dimension(embedder)
@@ -1332,7 +1349,7 @@ class Store:
         """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
         self.mark_filled_by_program(embedder)
         self.set_meta("dimension", "0")
-        self.renew()
+        self.renew_epoch()
 
     def require_filled_by_indexing(self) -> None:
         """Keep a run of indexing from a store whose passages exist nowhere else.
@@ -1369,39 +1386,39 @@ class Store:
         """
         with self.atomic_write() as place, Store(place, shared=self.shared) as fresh:
             try:
-                goes_on = place.is_file() and all(
+                can_resume = place.is_file() and all(
                     fresh.meta(key) == value
-                    for key, value in {**made_with, _MADE_AS: _identity(place)}.items()
+                    for key, value in {**made_with, _REBUILT_AS: _file_identity(place)}.items()
                 )
             except RagaccelError:
-                goes_on = False
-            if not goes_on:
+                can_resume = False
+            if not can_resume:
                 fresh.discard()
             with fresh.writing():
-                for key, value in {**made_with, **kept, _MADE_AS: _identity(place)}.items():
+                for key, value in {**made_with, **kept, _REBUILT_AS: _file_identity(place)}.items():
                     fresh.set_meta(key, value)
                 yield fresh
             fresh.close()
             place.with_name(place.name + ".lock").unlink(missing_ok=True)
 
 
-def _query(question: str) -> str:
+def _fts_query(question: str) -> str:
     words = list(dict.fromkeys(_WORD.findall(question.lower())))
-    telling = [word for word in words if word not in _COMMON] or words
+    telling = [word for word in words if word not in _STOP_WORDS] or words
     return " OR ".join(f'"{word}"' for word in telling[:_MAX_WORDS])
 
 
-def _columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
+def _passage_columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
     places = " ".join(f"{offset}:{number}" for offset, number in p.places)
     return (p.passage_id, p.start, p.end, p.page, p.line, p.title, p.text, places, text_hash(p))
 
 
-def _places(text: str) -> tuple[tuple[int, int], ...]:
+def _parse_places(text: str) -> tuple[tuple[int, int], ...]:
     pairs = (place.partition(":") for place in text.split())
     return tuple((int(offset), int(number)) for offset, _, number in pairs)
 
 
-def _identity(place: Path) -> str:
+def _file_identity(place: Path) -> str:
     """What tells a file from its copies, such as one that is unpacked from somebody's archive."""
     status = place.stat()
     return f"{status.st_dev}:{status.st_ino}"

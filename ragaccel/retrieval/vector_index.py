@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 100_000
 _CELLS_PER_ROOT = 4  # of the number of vectors
 _POINTS_A_CELL = 40
-_VISITED = 4  # of all cells a query visits one in so many
+_VISITED_SHARE = 4  # of all cells a query visits one in so many
 
 
 class VectorIndex:
@@ -70,20 +70,20 @@ class VectorIndex:
             self._clear()
             for keys, vectors in parts:
                 self._put(keys, vectors)
-            self._on_all_cores(self._resettle)
+            self._run_on_all_cores(self._retrain_if_resized)
 
     def add(self, keys: Keys, vectors: Vectors) -> None:
         """Add vectors [n, D] under new keys [n]."""
         with self._lock.get():
-            self._on_all_cores(self._put, keys, vectors)
-            self._on_all_cores(self._resettle)
+            self._run_on_all_cores(self._put, keys, vectors)
+            self._run_on_all_cores(self._retrain_if_resized)
 
     def remove(self, keys: Keys) -> None:
         """Remove the vectors of keys; keys that are not held are passed over."""
         with self._lock.get():
-            self._on_all_cores(self._index.remove_ids, np.asarray(keys, dtype=np.int64))
+            self._run_on_all_cores(self._index.remove_ids, np.asarray(keys, dtype=np.int64))
             self._keys = np.setdiff1d(self._keys, keys)
-            self._on_all_cores(self._resettle)
+            self._run_on_all_cores(self._retrain_if_resized)
 
     def keys(self) -> Keys:
         """The keys held, ascending."""
@@ -117,7 +117,7 @@ class VectorIndex:
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
-    def _on_all_cores(self, change: Callable[..., object], *arguments: object) -> None:
+    def _run_on_all_cores(self, change: Callable[..., object], *arguments: object) -> None:
         """Run a change of the index in a thread of its own, with which OpenMP's threads end.
 
         A process that is forked later would wait for them for ever, with torch too, which may share
@@ -153,7 +153,7 @@ class VectorIndex:
             self._faiss.omp_set_num_threads(before)
 
     def _clear(self) -> None:
-        self._index = self._made("IDMap2,Flat")
+        self._index = self._new_index("IDMap2,Flat")
         self._keys = np.empty(0, np.int64)
         self._trained_on = 0
 
@@ -162,7 +162,7 @@ class VectorIndex:
         self._index.add_with_ids(_floats(vectors), keys)
         self._keys = np.concatenate([self._keys, keys])
 
-    def _resettle(self) -> None:
+    def _retrain_if_resized(self) -> None:
         """Change the kind of index, or train it again, once its size has changed by half."""
         size, trained_on = len(self), self._trained_on
         most = 1.5 * trained_on or self.flat_limit
@@ -179,15 +179,15 @@ class VectorIndex:
         """An empty IVF index with cells for vectors such as these."""
         size = len(vectors)
         cells = max(1, min(int(_CELLS_PER_ROOT * size**0.5), size // _POINTS_A_CELL))
-        index = self._made(f"IVF{cells},Flat")
+        index = self._new_index(f"IVF{cells},Flat")
         index.cp.niter = 6
         index.cp.max_points_per_centroid = _POINTS_A_CELL
         index.train(vectors)
         index.set_direct_map_type(self._faiss.DirectMap.Hashtable)  # a vector is found by its key
-        index.nprobe = -(-cells // _VISITED)
+        index.nprobe = -(-cells // _VISITED_SHARE)
         return index
 
-    def _made(self, kind: str) -> Any:
+    def _new_index(self, kind: str) -> Any:
         return self._faiss.index_factory(self.dimension, kind, self._faiss.METRIC_INNER_PRODUCT)
 
 
@@ -229,20 +229,20 @@ class StoreVectorIndex:
         They stay so to the end, so that every passage found is there to be read.
         """
         with self._lock.get():
-            yield self._followed()
+            yield self._updated()
 
-    def _followed(self) -> VectorIndex:
+    def _updated(self) -> VectorIndex:
         state = self._store.state()
         index, self._index = self._index, None  # a change that does not end leaves nothing behind
         if index is None or state[0] != self._state[0]:
             index = VectorIndex(self._dimension())
             index.build(self._store.vectors())
         elif state != self._state:
-            self._follow(index)
+            self._apply_changes(index)
         self._index, self._state = index, state
         return index
 
-    def _follow(self, index: VectorIndex) -> None:
+    def _apply_changes(self, index: VectorIndex) -> None:
         """Bring in what was changed; a row's vector never changes."""
         held, wanted = index.keys(), self._store.keys()
         gone = np.setdiff1d(held, wanted, assume_unique=True)

@@ -133,15 +133,18 @@ def test_diverse_passages_do_not_say_the_same(collection):
     collection.put([Passage(name, name) for name in rows], list(rows.values()))
     query = [1, 0.09, 0]
     assert ids(collection.search(query, 3)) == ["best", "same", "other"]
-    assert ids(collection.search_mmr(query, 3, balance=1)) == ["best", "same", "other"]
-    assert ids(collection.search_mmr(query, 3, balance=0.5)) == ["best", "other", "same"]
-    assert ids(collection.search_mmr(query, 3, balance=0))[:2] == ["best", "far"]
-    assert ids(collection.search_mmr(query, 2, among=2, balance=0.5)) == ["best", "same"]
+    assert ids(collection.search_mmr(query, 3, relevance_weight=1)) == ["best", "same", "other"]
+    assert ids(collection.search_mmr(query, 3, relevance_weight=0.5)) == ["best", "other", "same"]
+    assert ids(collection.search_mmr(query, 3, relevance_weight=0))[:2] == ["best", "far"]
+    assert ids(collection.search_mmr(query, 2, num_candidates=2, relevance_weight=0.5)) == [
+        "best",
+        "same",
+    ]
     among = collection.search_mmr(query, 9, where=lambda item: item.passage.text != "other")
     assert ids(among) == ["best", "far", "same"] or ids(among) == ["best", "same", "far"]
     assert among[0].passage.score == pytest.approx(1, abs=1e-3)
-    with pytest.raises(ConfigurationError, match="balance"):
-        collection.search_mmr(query, 2, balance=2)
+    with pytest.raises(ConfigurationError, match="relevance_weight"):
+        collection.search_mmr(query, 2, relevance_weight=2)
     collection.clear()
     assert collection.search_mmr(query, 2) == []
 
@@ -428,7 +431,7 @@ def test_it_stays_where_it_is_when_the_program_goes_elsewhere(tmp_path, monkeypa
 )
 def test_a_damaged_passage_is_told_of(collection, damage, problem):
     fill(collection)
-    with collection._changing() as connection:
+    with collection._write_transaction() as connection:
         connection.execute(f"UPDATE passage SET {damage} WHERE passage_id = 'wick'")
     with pytest.raises(IndexUnusableError, match=rf"{problem}.*put them in again"):
         collection.search(vectors_of("wick")[0], 4)
@@ -469,7 +472,7 @@ def test_a_forked_process_does_not_take_it_along():
     with Collection() as collection:
         fill(collection)
         context = multiprocessing.get_context("fork")
-        child = context.Process(target=collection._leave)
+        child = context.Process(target=collection._delete_temporary)
         child.start()
         child.join()
         assert child.exitcode == 0

@@ -150,7 +150,7 @@ def test_a_fork_out_of_a_change_is_told_of(collection):
             with pytest.raises(IndexBusyError, match="forked in the middle of a change"):
                 use()
 
-    with collection._changing() as connection:
+    with collection._write_transaction() as connection:
         connection.execute("DELETE FROM passage")
         with forked(work):
             pass
@@ -161,7 +161,7 @@ def test_a_lock_that_another_thread_held_is_free_in_a_child(collection):
     held, go_on = threading.Event(), threading.Event()
 
     def hold():
-        own = collection._store._database._connections._own.get()
+        own = collection._store._database._connections._process_connections.get()
         with collection._vectors.current(), own.writers:
             held.set()
             go_on.wait(WAIT_SECONDS)
@@ -213,10 +213,10 @@ def test_a_child_inherits_no_open_file(collection):
 
 
 def test_a_forgotten_collection_leaves_no_connection(tmp_path):
-    before = set(connections._everywhere)
+    before = set(connections._all_connections)
     collection = Collection(tmp_path / "x.db")
     put(collection, "start", 0)
-    assert set(connections._everywhere) - before
+    assert set(connections._all_connections) - before
     del collection
     gc.collect()
-    assert set(connections._everywhere) <= before
+    assert set(connections._all_connections) <= before

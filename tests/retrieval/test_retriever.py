@@ -83,7 +83,7 @@ def test_fused_search_is_of_both_searches_scores(retriever):
 
 
 def test_fused_search_looks_twice_as_deep_as_it_finds(retriever, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.retriever.CANDIDATES", 1)
+    monkeypatch.setattr("ragaccel.retrieval.retriever.NUM_CANDIDATES", 1)
     question = "the boat Petrel and the wick of the lamp"
     rankings = [
         [(p.passage_id, p.score) for p in retriever.search(question, 4, mode=mode)]

@@ -21,8 +21,8 @@ def part(number, word="buoy"):
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
-    monkeypatch.setattr("ragaccel.retrieval.indexing._EMBED_AT_ONCE", 4)
-    monkeypatch.setattr("ragaccel.retrieval.indexing._SORTED_TOGETHER", 8)
+    monkeypatch.setattr("ragaccel.retrieval.indexing._EMBED_BATCH", 4)
+    monkeypatch.setattr("ragaccel.retrieval.indexing._SORT_WINDOW", 8)
 
 
 @pytest.fixture

@@ -337,7 +337,9 @@ class CollectionSearch(VectorStore):
             **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
         where = as_where(**kwargs)
-        search = partial(self.collection.search_mmr, among=fetch_k, balance=lambda_mult)
+        search = partial(
+            self.collection.search_mmr, num_candidates=fetch_k, relevance_weight=lambda_mult
+        )
         return self._registered_documents(search(embedding, k, where=where))
 
     def _search_by_mode(

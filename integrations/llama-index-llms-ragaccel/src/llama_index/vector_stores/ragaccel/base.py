@@ -226,8 +226,8 @@ def _search_mmr(
     return collection.search_mmr(
         _query_vector(query),
         k,
-        among=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
-        balance=0.5 if threshold is None else threshold,
+        num_candidates=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
+        relevance_weight=0.5 if threshold is None else threshold,
         where=where,
     )
 
