@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.script import measured, new_parser, note, result
 from ragaccel.frameworks.registry import ReferenceRegistry
-from ragaccel.frameworks.text_matching import LEAST_COMMON, squeeze
+from ragaccel.frameworks.text_matching import MIN_COMMON, remove_whitespace
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
@@ -130,8 +130,10 @@ def found_again(
     matches: Sequence[Match], shown: Sequence[str], known: Sequence[str]
 ) -> tuple[int, int, int]:
     """Count which pieces were found, which could be, and what else was."""
-    texts = [squeeze(match.passage.text) for match in matches]
-    pieces = {squeeze(piece) for piece in shown if len(" ".join(piece.split())) >= LEAST_COMMON}
+    texts = [remove_whitespace(match.passage.text) for match in matches]
+    pieces = {
+        remove_whitespace(piece) for piece in shown if len(" ".join(piece.split())) >= MIN_COMMON
+    }
     missed = [piece for piece in pieces if not any(piece in text for text in texts)]
     wanted = sum(tells(piece, known) for piece in missed)
     found = len(pieces) - len(missed)
@@ -147,7 +149,7 @@ def measure_prompts(
 ) -> dict[str, Any]:
     """Look for passages in prompts of a size, whole and cut: the time, what is missed and extra."""
     writer = Writer(size)
-    known = list({squeeze(passage.text): None for passage in passages})
+    known = list({remove_whitespace(passage.text): None for passage in passages})
     figures: dict[str, Any] = {"characters": size}
     for name, part in {"whole": slice(None), "cut": CUT}.items():
         count = max(1, (size - 300) // (len(("x" * TEXT_SIZE)[part]) + 6))

@@ -26,23 +26,25 @@ MIN_TOKENS = 5
 MIN_CHARACTERS = 24
 
 # Scripts written without spaces: every character is a token of its own.
-SINGLE = (
+UNSPACED_SCRIPTS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\U00020000-\U0003ffff"
 )
-SYMBOL = (
+SYMBOLS = (
     r"!-/:-@\[-\^`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u060c\u061b\u061f\u0964\u0965"
     r"\u2010-\u2bff\u3001-\u3030\ufe10-\ufe1f\ufe30-\ufe6f\uff01-\uff0f\uff1a-\uff20"
 )
-_WORD = rf"[^\s{SINGLE}{SYMBOL}]+"
+_WORD = rf"[^\s{UNSPACED_SCRIPTS}{SYMBOLS}]+"
 # Contractions, compounds, names of files and numbers are one token: "don't", "a.txt", "1,000".
-TOKEN = re.compile(rf"\s+|[{SINGLE}]|{_WORD}(?:(?:['’.\-]|(?<=\d),(?=\d)){_WORD})*|[{SYMBOL}]")
-_BETWEEN_PASSAGES, _IN_NO_PASSAGE, _FIRST_CODE = "\0", "\1", 2
+TOKEN_PATTERN = re.compile(
+    rf"\s+|[{UNSPACED_SCRIPTS}]|{_WORD}(?:(?:['’.\-]|(?<=\d),(?=\d)){_WORD})*|[{SYMBOLS}]"
+)
+_SEPARATOR_CODE, _UNKNOWN_CODE, _FIRST_TOKEN_CODE = "\0", "\1", 2
 
 _CITATION = re.compile(r"(?<!\w)\[(\d{1,3}(?:\s*(?:[,;]|-|–)\s*\d{1,3})*)\]")
 _NUMBER_OR_RANGE = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
 _NEXT_CITATION = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[\d[\d\s,;–-]*\])")
-_CITATION_BEGUN = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[(\d[\d\s,;–-]*)?)?")
+_CITATION_PREFIX = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[(\d[\d\s,;–-]*)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,14 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
     index = PassageIndex([passage.text for passage in passages])
     window = Window(index)
     runs: list[tuple[int, int]] = []
-    for found in TOKEN.finditer(text):
+    for found in TOKEN_PATTERN.finditer(text):
         runs += window.push(found.group())
-    runs += window.ended()
+    runs += window.finish()
     spans: list[CopiedSpan] = []
     for first, last in runs:
         start, end = window.starts[first], window.starts[last]
-        wanted = next_cited(text[end:]) + ([spans[-1].passage_number] if spans else [])
-        number, offset = index.locate(window.codes(first, last), wanted)
+        wanted = leading_citation(text[end:]) + ([spans[-1].passage_number] if spans else [])
+        number, offset = index.find_source(window.codes(first, last), wanted)
         passage_id = passages[number - 1].passage_id
         spans.append(CopiedSpan(start, end, passage_id, number, offset, offset + end - start))
     return tuple(spans)
@@ -99,7 +101,7 @@ def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()
     return [number for number in numbers if 1 <= number <= num_passages]
 
 
-def next_cited(text: str) -> list[int]:
+def leading_citation(text: str) -> list[int]:
     """The passage numbers of the citation that a text begins with, behind punctuation."""
     cited = _NEXT_CITATION.match(text)
     return _numbers_in(cited.group(1)) if cited else []
@@ -107,7 +109,7 @@ def next_cited(text: str) -> list[int]:
 
 def may_become_citation(text: str) -> bool:
     """Whether more text could still make this one begin with a citation."""
-    return _CITATION_BEGUN.fullmatch(text) is not None
+    return _CITATION_PREFIX.fullmatch(text) is not None
 
 
 class PassageIndex:
@@ -115,29 +117,29 @@ class PassageIndex:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._code_of: dict[str, str] = {}
-        self._tokens = [TOKEN.findall(text) for text in texts]
+        self._tokens = [TOKEN_PATTERN.findall(text) for text in texts]
         self._codes = [self._encoded(tokens) for tokens in self._tokens]
-        self.joined = _BETWEEN_PASSAGES.join(self._codes)
+        self.joined = _SEPARATOR_CODE.join(self._codes)
 
     def _encoded(self, tokens: Sequence[str]) -> str:
         code_of = self._code_of
         for token in tokens:
             if token not in code_of:
-                code_of[token] = chr(len(code_of) + _FIRST_CODE)
+                code_of[token] = chr(len(code_of) + _FIRST_TOKEN_CODE)
         return "".join([code_of[token] for token in tokens])
 
     def code(self, token: str) -> str:
         """The character that stands for a token of an answer."""
-        return self._code_of.get(token, _IN_NO_PASSAGE)
+        return self._code_of.get(token, _UNKNOWN_CODE)
 
-    def holders(self, codes: str) -> list[int]:
+    def matching_passages(self, codes: str) -> list[int]:
         """The numbers of the passages that hold a run."""
         return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
 
-    def locate(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
+    def find_source(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
         """The number of the passage to name for a run, and its first character there."""
-        holders = self.holders(codes)
-        number = next((n for n in wanted if n in holders), holders[0])
+        matching_passages = self.matching_passages(codes)
+        number = next((n for n in wanted if n in matching_passages), matching_passages[0])
         token = self._codes[number - 1].index(codes)
         return number, sum(map(len, self._tokens[number - 1][:token]))
 
@@ -153,7 +155,7 @@ class Window:
         self._weights = [0]  # tokens that are not white space, before each token
         self._words = [0]  # tokens with a letter or digit, before each token
         self._first = 0
-        self._ended_at = 0
+        self._last_end = 0
 
     @property
     def run(self) -> tuple[int, int]:
@@ -162,7 +164,7 @@ class Window:
         return self._first, end - (end > self._first and self._is_space[-1])
 
     @property
-    def long_enough(self) -> bool:
+    def is_long_enough(self) -> bool:
         """Whether the run is a copied span already."""
         first, last = self.run
         return self._words[last] > self._words[first] and (
@@ -177,17 +179,17 @@ class Window:
     def push(self, token: str) -> list[tuple[int, int]]:
         """Take a token; return the run that it ended, if any, as (first, after the last)."""
         before, first = self.run, self._first
-        was_long_enough = self.long_enough
+        was_long_enough = self.is_long_enough
         self._append(token)
         self._shrink()
-        if self._first == first or not was_long_enough or before[1] <= self._ended_at:
+        if self._first == first or not was_long_enough or before[1] <= self._last_end:
             return []
-        self._ended_at = before[1]
+        self._last_end = before[1]
         return [before]
 
-    def ended(self) -> list[tuple[int, int]]:
+    def finish(self) -> list[tuple[int, int]]:
         """The run that the end of the answer ended, if any."""
-        return [self.run] if self.long_enough and self.run[1] > self._ended_at else []
+        return [self.run] if self.is_long_enough and self.run[1] > self._last_end else []
 
     def _append(self, token: str) -> None:
         space = token.isspace()
@@ -200,7 +202,7 @@ class Window:
     def _shrink(self) -> None:
         """Drop tokens at the front until the rest occurs; the less is left, the likelier."""
         end, joined = len(self._codes), self._index.joined
-        if self._codes[-1] == _IN_NO_PASSAGE:
+        if self._codes[-1] == _UNKNOWN_CODE:
             self._first = end
         elif self.codes(self._first, end) not in joined:
             low, high = self._first + 1, end
@@ -222,7 +224,7 @@ def _numbers_in(citation: str) -> list[int]:
 
 
 _CONNECTORS = frozenset("'’.-,")
-_ALWAYS_WHOLE = re.compile(rf"[{SINGLE}{SYMBOL}]")
+_ALWAYS_COMPLETE = re.compile(rf"[{UNSPACED_SCRIPTS}{SYMBOLS}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,78 +265,86 @@ class Highlighter:
         self._tokens: list[str] = []
         self._num_shown = 0
         self._pending = ""
-        self._ended: list[tuple[int, int]] = []  # runs whose passage is not known yet
+        self._finished_runs: list[tuple[int, int]] = []  # runs whose passage is not known yet
         self._number = 0
 
     def feed(self, piece: str) -> list[Segment]:
         """Take the next piece of the answer; return what can be shown by now."""
         self._pending += piece
-        tokens = TOKEN.findall(self._pending)
-        whole = _num_whole(tokens)
+        tokens = TOKEN_PATTERN.findall(self._pending)
+        whole = _num_complete(tokens)
         self._pending = "".join(tokens[whole:])
         return self._show(tokens[:whole])
 
     def finish(self) -> list[Segment]:
         """Return what was held back, once the answer has ended."""
-        rest = self._show(TOKEN.findall(self._pending))
+        rest = self._show(TOKEN_PATTERN.findall(self._pending))
         self._pending = ""
-        self._ended += self._window.ended()
-        return _joined([*rest, *self._settle(last=True), *self._until(len(self._tokens), 0)])
+        self._finished_runs += self._window.finish()
+        return _merged(
+            [*rest, *self._show_finished_runs(last=True), *self._show_until(len(self._tokens), 0)]
+        )
 
     def _show(self, tokens: Iterable[str]) -> list[Segment]:
         shown: list[Segment] = []
         for token in tokens:
             self._tokens.append(token)
-            self._ended += self._window.push(token)
-            shown += self._settle()
-            if not self._ended:
-                shown += self._running()
-        return _joined(shown)
+            self._finished_runs += self._window.push(token)
+            shown += self._show_finished_runs()
+            if not self._finished_runs:
+                shown += self._show_current_run()
+        return _merged(shown)
 
-    def _settle(self, *, last: bool = False) -> list[Segment]:
+    def _show_finished_runs(self, *, last: bool = False) -> list[Segment]:
         """Show the runs that have ended, as far as it is certain which passages they are from."""
         shown: list[Segment] = []
-        while self._ended:
-            first, end = self._ended[0]
+        while self._finished_runs:
+            first, end = self._finished_runs[0]
             behind = "".join(self._tokens[end:])
             run = self._window.codes(first, end)
-            if not last and may_become_citation(behind) and len(self._index.holders(run)) > 1:
+            if (
+                not last
+                and may_become_citation(behind)
+                and len(self._index.matching_passages(run)) > 1
+            ):
                 break
-            self._number, _ = self._index.locate(run, [*next_cited(behind), self._number])
-            shown += [*self._until(first, 0), *self._until(end, self._number)]
-            self._ended.pop(0)
+            self._number, _ = self._index.find_source(
+                run, [*leading_citation(behind), self._number]
+            )
+            shown += [*self._show_until(first, 0), *self._show_until(end, self._number)]
+            self._finished_runs.pop(0)
         return shown
 
-    def _running(self) -> list[Segment]:
+    def _show_current_run(self) -> list[Segment]:
         """Show what comes before the run that goes on, and that too if only one passage has it."""
         first, end = self._window.run
-        shown = self._until(first, 0)
-        if self._window.long_enough:
-            holders = self._index.holders(self._window.codes(first, end))
-            if len(holders) == 1:
-                self._number = holders[0]
-                shown += self._until(end, self._number)
+        shown = self._show_until(first, 0)
+        if self._window.is_long_enough:
+            matching_passages = self._index.matching_passages(self._window.codes(first, end))
+            if len(matching_passages) == 1:
+                self._number = matching_passages[0]
+                shown += self._show_until(end, self._number)
         return shown
 
-    def _until(self, end: int, number: int) -> list[Segment]:
+    def _show_until(self, end: int, number: int) -> list[Segment]:
         text = "".join(self._tokens[self._num_shown : end])
         self._num_shown = max(self._num_shown, end)
         return [Segment(text, number)] if text else []
 
 
-def _num_whole(tokens: Sequence[str]) -> int:
+def _num_complete(tokens: Sequence[str]) -> int:
     """How many of the tokens cannot grow any more, whatever text follows."""
     count = len(tokens)
-    if count and tokens[-1] in _CONNECTORS and count > 1 and not _ends_alone(tokens[-2]):
+    if count and tokens[-1] in _CONNECTORS and count > 1 and not _is_complete(tokens[-2]):
         return count - 2
-    return count if count and _ALWAYS_WHOLE.fullmatch(tokens[-1]) else max(0, count - 1)
+    return count if count and _ALWAYS_COMPLETE.fullmatch(tokens[-1]) else max(0, count - 1)
 
 
-def _ends_alone(token: str) -> bool:
-    return token.isspace() or _ALWAYS_WHOLE.fullmatch(token) is not None
+def _is_complete(token: str) -> bool:
+    return token.isspace() or _ALWAYS_COMPLETE.fullmatch(token) is not None
 
 
-def _joined(pieces: Iterable[Segment]) -> list[Segment]:
+def _merged(pieces: Iterable[Segment]) -> list[Segment]:
     return list(_merge(pieces))
 
 
@@ -357,7 +367,7 @@ def citations(
     passages: Sequence[Passage],
     spans: Sequence[CopiedSpan] | None = None,
     *,
-    place: Callable[[Passage], str] | None = None,
+    format_citation: Callable[[Passage], str] | None = None,
 ) -> list[dict[str, Any]]:
     """Tell which runs of a text stand in which passages: its copied spans as plain values.
 
@@ -369,14 +379,16 @@ def citations(
         text: what was written.
         passages: what it may have been copied from.
         spans: its copied spans, where they are known; found otherwise.
-        place: writes a citation, in place of ``Passage.citation``.
+        format_citation: writes a citation, in place of ``Passage.citation``.
     """
     found = copied_spans(text, passages) if spans is None else spans
     return [
         {
             "text": text[span.start : span.end],
             "passage_id": span.passage_id,
-            "citation": _cited(_copied(passages[span.passage_number - 1], span), place),
+            "citation": _format_citation(
+                _copied_part(passages[span.passage_number - 1], span), format_citation
+            ),
             "start": span.passage_start,
             "end": span.passage_end,
             "out_start": span.start,
@@ -386,13 +398,13 @@ def citations(
     ]
 
 
-def facts(
-    passage: Passage, *, place: Callable[[Passage], str] | None = None
+def passage_metadata(
+    passage: Passage, *, format_citation: Callable[[Passage], str] | None = None
 ) -> dict[str, str | int]:
     """Tell what is known of a passage besides its text."""
     known = {
         "passage_id": passage.passage_id,
-        "citation": _cited(passage, place),
+        "citation": _format_citation(passage, format_citation),
         "title": passage.title,
         "source": passage.path,
         "page": passage.page,
@@ -401,12 +413,12 @@ def facts(
     return {name: value for name, value in known.items() if value is not None and value != ""}
 
 
-def _copied(passage: Passage, span: CopiedSpan) -> Passage:
+def _copied_part(passage: Passage, span: CopiedSpan) -> Passage:
     return passage.cut(span.passage_start, span.passage_end)
 
 
-def _cited(passage: Passage, place: Callable[[Passage], str] | None) -> str:
-    return passage.citation if place is None else place(passage)
+def _format_citation(passage: Passage, format_citation: Callable[[Passage], str] | None) -> str:
+    return passage.citation if format_citation is None else format_citation(passage)
 
 
 __all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]
@@ -497,7 +509,7 @@ class Answer:
         return segments(self.text, self.copied_spans)
 
     def report(
-        self, text: str | None = None, *, place: Callable[[Passage], str] | None = None
+        self, text: str | None = None, *, format_citation: Callable[[Passage], str] | None = None
     ) -> dict[str, Any]:
         """Tell how it was made and where its words stand, as plain values ready for JSON.
 
@@ -508,14 +520,14 @@ class Answer:
 
         Args:
             text: what is left of the text, where some was taken out; citations are places in it.
-            place: writes a citation, in place of ``Passage.citation``.
+            format_citation: writes a citation, in place of ``Passage.citation``.
         """
         is_whole = text is None or text == self.text
         said = self.text if text is None else text
         spans = self.copied_spans if is_whole else copied_spans(said, self.passages)
         numbers = list(dict.fromkeys(span.passage_number for span in spans))
-        told = citations(said, self.passages, spans, place=place)
-        for span, citation in zip(spans, told, strict=True):
+        listed = citations(said, self.passages, spans, format_citation=format_citation)
+        for span, citation in zip(spans, listed, strict=True):
             citation["passage"] = numbers.index(span.passage_number)
         return {
             "draft_tokens": self.stats.draft_tokens,
@@ -523,8 +535,11 @@ class Answer:
             "forward_passes": self.stats.verify_passes,
             "acceptance_length": self.stats.acceptance_length,
             "seconds": self.stats.total_seconds,
-            "citations": told,
-            "passages": [facts(self.passages[number - 1], place=place) for number in numbers],
+            "citations": listed,
+            "passages": [
+                passage_metadata(self.passages[number - 1], format_citation=format_citation)
+                for number in numbers
+            ],
             "dropped_passages": [passage.passage_id for passage in self.dropped_passages],
         }
 
@@ -550,22 +565,22 @@ class Stream(Iterator[str]):
         pieces: Generator[str, None, Answer],
         passages: Sequence[Passage] = (),
         cancellation: Cancellation | None = None,
-        written: Sequence[int] = (),
+        token_ids: Sequence[int] = (),
     ) -> None:
         self.passages = tuple(passages)
-        self._written = written
+        self._token_ids = token_ids
         self.cancellation = Cancellation() if cancellation is None else cancellation
         self._pieces = pieces
         self._answer: Answer | None = None
         self._busy = threading.Lock()
-        self._has_ended = False
+        self._is_finished = False
 
     def __next__(self) -> str:
         claim_torch()
         with self._busy:
             piece = None if self.closed else self._next()
         if self.cancellation.is_cancelled:  # by another thread too, which may have found it busy
-            self._free()
+            self._release()
             piece = None
         if piece is None:
             raise StopIteration
@@ -576,15 +591,15 @@ class Stream(Iterator[str]):
         try:
             return next(self._pieces)
         except StopIteration as end:
-            self._has_ended, self._answer = True, end.value
+            self._is_finished, self._answer = True, end.value
         except Cancelled:
-            self._has_ended = True
+            self._is_finished = True
         except BaseException:
-            self._has_ended = True
+            self._is_finished = True
             raise
         return None
 
-    def _free(self) -> None:
+    def _release(self) -> None:
         """Free what the request holds; if a thread computes, it will do so itself."""
         if self._busy.acquire(blocking=False):
             try:
@@ -595,7 +610,7 @@ class Stream(Iterator[str]):
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens generated so far: those that are no text too, and those held back."""
-        return tuple(self._written)
+        return tuple(self._token_ids)
 
     @property
     def answer(self) -> Answer:
@@ -609,12 +624,12 @@ class Stream(Iterator[str]):
     @property
     def closed(self) -> bool:
         """Whether the stream has ended or been closed: no further piece will come."""
-        return self._has_ended or self.cancellation.is_cancelled
+        return self._is_finished or self.cancellation.is_cancelled
 
     def close(self) -> None:
         """Stop generating and free what the request held; safe to call twice, from any thread."""
         self.cancellation.cancel()
-        self._free()
+        self._release()
 
     def finish(self) -> Answer:
         """Read the stream to its end and return the answer."""
@@ -624,7 +639,7 @@ class Stream(Iterator[str]):
 
     def through(self, pieces: Generator[str, None, Answer]) -> Stream:
         """Return a stream of other pieces, made from this one's, over the same request."""
-        return Stream(pieces, self.passages, self.cancellation, self._written)
+        return Stream(pieces, self.passages, self.cancellation, self._token_ids)
 
     def __enter__(self) -> Stream:
         return self
@@ -638,16 +653,16 @@ class Stream(Iterator[str]):
         self.close()
 
 
-_MOST = 64  # callers waiting at one time; the others queue
-_NAME = "ragaccel-async"
+_MAX_THREADS = 64  # callers waiting at one time; the others queue
+_THREAD_NAME = "ragaccel-async"
 
 
-_THREADS = ThreadPoolExecutor(_MOST, thread_name_prefix=_NAME)  # started when needed
+_EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=_THREAD_NAME)  # started when needed
 
 Result = TypeVar("Result")
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
+async def run_in_thread(work: Callable[[], Result]) -> Result:
     """Run blocking work beside the event loop.
 
     Raises:
@@ -659,29 +674,29 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     claim_torch()
     from asyncio import get_running_loop  # 0.03 s, for those who use it only
 
-    return await get_running_loop().run_in_executor(_THREADS, _kept_in, work)
+    return await get_running_loop().run_in_executor(_EXECUTOR, _contain_exits, work)
 
 
-def _kept_in(work: Callable[[], Result]) -> Result:
+def _contain_exits(work: Callable[[], Result]) -> Result:
     try:
         return work()
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"a callback of this request raised {error!r}") from error
 
 
-async def unless_cancelled(work: Callable[[Cancellation], Result]) -> Result:
+async def run_cancellable(work: Callable[[Cancellation], Result]) -> Result:
     """Run blocking work beside the event loop; if the caller is cancelled, so is the work."""
     cancellation = Cancellation()
     try:
-        return await in_thread(partial(work, cancellation))
+        return await run_in_thread(partial(work, cancellation))
     finally:
         cancellation.cancel()
 
 
-async def answered(stream: Stream) -> Answer:
+async def await_answer(stream: Stream) -> Answer:
     """Await the answer of a stream; if the caller is cancelled, so is the answer."""
     try:
-        return await in_thread(stream.finish)
+        return await run_in_thread(stream.finish)
     finally:
         stream.close()
 
@@ -715,13 +730,13 @@ class AsyncStream(AsyncIterator[str]):
 
     async def finish(self) -> Answer:
         """Wait for the rest, and return the answer."""
-        return await answered(self._stream)
+        return await await_answer(self._stream)
 
 
 async def _pieces_of(stream: Stream) -> AsyncGenerator[str, None]:
     """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
     try:
-        while (piece := await in_thread(lambda: next(stream, None))) is not None:
+        while (piece := await run_in_thread(lambda: next(stream, None))) is not None:
             yield piece
     finally:
         with suppress(RuntimeError):  # the loop may be gone when this is dropped

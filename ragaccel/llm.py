@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union, overload
 
-from ragaccel.answer import Answer, AsyncStream, Stream, answered, unless_cancelled
+from ragaccel.answer import Answer, AsyncStream, Stream, await_answer, run_cancellable
 from ragaccel.config import (
     SAMPLING,
     Settings,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 """A model that answers in its own words and that a laptop runs; 3 GB."""
-BUNDLED_READER = (
+BUNDLED_READER_NOTICE = (
     "no model named: the bundled reader answers, a small one that quotes English sentences"
 )
 
@@ -82,7 +82,9 @@ def open_model(
     """
     if name_or_path is None:
         name_or_path = bundled_reader_path()
-        sys.stderr.write(f"ragaccel: {BUNDLED_READER} (another: LLM.load({SUGGESTED_MODEL!r}))\n")
+        sys.stderr.write(
+            f"ragaccel: {BUNDLED_READER_NOTICE} (another: LLM.load({SUGGESTED_MODEL!r}))\n"
+        )
     if not isinstance(name_or_path, str | PathLike):
         raise ConfigurationError(
             f"a model is named by a string or a path, not {shown(name_or_path)}"
@@ -123,7 +125,7 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreparedRequest:
     """One checked request, and what its answer will be made of."""
 
     request: Request
@@ -134,7 +136,7 @@ class Plan:
     dropped: tuple[Passage, ...]
 
 
-def make_plan(
+def prepare_request(
     model: HuggingFaceModel,
     tokenizer: Tokenizer,
     prompt: Any,
@@ -142,8 +144,8 @@ def make_plan(
     settings: Settings,
     *,
     defaults: GenerationDefaults,
-    room: int | None,
-) -> Plan:
+    max_tokens: int | None,
+) -> PreparedRequest:
     """Check what is asked for and put it into token ids.
 
     Args:
@@ -153,7 +155,7 @@ def make_plan(
         references: texts its answer is likely to repeat.
         settings: what the request sets.
         defaults: what the model's generation config sets, where the request does not.
-        room: most tokens of a prompt with its answer; ``None`` where there is no limit.
+        max_tokens: most tokens of a prompt with its answer; ``None`` where there is no limit.
 
     Raises:
         ConfigurationError: a prompt or setting that cannot work.
@@ -167,7 +169,7 @@ def make_plan(
         given,
         num_prompt=len(built.token_ids),
         eos_ids=eos_ids,
-        room=room,
+        max_tokens=max_tokens,
         vocab_size=model.vocab_size,
     )
     if "stop" in given:
@@ -179,7 +181,7 @@ def make_plan(
     criteria = given.pop("stopping_criteria", ())
     processors = given.pop("logits_processors", ())
     drafter, remember = given.pop("drafter", None), remembers(settings)
-    check_probes(drafter, model)
+    check_mask_ids(drafter, model)
     given.pop("remember", None)
     predictions = as_texts("prediction", given.pop("prediction", ()))
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
@@ -194,10 +196,10 @@ def make_plan(
         processors=(*logits_processors(processors), *more.processors),
         **given,
     )
-    return Plan(request, drafter, remember, stop, built.passages, built.dropped)
+    return PreparedRequest(request, drafter, remember, stop, built.passages, built.dropped)
 
 
-def check_probes(drafter: Drafter | None, model: Any) -> None:
+def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
     """Raise ConfigurationError for a drafter that wants mask tokens the model does not read."""
     limit = model.vocab_size + model.num_masks
     if drafter is not None and max(drafter.mask_ids, default=0) >= limit:
@@ -238,12 +240,12 @@ class Runner:
     """
 
     def __init__(
-        self, scheduler: Scheduler, guessing: DraftingPolicy, token_budget: int | None = None
+        self, scheduler: Scheduler, drafting: DraftingPolicy, token_budget: int | None = None
     ) -> None:
-        self.scheduler, self._guessing = scheduler, guessing
+        self.scheduler, self._drafting = scheduler, drafting
         self._token_budget = token_budget
 
-    def one(
+    def decode(
         self, job: Job, cancellation: Cancellation
     ) -> Generator[tuple[Session, Step], None, None]:
         """Decode one request, step by step.
@@ -256,7 +258,7 @@ class Runner:
             for step in self.scheduler.steps(session, cancellation):
                 yield session, step
 
-    def all(
+    def decode_all(
         self, jobs: Sequence[Job], cancellation: Cancellation | None = None
     ) -> Generator[tuple[int, Session, Step], None, None]:
         """Decode several requests, step by step, each step with the number of its job.
@@ -284,7 +286,7 @@ class Runner:
     def _open(self, job: Job, stack: _Resources) -> Session:
         verifier = stack.enter_context(closing(self.scheduler.engine.open(job.request)))
         session = stack.enter_context(
-            self._guessing.session(
+            self._drafting.session(
                 verifier,
                 job.request,
                 drafter=job.drafter,
@@ -308,20 +310,20 @@ class Writer:
     def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
         self._runner, self._tokenizer = runner, tokenizer
 
-    def stream(self, plan: Plan) -> Stream:
+    def stream(self, prepared: PreparedRequest) -> Stream:
         """Write one answer while it is read."""
-        cancellation, written = Cancellation(), list[int]()
-        pieces = self._pieces(plan, cancellation, written)
-        return Stream(pieces, plan.passages, cancellation, written)
+        cancellation, token_ids = Cancellation(), list[int]()
+        pieces = self._pieces(prepared, cancellation, token_ids)
+        return Stream(pieces, prepared.passages, cancellation, token_ids)
 
     def _pieces(
-        self, plan: Plan, cancellation: Cancellation, written: list[int]
+        self, prepared: PreparedRequest, cancellation: Cancellation, token_ids: list[int]
     ) -> Generator[str, None, Answer]:
-        text: Writing | None = None
-        with closing(self._runner.one(_job(plan), cancellation)) as steps:
+        text: AnswerBuilder | None = None
+        with closing(self._runner.decode(_job(prepared), cancellation)) as steps:
             for session, step in steps:
-                text = text or Writing(plan, session, self._tokenizer)
-                written += step.token_ids
+                text = text or AnswerBuilder(prepared, session, self._tokenizer)
+                token_ids += step.token_ids
                 if piece := text.add(step):
                     yield piece
         assert text is not None
@@ -329,33 +331,37 @@ class Writer:
             yield piece
         return text.answer()
 
-    def all(self, plans: Sequence[Plan], cancellation: Cancellation | None = None) -> list[Answer]:
+    def write_all(
+        self, requests: Sequence[PreparedRequest], cancellation: Cancellation | None = None
+    ) -> list[Answer]:
         """Write several answers, as many at a time as a pass takes sequences; in order.
 
         Raises:
             Cancelled: this was asked for before their end.
         """
-        texts: dict[int, Writing] = {}
-        with closing(self._runner.all([_job(plan) for plan in plans], cancellation)) as steps:
+        texts: dict[int, AnswerBuilder] = {}
+        with closing(
+            self._runner.decode_all([_job(prepared) for prepared in requests], cancellation)
+        ) as steps:
             for number, session, step in steps:
                 if number not in texts:
-                    texts[number] = Writing(plans[number], session, self._tokenizer)
+                    texts[number] = AnswerBuilder(requests[number], session, self._tokenizer)
                 texts[number].add(step)
         for text in texts.values():
             text.finish()
-        return [texts[number].answer() for number in range(len(plans))]
+        return [texts[number].answer() for number in range(len(requests))]
 
 
-def _job(plan: Plan) -> Job:
-    return Job(plan.request, plan.drafter, plan.remember)
+def _job(prepared: PreparedRequest) -> Job:
+    return Job(prepared.request, prepared.drafter, prepared.remember)
 
 
-class Writing:
+class AnswerBuilder:
     """The text of one answer: steps in, pieces that nothing takes back out."""
 
-    def __init__(self, plan: Plan, session: Session, tokenizer: Tokenizer) -> None:
-        self.session, self._plan = session, plan
-        self._decoder, self._text = IncrementalDecoder(tokenizer), plan.stop.hold_back()
+    def __init__(self, prepared: PreparedRequest, session: Session, tokenizer: Tokenizer) -> None:
+        self.session, self._prepared = session, prepared
+        self._decoder, self._text = IncrementalDecoder(tokenizer), prepared.stop.hold_back()
         self._pieces: list[str] = []
 
     def add(self, step: Step) -> str:
@@ -371,8 +377,8 @@ class Writing:
 
     def answer(self) -> Answer:
         """Put the finished answer together."""
-        plan, text = self._plan, "".join(self._pieces)
-        return Answer.of(text, self.session.result(), plan.passages, plan.dropped)
+        prepared, text = self._prepared, "".join(self._pieces)
+        return Answer.of(text, self.session.result(), prepared.passages, prepared.dropped)
 
     def _keep(self, piece: str) -> str:
         self._pieces.append(piece)
@@ -456,14 +462,14 @@ class LLM:
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.mask_ids = attach_space(self.model, space, exact=exact)
         """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
-        check_probes(drafter, self.model)
+        check_mask_ids(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
         kept = cost_file(self.model.latency_key) if keep_costs else None
         self.engine = Engine(self.model, capacity=capacity, latency_file=kept, exact=exact)
         self.token_budget = token_budget
-        self._guessing = DraftingPolicy(
+        self._drafting = DraftingPolicy(
             drafter,
             memory,
             tokenizer,
@@ -472,7 +478,7 @@ class LLM:
             remember=remember,
         )
         scheduler = Scheduler(self.engine, max_batch=given["max_batch"])
-        self._writer = Writer(Runner(scheduler, self._guessing, token_budget), tokenizer)
+        self._writer = Writer(Runner(scheduler, self._drafting, token_budget), tokenizer)
 
     @classmethod
     def load(
@@ -544,17 +550,17 @@ class LLM:
         if compile:
             self.model.compile()
         warm_up_passes(self.engine, context=context)
-        self._guessing.warm_up()
+        self._drafting.warm_up()
 
     @property
     def drafter(self) -> Drafter | None:
         """Where guesses come from; None for token trees over the texts and the past."""
-        return self._guessing.drafter
+        return self._drafting.drafter
 
     @property
     def memory(self) -> Memory:
         """What earlier requests taught, by namespace."""
-        return self._guessing.memory
+        return self._drafting.memory
 
     @property
     def context_length(self) -> int | None:
@@ -611,8 +617,8 @@ class LLM:
             CapacityError: prompt and answer do not fit the context.
         """
         if not is_batch(prompt):
-            return self._writer.stream(self._plan(prompt, references, settings)).finish()
-        return self._writer.all(self._plans(prompt, references, settings))
+            return self._writer.stream(self._prepare(prompt, references, settings)).finish()
+        return self._writer.write_all(self._prepare_batch(prompt, references, settings))
 
     def stream(
         self,
@@ -627,17 +633,19 @@ class LLM:
         """
         if is_batch(prompt):
             raise ConfigurationError("a stream takes one prompt: call stream for each of a batch")
-        return self._writer.stream(self._plan(prompt, references, settings))
+        return self._writer.stream(self._prepare(prompt, references, settings))
 
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
         """Complete a prompt as ``generate`` does, for asyncio; cancelling it ends it."""
         if is_batch(prompt):
-            return await unless_cancelled(
-                lambda asked: self._writer.all(self._plans(prompt, references, settings), asked)
+            return await run_cancellable(
+                lambda asked: self._writer.write_all(
+                    self._prepare_batch(prompt, references, settings), asked
+                )
             )
-        return await answered(self.stream(prompt, references=references, **settings))
+        return await await_answer(self.stream(prompt, references=references, **settings))
 
     def astream(
         self,
@@ -649,23 +657,27 @@ class LLM:
         """Complete one prompt piece by piece, for asyncio; leaving the loop over it ends it."""
         return AsyncStream(self.stream(prompt, references=references, **settings))
 
-    def _plans(self, prompts: Any, references: Sequence[Any], settings: Settings) -> list[Plan]:
+    def _prepare_batch(
+        self, prompts: Any, references: Sequence[Any], settings: Settings
+    ) -> list[PreparedRequest]:
         claim_torch()
         settings = check_settings(settings)
         each = references_per_prompt(references, len(prompts))
-        return [self._plan(one, own, settings) for one, own in zip(prompts, each, strict=True)]
+        return [self._prepare(one, own, settings) for one, own in zip(prompts, each, strict=True)]
 
-    def _plan(self, prompt: Any, references: Sequence[AnyReference], settings: Settings) -> Plan:
+    def _prepare(
+        self, prompt: Any, references: Sequence[AnyReference], settings: Settings
+    ) -> PreparedRequest:
         claim_torch()
         settings, references = check_settings(settings), as_reference_list(references)
-        plan = make_plan(
+        prepared = prepare_request(
             self.model,
             self.tokenizer,
             prompt,
             references,
             settings,
             defaults=self._defaults,
-            room=self.engine.max_tokens,
+            max_tokens=self.engine.max_tokens,
         )
-        self.engine.check_fits(plan.request)
-        return plan
+        self.engine.check_fits(prepared.request)
+        return prepared

@@ -69,7 +69,7 @@ class Passage:
 
     def citation_at(self, offset: int) -> str:
         """Where the character at an offset of the text stands: on its own page or line."""
-        page, line = self._place_at(offset)
+        page, line = self._location_at(offset)
         place = page if page is not None else line
         where = self.path or self.passage_id
         return where if place is None else f"{where}:{place}"
@@ -79,7 +79,7 @@ class Passage:
 
         Its id is the whole passage's, which is where it is to be found again.
         """
-        page, line = self._place_at(start)
+        page, line = self._location_at(start)
         places = tuple((at - start, number) for at, number in self.places if start < at < end)
         return replace(
             self,
@@ -91,7 +91,7 @@ class Passage:
             places=places,
         )
 
-    def _place_at(self, offset: int) -> tuple[int | None, int | None]:
+    def _location_at(self, offset: int) -> tuple[int | None, int | None]:
         last = bisect_right(self.places, offset, key=itemgetter(0)) - 1
         since, number = self.places[last] if last >= 0 else (0, self.page or self.line)
         if self.page is not None:
@@ -126,7 +126,7 @@ _RULE = re.compile(  # no two parts of it can match the same characters: it neve
     r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
 )
 _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
-_GOES_ON = re.compile(
+_UNFINISHED_LINE = re.compile(
     r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
 )
 _END = re.compile(
@@ -271,7 +271,7 @@ def _starts_run(previous: str, line: str) -> bool:
     ended, started = previous.strip(), line.lstrip()
     if started[0].islower() or len(ended) >= _SHORT_LINE:
         return False
-    return not _GOES_ON.search(ended)
+    return not _UNFINISHED_LINE.search(ended)
 
 
 def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
@@ -284,12 +284,12 @@ def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
         stop = found.start() + len(closing)
         if _ABBREVIATION.search(text[max(position, found.start() - 12) : found.start()]):
             continue
-        yield from _shortened(text, position, stop)
+        yield from _split_long(text, position, stop)
         position = found.end()
-    yield from _shortened(text, position, end)
+    yield from _split_long(text, position, end)
 
 
-def _shortened(text: str, start: int, end: int) -> Iterator[Span]:
+def _split_long(text: str, start: int, end: int) -> Iterator[Span]:
     """A very long sentence is no prose but lines without stops: take it line by line."""
     while end - start > _LONG_SENTENCE:
         newline = text.find("\n", start, end)

@@ -81,7 +81,7 @@ def cost_file(key: str) -> Path | None:
 
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
-_READABLE = 0o644
+_DEFAULT_MODE = 0o644
 _PREFIX, _SUFFIX = ".ragaccel-", ".part"
 
 
@@ -97,25 +97,25 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """
     ensure_parent_dir(path)
     _remove_abandoned(path.parent)
-    handle, fresh = _open_part(path.parent)
+    handle, temporary = _open_temporary(path.parent)
     try:
         with open(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             if not private:
-                os.chmod(fresh, _mode_of(path))
+                os.chmod(temporary, _mode_of(path))
             if fcntl is not None:  # elsewhere an open file cannot be moved
-                os.replace(fresh, path)
+                os.replace(temporary, path)
         if fcntl is None:
-            os.replace(fresh, path)
+            os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(fresh)
+            os.unlink(temporary)
         raise
 
 
-def _open_part(folder: Path) -> tuple[int, str]:
+def _open_temporary(folder: Path) -> tuple[int, str]:
     """Make a file with a name of its own, locked as long as it is open: that tells it is in use."""
     while True:
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
@@ -155,15 +155,15 @@ def _mode_of(path: Path) -> int:
     try:
         return stat.S_IMODE(os.stat(path).st_mode)
     except OSError:
-        return _READABLE
+        return _DEFAULT_MODE
 
 
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer would hold the opening for ever
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_FOLDER = getattr(os, "O_DIRECTORY", 0)
-_WALKS = os.open in os.supports_dir_fd and bool(_NO_LINK)
-_LEAST_BLOCK = 1 << 16
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer would hold the opening for ever
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+_HAS_DIR_FD = os.open in os.supports_dir_fd and bool(_NOFOLLOW)
+_MIN_BLOCK = 1 << 16
 
 
 class NotRegularError(OSError):
@@ -196,13 +196,13 @@ def read_regular_file(path: Path, max_bytes: int, *, inside: Path | None = None)
         if size > max_bytes:
             raise TooLargeError(path, size, max_bytes)
         parts: list[bytes] = []
-        room = (
+        bytes_left = (
             max_bytes + 1
         )  # a file may grow meanwhile, and those of /proc say that they are empty
-        while room and (part := file.read(min(room, max(size + 1, _LEAST_BLOCK)))):
+        while bytes_left and (part := file.read(min(bytes_left, max(size + 1, _MIN_BLOCK)))):
             parts.append(part)
-            room -= len(part)
-    if not room:
+            bytes_left -= len(part)
+    if not bytes_left:
         raise TooLargeError(path, max_bytes + 1, max_bytes)
     return b"".join(parts)
 
@@ -219,7 +219,7 @@ def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
         OSError: It is missing or cannot be opened.
     """
     try:
-        handle = os.open(path, _READ | _NO_WAIT) if inside is None else _open_below(inside, path)
+        handle = os.open(path, _READ | _NONBLOCK) if inside is None else _open_below(inside, path)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise NotRegularError(error.errno, "not a regular file", str(path)) from None
@@ -229,7 +229,7 @@ def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
-        return open(handle, "rb", buffering=_LEAST_BLOCK)
+        return open(handle, "rb", buffering=_MIN_BLOCK)
     except BaseException:
         os.close(handle)
         raise
@@ -240,21 +240,21 @@ def _open_below(root: Path, path: Path) -> int:
     *folders, name = path.relative_to(root).parts
     if ".." in (*folders, name):
         raise NotRegularError(errno.EINVAL, "outside its folder", str(path))
-    if not _WALKS:
+    if not _HAS_DIR_FD:
         return _open_checked(root, path)
-    inner = os.open(root, _READ | _FOLDER)
+    inner = os.open(root, _READ | _DIRECTORY)
     try:
         for folder in folders:
-            outer, inner = inner, os.open(folder, _READ | _FOLDER | _NO_LINK, dir_fd=inner)
+            outer, inner = inner, os.open(folder, _READ | _DIRECTORY | _NOFOLLOW, dir_fd=inner)
             os.close(outer)
-        return os.open(name, _READ | _NO_WAIT | _NO_LINK, dir_fd=inner)
+        return os.open(name, _READ | _NONBLOCK | _NOFOLLOW, dir_fd=inner)
     finally:
         os.close(inner)
 
 
 def _open_checked(root: Path, path: Path) -> int:
     """Open a file where steps cannot be opened one by one, then look whether a link led there."""
-    handle = os.open(path, _READ | _NO_WAIT)
+    handle = os.open(path, _READ | _NONBLOCK)
     real = Path(os.path.realpath(path))
     straight = Path(os.path.realpath(root)) / path.relative_to(root)
     if real != straight or not os.path.samestat(os.fstat(handle), os.lstat(straight)):

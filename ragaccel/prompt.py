@@ -208,7 +208,7 @@ Question: {question}"""
 
 MAX_SENTENCES = 64  # that a chat template with documents can number
 MAX_TITLE = 60  # characters: titles were cut to 16 tokens where the bundled reader learned
-_GLUE_TOKENS = 2  # that such a template writes round a passage: markers, its citation
+_MARGIN_TOKENS = 2  # that such a template writes round a passage: markers, its citation
 _FIELDS = frozenset({"question", "passages"})
 
 
@@ -261,12 +261,12 @@ def build_prompt(
     for passage in passages:
         check_passage(passage)
     _check_template(template)
-    layout = _Layout(tokenizer, question.strip(), template)
-    kept_turns = _fitting_history(layout, history, max_tokens)
-    kept = layout.fitting(passages, kept_turns, max_tokens)
-    encoded = layout.encode(kept, kept_turns)
+    renderer = _PromptRenderer(tokenizer, question.strip(), template)
+    kept_history = _fitting_history(renderer, history, max_tokens)
+    kept = renderer.fit_passages(passages, kept_history, max_tokens)
+    encoded = renderer.encode(kept, kept_history)
     references = [
-        *layout.references(encoded, kept),
+        *renderer.references(encoded, kept),
         *_history_references(history, tokenizer, encoded),
     ]
     return Prompt(
@@ -275,7 +275,7 @@ def build_prompt(
         passages=tuple(kept),
         dropped=tuple(passage for passage in passages if not any(passage is k for k in kept)),
         text=encoded.text,
-        dropped_messages=len(history) - len(kept_turns),
+        dropped_messages=len(history) - len(kept_history),
     )
 
 
@@ -289,38 +289,38 @@ def number_passages(passages: Sequence[Passage]) -> str:
     )
 
 
-class _Layout:
+class _PromptRenderer:
     """How one question is written for one model, whatever passages and turns go with it."""
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
-        self.by_documents = template is None and renders_documents(tokenizer)
+        self.uses_documents = template is None and renders_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
         """The whole prompt, with the characters of every token."""
-        text, is_plain = self._text(passages, history)
+        text, is_plain = self._render_text(passages, history)
         return encode_text(self.tokenizer, text, add_special_tokens=is_plain)
 
     def size(self, passages: Sequence[Passage], history: Sequence[Message]) -> int:
         """How many tokens the whole prompt takes."""
-        text, is_plain = self._text(passages, history)
+        text, is_plain = self._render_text(passages, history)
         return len(self.tokenizer.encode(text, add_special_tokens=is_plain))
 
-    def fitting(
+    def fit_passages(
         self, passages: Sequence[Passage], history: Sequence[Message], max_tokens: int | None
     ) -> list[Passage]:
         """The passages that fit, in their order."""
-        wanted = self._numberable(passages)
+        wanted = self._limit_sentences(passages)
         if max_tokens is None or not wanted:
             return wanted
         around = self.size([], history)
         sizes = [self.size([passage], history) - around for passage in wanted]
-        room = max_tokens - around
-        while kept := _packed(wanted, sizes, room):
+        budget = max_tokens - around
+        while kept := _pack(wanted, sizes, budget):
             excess = self.size(kept, history) - max_tokens
             if excess <= 0:
                 return kept
-            room -= excess
+            budget -= excess
         raise CapacityError(
             f"none of {len(passages)} passages fits: the smallest takes {min(sizes):,} tokens, the "
             f"question leaves {max(0, max_tokens - around):,} of {max_tokens:,}: lower "
@@ -331,9 +331,9 @@ class _Layout:
         """The passages as references, cut from the prompt one after the other."""
         made: list[Reference] = []
         at = 0
-        margin = _GLUE_TOKENS if self.by_documents else 0
+        margin = _MARGIN_TOKENS if self.uses_documents else 0
         for passage, weight in zip(passages, rank_weights(passages), strict=True):
-            pieces = _sentences(passage) if self.by_documents else [passage.text]
+            pieces = _sentences(passage) if self.uses_documents else [passage.text]
             found = _find_in_order(encoded.text, [piece.strip() for piece in pieces], at)
             own = encoded.cut(*found, margin) if found is not None else ()
             if found is not None and own:
@@ -346,38 +346,40 @@ class _Layout:
                 )
         return made
 
-    def _text(self, passages: Sequence[Passage], history: Sequence[Message]) -> tuple[str, bool]:
+    def _render_text(
+        self, passages: Sequence[Passage], history: Sequence[Message]
+    ) -> tuple[str, bool]:
         """The prompt's text, and whether it is plain: no chat template wrote special tokens."""
         # What others wrote may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
         shown = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
-        written = self._write(shown, [escaper.escape_message(turn) for turn in history])
+        written = self._render(shown, [escaper.escape_message(message) for message in history])
         if isinstance(written, str):
             return written, True
-        documents = [_as_document(p, escape) for p in passages] if self.by_documents else None
+        documents = [_as_document(p, escape) for p in passages] if self.uses_documents else None
         return self.tokenizer.chat_text(written, documents=documents), False
 
-    def _write(
+    def _render(
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> str | Sequence[Message]:
         question = self.tokenizer.escaper.escape(self.question)
         if callable(self.template):
             return self.template(question, passages, history)
-        if self.by_documents:
+        if self.uses_documents:
             return [*history, {"role": "user", "content": question}]
         form = self.template or DEFAULT_TEMPLATE
         content = form.format(question=question, passages=number_passages(passages))
         if self.tokenizer.has_chat_template:
             return [*history, {"role": "user", "content": content}]
-        said = "".join(f"{turn['role']}: {turn['content']}\n\n" for turn in history)
+        said = "".join(f"{message['role']}: {message['content']}\n\n" for message in history)
         return said + content + ("" if self.template else "\n\nAnswer:")
 
-    def _numberable(self, passages: Sequence[Passage]) -> list[Passage]:
+    def _limit_sentences(self, passages: Sequence[Passage]) -> list[Passage]:
         """All passages, or those whose sentences a template with documents can number together."""
-        if not self.by_documents:
+        if not self.uses_documents:
             return list(passages)
-        return _packed(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
+        return _pack(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
 
 
 def check_history(history: Any) -> None:
@@ -388,10 +390,10 @@ def check_history(history: Any) -> None:
     """
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
         raise ConfigurationError(f"history is a list of messages, not {shown(history)}")
-    for turn in history:
-        if not isinstance(turn, Mapping) or not {"role", "content"} <= turn.keys():
+    for message in history:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ConfigurationError(
-                f"a message of the history has a role and a content, unlike {shown(turn)}"
+                f"a message of the history has a role and a content, unlike {shown(message)}"
             )
 
 
@@ -417,10 +419,10 @@ def renders_documents(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the documents it is given; it may just name them."""
     if not tokenizer.takes_documents:
         return False
-    probe = Passage("", "Probe.", title="Probe")
+    sample = Passage("", "Probe.", title="Probe")
     asked = [{"role": "user", "content": "?"}]
     try:
-        return probe.text in tokenizer.chat_text(asked, documents=[_as_document(probe, str)])
+        return sample.text in tokenizer.chat_text(asked, documents=[_as_document(sample, str)])
     except ConfigurationError:  # documents of another shape
         return False
 
@@ -448,36 +450,36 @@ def _sentences(passage: Passage) -> list[str]:
     return [*lines[: MAX_SENTENCES - 1], " ".join(lines[MAX_SENTENCES - 1 :])][: len(lines)]
 
 
-def _packed(passages: Sequence[Passage], sizes: Sequence[int], room: int) -> list[Passage]:
+def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> list[Passage]:
     """The passages that fit in the room, best first; a smaller one may take what a larger left."""
     kept: list[Passage] = []
     for passage, size in zip(passages, sizes, strict=True):
-        if size <= room:
+        if size <= budget:
             kept.append(passage)
-            room -= size
+            budget -= size
     return kept
 
 
 def _fitting_history(
-    layout: _Layout, history: Sequence[Message], max_tokens: int | None
+    renderer: _PromptRenderer, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
     """The newest turns that leave half of the room to the passages, from one of the user's on."""
     if max_tokens is None:
         return history
-    alone = layout.size([], [])
+    alone = renderer.size([], [])
     if alone > max_tokens:
         raise CapacityError(
             f"the question and its instructions take {alone:,} tokens, and there is room for "
             f"{max_tokens:,} before the answer: shorten the question or lower max_new_tokens"
         )
-    room = alone + (max_tokens - alone) // 2
-    turns = list(history)
-    first = int(bool(turns) and turns[0].get("role") == "system")
-    while len(turns) > first and (
-        turns[first].get("role") == "assistant" or layout.size([], turns) > room
+    budget = alone + (max_tokens - alone) // 2
+    messages = list(history)
+    first = int(bool(messages) and messages[0].get("role") == "system")
+    while len(messages) > first and (
+        messages[first].get("role") == "assistant" or renderer.size([], messages) > budget
     ):
-        turns.pop(first)
-    return turns
+        messages.pop(first)
+    return messages
 
 
 def _history_references(
@@ -485,9 +487,9 @@ def _history_references(
 ) -> list[Reference]:
     return [
         reference
-        for turn in history
+        for message in history
         for reference in references_from_text(
-            str(turn["content"]), tokenizer, encoded, weight=HISTORY_WEIGHT
+            str(message["content"]), tokenizer, encoded, weight=HISTORY_WEIGHT
         )
     ]
 
@@ -656,10 +658,12 @@ def _kind_of_item(item: Any) -> str:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    Turn = dict[str, Any]
+    MessageDict = dict[str, Any]
 
 
-def adapt_messages(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> list[Turn]:
+def adapt_messages(
+    messages: list[MessageDict], render: Callable[[list[MessageDict]], Any]
+) -> list[MessageDict]:
     """Return the turns as they are; fewer, where the chat template wants its roles to alternate.
 
     Templates say what they do not take by raising an error. Neighbouring turns of one role are
@@ -667,15 +671,15 @@ def adapt_messages(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> l
     that call tools, tell a result or hold other than text stay by themselves.
 
     Args:
-        turns: messages as chat templates read them, ``{"role": ..., "content": ...}``.
-        lay_out: writes turns out, such as ``llm.tokenizer.chat_text``.
+        messages: as chat templates read them, ``{"role": ..., "content": ...}``.
+        render: writes them out, such as ``llm.tokenizer.chat_text``.
 
     Raises:
         ConfigurationError: the template rejects them in every way; the error is that of the first.
     """
     first: ConfigurationError | None = None
-    for changed in (turns, _merged(turns), _merged(_without_system(turns))):
-        error = _refusal(lay_out, changed)
+    for changed in (messages, _merged(messages), _merged(_system_as_user(messages))):
+        error = _render_error(render, changed)
         if error is None:
             return changed
         first = first or error
@@ -683,30 +687,40 @@ def adapt_messages(turns: list[Turn], lay_out: Callable[[list[Turn]], Any]) -> l
     raise first
 
 
-def _refusal(lay_out: Callable[[list[Turn]], Any], turns: list[Turn]) -> ConfigurationError | None:
+def _render_error(
+    render: Callable[[list[MessageDict]], Any], messages: list[MessageDict]
+) -> ConfigurationError | None:
     try:
-        lay_out(turns)
+        render(messages)
     except ConfigurationError as error:
         return error
     return None
 
 
-def _merged(turns: Sequence[Turn]) -> list[Turn]:
+def _merged(messages: Sequence[MessageDict]) -> list[MessageDict]:
     """Turns of one role after another put together."""
-    made: list[Turn] = []
-    for turn in turns:
-        if made and _is_plain(turn) and _is_plain(made[-1]) and made[-1]["role"] == turn["role"]:
-            texts = (made[-1]["content"], turn["content"])
+    made: list[MessageDict] = []
+    for message in messages:
+        if (
+            made
+            and _is_plain(message)
+            and _is_plain(made[-1])
+            and made[-1]["role"] == message["role"]
+        ):
+            texts = (made[-1]["content"], message["content"])
             made[-1] = {**made[-1], "content": "\n\n".join(filter(None, texts))}
         else:
-            made.append(turn)
+            made.append(message)
     return made
 
 
-def _without_system(turns: Sequence[Turn]) -> list[Turn]:
-    return [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns]
+def _system_as_user(messages: Sequence[MessageDict]) -> list[MessageDict]:
+    return [
+        {**message, "role": "user"} if message["role"] == "system" else message
+        for message in messages
+    ]
 
 
-def _is_plain(turn: Mapping[str, Any]) -> bool:
-    said = turn.get("content")
-    return turn["role"] != "tool" and not turn.get("tool_calls") and isinstance(said, str)
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    said = message.get("content")
+    return message["role"] != "tool" and not message.get("tool_calls") and isinstance(said, str)

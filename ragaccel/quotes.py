@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ragaccel.answer import TOKEN
+from ragaccel.answer import TOKEN_PATTERN
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.passage import is_heading, sentence_spans
 from ragaccel.retrieval.compression import nearest_sentences
@@ -46,7 +46,7 @@ Fitted on development questions by ``python -m eval.floor``.
 
 _NUM_NEAREST = 3
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
-_MOSTLY = 0.5  # of the letters
+_FOREIGN_SHARE = 0.5  # of the letters
 
 
 def refuse(
@@ -66,7 +66,7 @@ def refuse(
     embedder = _default_embedder(source)
     if embedder is None:
         return ""
-    queries = [question, *filter(None, [asked_before(question, history)])]
+    queries = [question, *filter(None, [with_previous_question(question, history)])]
     near = (nearest_sentences(embedder, query, readable) for query in queries)
     best = max((found[0].score for found in near if found), default=0.0)
     return NOT_NEAR if best < FLOOR else ""
@@ -98,12 +98,12 @@ def judge(
     elif (
         quotes
         and not refusal
-        and not (is_quote(answer.text, readable) and tells_more(answer.text, question))
+        and not (is_quote(answer.text, readable) and adds_words(answer.text, question))
     ):
         refusal = NO_QUOTE
     if not refusal:
         return answer
-    query = asked_before(question, history) or question
+    query = with_previous_question(question, history) or question
     nearest = _nearest(answer, query, source, quotes=quotes)
     if quotes and refusal != FOREIGN_SCRIPT:
         nearest = [one for one in nearest if not is_foreign(one.passage.text)]
@@ -120,22 +120,22 @@ def is_refusal(text: str) -> bool:
     return text.strip().rstrip(".") == REFUSAL.rstrip(".")
 
 
-def asked_before(question: str, history: Sequence[Message]) -> str:
+def with_previous_question(question: str, history: Sequence[Message]) -> str:
     """The question after the one that it may follow on from ("And who built it?"), if any."""
-    asked = [turn["content"] for turn in history if turn.get("role") == "user"]
+    asked = [message["content"] for message in history if message.get("role") == "user"]
     return f"{asked[-1]} {question}" if asked else ""
 
 
 def is_quote(text: str, passages: Sequence[Passage]) -> bool:
     """Whether a text, its citation and white space aside, stands in a passage and is no heading."""
-    said = _plain(_CITATION.sub("", text))
+    said = _normalized(_CITATION.sub("", text))
     return bool(said) and any(
-        said in _plain(passage.text) and not _is_heading_of(said, passage.text)
+        said in _normalized(passage.text) and not _is_heading_of(said, passage.text)
         for passage in passages
     )
 
 
-def tells_more(text: str, question: str) -> bool:
+def adds_words(text: str, question: str) -> bool:
     """Whether a quote has two words, a letter, and a word that the question does not have."""
     words, asked = _words(_CITATION.sub("", text)), _words(question)
     return (
@@ -148,7 +148,7 @@ def tells_more(text: str, question: str) -> bool:
 def is_foreign(text: str) -> bool:
     """Whether most letters of a text are of other scripts than the reader's, which is Latin."""
     letters = [character for character in text if character.isalpha()]
-    return sum(not _is_latin(letter) for letter in letters) > _MOSTLY * len(letters)
+    return sum(not _is_latin(letter) for letter in letters) > _FOREIGN_SHARE * len(letters)
 
 
 @cache
@@ -160,15 +160,15 @@ def _is_heading_of(said: str, text: str) -> bool:
     return any(
         is_heading(text, start, end)
         for start, end in sentence_spans(text)
-        if _plain(text[start:end]) == said
+        if _normalized(text[start:end]) == said
     )
 
 
 def _words(text: str) -> set[str]:
-    return {word.casefold() for word in TOKEN.findall(text) if any(map(str.isalnum, word))}
+    return {word.casefold() for word in TOKEN_PATTERN.findall(text) if any(map(str.isalnum, word))}
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.split())
 
 

@@ -12,7 +12,7 @@ from ragaccel.errors import ConfigurationError, EmptyIndexError, positive, shown
 from ragaccel.passage import Passage
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_texts, build_prompt, check_history, check_passage
-from ragaccel.quotes import asked_before, is_foreign, judge, refuse
+from ragaccel.quotes import is_foreign, judge, refuse, with_previous_question
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
-_MORE = 8  # times as many are looked at where the reader cannot read some
+_SEARCH_FACTOR = 8  # times as many are looked at where the reader cannot read some
 
 
 class PassageSource(Protocol):
@@ -146,7 +146,7 @@ class RAG:
         """Stream an answer that similar ones are guesses for, and remember it when it is whole."""
         namespace = settings.get("namespace") or ""
         similar: list[str] = []
-        with _at_leisure("answers to similar questions are not looked up"):
+        with _best_effort("answers to similar questions are not looked up"):
             similar = [found.answer for found in answers.similar(question, namespace)]
         predicted = as_texts("prediction", settings.get("prediction") or ())
         settings["prediction"] = (*predicted, *similar)
@@ -156,7 +156,7 @@ class RAG:
             with stream:
                 yield from stream
                 answer = stream.answer
-                with _at_leisure("an answer is not remembered"):
+                with _best_effort("an answer is not remembered"):
                     answers.add(question, answer.text, namespace)
                 return answer
 
@@ -185,9 +185,9 @@ class RAG:
 
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
         """The passages for a question, and for what it may follow on from ("And who built it?")."""
-        found = self._found(question)
-        if found and (whole := asked_before(question, history)):
-            found = _alternate(found, self._found(whole))[: self.k]
+        found = self._retrieve(question)
+        if found and (whole := with_previous_question(question, history)):
+            found = _interleave(found, self._retrieve(whole))[: self.k]
         if not found:
             raise EmptyIndexError(
                 "there is no passage to answer from: index a folder first, with "
@@ -200,14 +200,14 @@ class RAG:
         """Whether it is the bundled reader that answers, of which quotes are wanted."""
         return self.check_quotes and self.llm.is_bundled_reader
 
-    def _found(self, query: str) -> list[Passage]:
+    def _retrieve(self, query: str) -> list[Passage]:
         """The passages for a query; of those that the bundled reader cannot read, few or none.
 
         Where some are found, those that it can read come first, also from behind them.
         """
-        found = self._searched(query, self.k)
+        found = self._search_retriever(query, self.k)
         if self._quotes and any(is_foreign(passage.text) for passage in found):
-            more = self._searched(query, _MORE * self.k)
+            more = self._search_retriever(query, _SEARCH_FACTOR * self.k)
             found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
             if is_foreign(found[0].text) and not is_foreign(query):
                 found = self._readable(query) or found
@@ -216,10 +216,10 @@ class RAG:
     def _readable(self, query: str) -> list[Passage]:
         """What can be read of what is nearest, where the retriever leaves it out beside nearer."""
         nearest = getattr(self.retriever, "nearest", None)
-        found = [] if nearest is None else nearest(query, _MORE * self.k)
+        found = [] if nearest is None else nearest(query, _SEARCH_FACTOR * self.k)
         return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
 
-    def _searched(self, query: str, k: int) -> list[Passage]:
+    def _search_retriever(self, query: str, k: int) -> list[Passage]:
         """What the retriever finds, which must be passages."""
         found = self.retriever.search(query, k=k)
         listed = list(found) if isinstance(found, Iterable) else [found]
@@ -234,7 +234,7 @@ class RAG:
 
 
 @contextmanager
-def _at_leisure(failure: str) -> Iterator[None]:
+def _best_effort(failure: str) -> Iterator[None]:
     """Go on without what is only a help; a log says what failed."""
     try:
         yield
@@ -242,7 +242,7 @@ def _at_leisure(failure: str) -> Iterator[None]:
         logger.warning("%s: %s", failure, error)
 
 
-def _alternate(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
+def _interleave(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
     """Two rankings as one, the best of each in turn, every passage once."""
     ranks: dict[str, tuple[int, int]] = {}
     passage_of: dict[str, Passage] = {}

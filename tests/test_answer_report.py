@@ -44,8 +44,8 @@ def test_citations_say_what_was_copied_and_from_where():
     assert citations("Own words.", [LAMP, TIDE]) == []
 
 
-def test_a_place_for_people_may_be_written_otherwise():
-    cited = citations(SAID, [LAMP, TIDE], place=lambda passage: passage.title or "?")
+def test_a_caller_may_format_citations():
+    cited = citations(SAID, [LAMP, TIDE], format_citation=lambda passage: passage.title or "?")
     assert [one["citation"] for one in cited] == ["?", "Lamp"]
 
 
@@ -69,11 +69,11 @@ def test_a_report_tells_how_an_answer_was_made_and_what_it_is_from():
     assert [report[name] for name in counts] == [
         5, 4, 2, stats.acceptance_length, stats.total_seconds,
     ]  # fmt: skip
-    placed = answer.report(place=lambda passage: "here")
+    placed = answer.report(format_citation=lambda passage: "here")
     assert {one["citation"] for one in placed["citations"] + placed["passages"]} == {"here"}
 
 
-def test_what_is_left_of_a_text_is_cited_in_its_own_places():
+def test_the_rest_of_a_shortened_text_is_cited_at_its_own_offsets():
     report = answer_of(SAID).report(OIL)
     assert [(one["passage_id"], one["out_start"]) for one in report["citations"]] == [("a", 0)]
     assert [one["passage_id"] for one in report["passages"]] == ["a"]

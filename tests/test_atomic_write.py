@@ -112,7 +112,7 @@ def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else(
     assert parts(tmp_path) == ["notes.part"]
 
 
-def test_what_bears_such_a_name_and_is_no_file_is_left_alone(tmp_path):
+def test_temporary_names_that_are_no_files_are_left_alone(tmp_path):
     (tmp_path / "mine").write_text("keep")
     (tmp_path / ".ragaccel-x.part").symlink_to(tmp_path / "mine")
     os.mkfifo(tmp_path / ".ragaccel-y.part")

@@ -66,7 +66,7 @@ async def cancelled_at(passes, awaitable):
 
 @pytest.mark.parametrize("stop_at", [1, 7, 60])  # two while prompts are read, one while answering
 @pytest.mark.parametrize("what", ["one", "list", "stream"])
-def test_a_cancelled_task_ends_after_its_round(llm, what, stop_at):
+def test_a_cancelled_task_ends_after_its_step(llm, what, stop_at):
     passes = Passes(llm, stop_at)
 
     async def read():

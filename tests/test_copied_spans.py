@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragaccel.answer import TOKEN, Highlighter, Segment, cited_numbers, copied_spans, segments
+from ragaccel.answer import (
+    TOKEN_PATTERN,
+    Highlighter,
+    Segment,
+    cited_numbers,
+    copied_spans,
+    segments,
+)
 from ragaccel.passage import Passage
 
 LAMP = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
@@ -22,11 +29,11 @@ def texts_of(text, spans):
 
 def brute_force(text, given):
     """The inclusion-maximal qualifying runs, by looking at every pair of tokens."""
-    tokens = TOKEN.findall(text)
+    tokens = TOKEN_PATTERN.findall(text)
     starts = [0]
     for token in tokens:
         starts.append(starts[-1] + len(token))
-    others = [TOKEN.findall(passage.text) for passage in given]
+    others = [TOKEN_PATTERN.findall(passage.text) for passage in given]
     held = set()
     for other in others:
         for i in range(len(other)):

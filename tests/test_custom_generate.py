@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ragaccel import ConfigurationError, Passage, Reference, custom_generate
-from ragaccel.frameworks.hf_generate import _NAME
+from ragaccel.frameworks.hf_generate import _SLOT_ATTRIBUTE
 
 FAMILIES = ("llama", "mistral", "qwen2-sliding", "qwen3", "gemma3", "phi3", "gpt2", "gpt-neox")
 
@@ -246,7 +246,7 @@ class Watched(RandomDrafter):
         return super().draft(context, budget)
 
 
-def test_rows_of_one_prompt_are_drawn_apart(model):
+def test_rows_of_one_prompt_are_sampled_independently(model):
     batch = padded(some_prompts(8, 12))
     kwargs = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 8, "pad_token_id": 0}
     drafter = Watched()
@@ -315,7 +315,7 @@ def test_threads_share_an_engine_and_get_their_own_tokens(num_threads):
         found[number] = model.generate(
             **padded(prompts[number]), custom_generate=custom_generate, **kwargs
         )
-        engines.add(model.__dict__[_NAME].engine)
+        engines.add(model.__dict__[_SLOT_ATTRIBUTE].engine)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(num_threads)]
     for thread in threads:
@@ -339,7 +339,7 @@ def test_an_error_of_a_processor_reaches_its_caller_and_nothing_stays_open(model
                 custom_generate=custom_generate,
                 pad_token_id=PAD,
             )
-    engine = model.__dict__[_NAME].engine.scheduler.engine
+    engine = model.__dict__[_SLOT_ATTRIBUTE].engine.scheduler.engine
     assert not engine.prefix_cache._open
     assert_same(model, some_prompts(9))
 
@@ -347,11 +347,11 @@ def test_an_error_of_a_processor_reaches_its_caller_and_nothing_stays_open(model
 def test_an_engine_ends_with_its_model_and_is_in_no_copy():
     model = make_tiny_model("llama", seed=5)
     assert_same(model, some_prompts(9))
-    engine = weakref.ref(model.__dict__[_NAME].engine)
+    engine = weakref.ref(model.__dict__[_SLOT_ATTRIBUTE].engine)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other.__dict__[_NAME] is None
+        assert other.__dict__[_SLOT_ATTRIBUTE] is None
         assert_same(other, some_prompts(9))
-    assert b"ragaccel" not in pickle.dumps(model).replace(_NAME.encode(), b"")
+    assert b"ragaccel" not in pickle.dumps(model).replace(_SLOT_ATTRIBUTE.encode(), b"")
     assert not any("ragaccel" in name for name in model.state_dict())
     del model, other
     gc.collect()
@@ -384,7 +384,7 @@ def test_answers_are_remembered_only_where_that_is_asked_for(monkeypatch):
     model = make_tiny_model("llama", seed=7)
     prompts = some_prompts(20)
     assert_same(model, prompts)
-    memory = model.__dict__[_NAME].engine.guessing.memory
+    memory = model.__dict__[_SLOT_ATTRIBUTE].engine.drafting.memory
     assert memory.namespaces == []
     assert_same(model, prompts, custom_generate.with_settings(remember=True, namespace="a"))
     assert memory.namespaces == ["a"]

@@ -67,7 +67,7 @@ async def read(stream):
 
 def hold_everything():
     profile_lock = llm.engine.latency_profile._lock
-    locks = [shared._lock, llm.model.pass_lock, profile_lock, llm._guessing._lock]
+    locks = [shared._lock, llm.model.pass_lock, profile_lock, llm._drafting._lock]
     for lock in (*locks, llm._writer._runner.scheduler._changed, begun._busy):
         lock.acquire()
     is_held.set()
@@ -107,7 +107,7 @@ ASKED_IN_CHILDREN = """
 llm, said, codes = tiny_llm(), [], []
 is_amid, is_held, forked = threading.Event(), threading.Event(), threading.Event()
 asked = {"prompt": "The lamp burns oil. When?", "max_new_tokens": 8}
-llm._guessing.warm_up()  # from here on answers are remembered, which takes a lock
+llm._drafting.warm_up()  # from here on answers are remembered, which takes a lock
 wanted = llm.generate(**asked).text
 shared, begun, begun_for_asyncio = get_shared_model(), llm.stream(**asked), llm.astream(**asked)
 assert next(begun)
@@ -125,7 +125,7 @@ def frees():
     begun.close()
     return begun.closed
 
-with llm._guessing._lock, llm.memory.of("").history._lock:
+with llm._drafting._lock, llm.memory.of("").history._lock:
     threading.Thread(target=lambda: codes.append(in_child(frees))).start()
     while not codes:
         time.sleep(0.1)

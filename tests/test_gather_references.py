@@ -40,7 +40,7 @@ def test_passages_come_in_the_prompts_order_and_adjacent_chunks_as_tokens():
     assert as_passages([ferry, keeper, *near]) == [FERRY, KEEPER]  # neighbours are not cited
 
 
-def test_what_was_retrieved_for_a_prompt_that_does_not_show_it_shares_the_room_of_the_found():
+def test_retrieved_passages_outside_the_prompt_share_the_token_budget():
     other = Passage("other", "The chandler sells rope by the fathom, and tar.")
     assert gathered(KEEPER.text, retrieved=[other, KEEPER]) == [KEEPER, other]
     assert gathered(KEEPER.text, retrieved=[other], registry=None) == []
@@ -69,7 +69,7 @@ def test_a_document_of_which_nothing_is_in_the_prompt_is_never_used():
     assert {one.passage_id for one in gathered(FERRY.text)} == {"ferry", "fares"}
 
 
-def test_namespaces_are_kept_apart():
+def test_namespaces_are_separate():
     assert gathered(namespace="other") == []
 
 
@@ -90,7 +90,7 @@ def test_without_a_registry_there_is_what_is_given():
     ]
 
 
-def test_what_is_given_stays_and_the_rest_has_the_room_that_is_left():
+def test_given_references_stay_and_the_others_share_the_tokens_left():
     small = Passage("small", "A light. A ship. A light again.")
     registered = [FERRY, FARES, KEEPER, small]
     text = f"{PROMPT} {small.text}"

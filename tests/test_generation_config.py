@@ -141,7 +141,7 @@ def test_a_forced_first_token_follows_a_prompt_of_one(llms):
     assert answer(llm, PROMPT, ()) == generate(llm.model.model, PROMPT)
 
 
-def test_what_is_no_number_is_removed_if_so_asked():
+def test_nan_and_infinity_are_removed_if_asked():
     model = make_model(remove_invalid_values=True)
     llm = LLM(model, tiny_tokenizer(), keep_costs=False)
     with torch.no_grad():

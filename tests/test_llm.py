@@ -279,7 +279,7 @@ def test_copied_spans_do_not_depend_on_what_drafted(llm):
 
 
 def references_of(llm, prompt, references):
-    return llm._plan(prompt, references, {}).request.references
+    return llm._prepare(prompt, references, {}).request.references
 
 
 @pytest.mark.parametrize("kind", ["str", "messages", "ids", "prompt"])
@@ -293,7 +293,7 @@ def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
         "prompt": Prompt(ids, text=text),
     }[kind]
     (reference,) = references_of(llm, prompt, [LAMP])
-    prompt_ids = llm._plan(prompt, [], {}).request.prompt_ids
+    prompt_ids = llm._prepare(prompt, [], {}).request.prompt_ids
     size = len(reference.token_ids)
     places = [i for i in range(len(prompt_ids)) if prompt_ids[i : i + size] == reference.token_ids]
     assert places
@@ -301,7 +301,7 @@ def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
     assert reference.passage_id == "a"
 
 
-def test_other_references_are_tokenized_apart_and_ids_taken_as_they_are(llm):
+def test_other_references_are_tokenized_alone_and_ids_taken_as_they_are(llm):
     ids = Reference((5, 6, 7), 0.5, "own")
     made = references_of(llm, PROMPT, ["The tide rises.", ids])
     assert ids in made
@@ -469,7 +469,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_guesses_outside_the_vocabulary_change_nothing(penalty):
+def test_draft_tokens_outside_the_vocabulary_change_nothing(penalty):
     llm = tiny_llm()
     prompt, settings = [5, 6, 7], {"max_new_tokens": 12, "repetition_penalty": penalty}
     expected = llm.generate(prompt, **settings).token_ids

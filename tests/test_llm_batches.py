@@ -90,7 +90,7 @@ def test_an_error_in_a_list_closes_all_of_it(llm):
     assert not llm._writer._runner.scheduler._turns
 
 
-def test_threads_share_passes_and_keep_their_streams_apart(llm, alone):
+def test_threads_share_passes_and_get_streams_of_their_own(llm, alone):
     seen, found = watch(llm), {}
     start = threading.Barrier(len(PROMPTS))
 

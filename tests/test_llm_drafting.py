@@ -38,7 +38,7 @@ def ask(llm, prompt=PROMPT, said=SAID, **settings):
     return llm.generate(prompt, logits_processors=processors, max_new_tokens=99, **settings)
 
 
-def test_what_was_answered_before_is_guessed_the_next_time():
+def test_an_earlier_answer_is_drafted_the_next_time():
     llm = new_llm()
     first, second = ask(llm), ask(llm)
     assert first.text == second.text == SAID
@@ -58,7 +58,7 @@ def test_a_request_that_is_not_to_remember_knows_nothing_and_teaches_nothing():
     assert llm.memory.figures().requests == 1
 
 
-def test_namespaces_are_apart():
+def test_namespaces_are_separate():
     llm = new_llm()
     first = ask(llm, namespace="mine")
     other = ask(llm, namespace="yours")
@@ -144,7 +144,7 @@ def test_answers_are_the_models_own_whatever_is_remembered():
     ) == (plain.token_ids)
 
 
-def test_a_prediction_is_guessed_from_the_first_token_on():
+def test_a_prediction_is_drafted_from_the_first_token_on():
     llm = new_llm()
     without = ask(llm, remember=False)
     given = ask(llm, remember=False, prediction=SAID)
@@ -162,7 +162,7 @@ def test_a_prediction_that_is_no_text_is_refused(wrong):
         new_llm().generate(PROMPT, prediction=wrong)
 
 
-def test_until_drafting_is_compiled_one_span_is_copied_and_nothing_remembered(monkeypatch):
+def test_before_the_jit_warm_up_ends_one_span_is_copied_and_nothing_remembered(monkeypatch):
     monkeypatch.setattr("ragaccel.drafting.policy.JIT_WARMUP", JitWarmup())
     llm = new_llm(drafter=None)
     monkeypatch.setattr(JitWarmup, "is_ready", lambda self: False)
@@ -274,20 +274,20 @@ def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_pa
     assert new_llm().engine.latency_profile.path.parent == tmp_path / "costs"
     assert new_llm(keep_costs=False).engine.latency_profile.path is None
 
-    def homeless():
+    def without_home():
         raise RuntimeError("could not determine home directory")
 
-    monkeypatch.setattr("ragaccel.paths.data_dir", homeless)
+    monkeypatch.setattr("ragaccel.paths.data_dir", without_home)
     assert new_llm().engine.latency_profile.path is None
 
 
-def test_tokenizers_are_told_apart_by_their_vocabulary():
+def test_tokenizers_are_distinguished_by_their_vocabulary():
     one, same = Tokenizer(tiny_tokenizer()), Tokenizer(tiny_tokenizer(None))
     other = Tokenizer(small_tokenizers.byte_level())
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_an_llm_that_remembers_nothing_is_no_oracle_of_what_was_asked():
+def test_an_llm_without_memory_does_not_reveal_earlier_requests():
     def acceptance(**how):
         llm = tiny_llm(keep_costs=False, **how)
         lengths = [

@@ -13,7 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from ragaccel import CopyDrafter, TrieDrafter
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree, check_tree, within_vocabulary
+from ragaccel.decoding.tree import DraftTree, check_tree, limit_vocabulary
 from ragaccel.drafting.policy import JIT_WARMUP
 from ragaccel.llm import LLM
 
@@ -107,7 +107,7 @@ def test_what_is_left_is_a_tree_of_the_others(data):
     tokens = (3, *(100 * (node % 3 == 0) + node for node in range(1, n)))
     tree = DraftTree(tokens, parents, (1.0,) * n, ((),) * n)
     limit = data.draw(st.sampled_from([30, 100, 200]))
-    found = within_vocabulary(tree, limit)
+    found = limit_vocabulary(tree, limit)
     check_tree(found, 3, n)
     whole = [node for node in range(n) if all(tokens[i] < limit for i in tree.path(node)[1:])]
     paths = {tuple(tokens[i] for i in tree.path(node)) for node in whole}

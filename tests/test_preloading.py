@@ -79,7 +79,7 @@ def test_workers_use_an_index_that_was_opened_before_the_fork_with_models_of_the
         _require_reads_go_on(asked)
 
 
-def test_what_one_process_writes_all_others_read_also_when_the_parent_lets_go(folder):
+def test_what_one_process_writes_all_others_read_also_after_the_parent_closes(folder):
     with served(folder) as asked:
         asked(FIRST, "put", "first")
         asked(PARENT, "put", "parent")

@@ -158,7 +158,7 @@ def test_passages_are_packed_whole_best_first_and_the_others_reported(takes_docu
     assert build_prompt(tokenizer, QUESTION, PASSAGES, max_tokens=full - 1).passages == (LAMP, TIDE)
 
 
-def test_a_smaller_passage_takes_the_room_that_a_larger_one_left():
+def test_a_smaller_passage_fills_the_tokens_that_a_larger_one_left():
     tokenizer = WordTokenizer()
     small = len(build_prompt(tokenizer, QUESTION, [FOG]).token_ids)
     huge = Passage("h", "word " * 500)
@@ -180,7 +180,7 @@ def test_an_empty_question_is_refused():
         build_prompt(WordTokenizer(), "  ", PASSAGES)
 
 
-def test_the_oldest_turns_give_way_but_stay_references():
+def test_the_oldest_messages_are_dropped_but_stay_references():
     tokenizer = WordTokenizer()
     history = [
         {"role": "user", "content": "What rises? " + "Tell me. " * 20},
@@ -200,7 +200,7 @@ def test_the_oldest_turns_give_way_but_stay_references():
     assert len(prompt.token_ids) <= room
 
 
-def test_instructions_of_the_system_stay_when_turns_give_way():
+def test_the_system_message_stays_when_messages_are_dropped():
     tokenizer = WordTokenizer()
     history = [
         {"role": "system", "content": "Be brief."},
@@ -220,7 +220,7 @@ def test_weights_follow_scores_or_else_ranks():
     assert rank_weights([]) == []
 
 
-def test_a_text_apart_is_taken_with_and_without_a_space_before_it():
+def test_a_text_outside_the_prompt_is_tokenized_with_and_without_a_leading_space():
     tokenizer = WordTokenizer()
     plain, spaced = references_from_text("one " + "more " * 40, tokenizer)
     assert tokenizer.decode(plain.token_ids) == "one" + " more" * 40
@@ -234,7 +234,7 @@ class WordTokenizerWithoutSpaces(WordTokenizer):
         return [1, 2]
 
 
-def test_a_tokenizer_without_offsets_has_its_references_tokenized_apart():
+def test_a_tokenizer_without_offsets_has_its_references_tokenized_alone():
     class NoOffsets(WordTokenizer):
         def encode_with_offsets(self, text, add_special_tokens=True):
             raise ConfigurationError("no offsets")

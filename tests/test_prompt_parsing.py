@@ -126,7 +126,7 @@ def test_a_question_may_be_a_registered_text_itself(template, registry, tokenize
     assert list(prompt.passages) == ([] if template == "{question}" else [LAMP])
 
 
-def test_namespaces_are_kept_apart(tokenizer):
+def test_namespaces_are_separate(tokenizer):
     registry = ReferenceRegistry()
     registry.register(LAMP, namespace="a tenant")
     text = LABELLED.format(context=LAMP.text, question=QUESTION)

@@ -177,7 +177,7 @@ def quietly(request):
     return {"drafter": request.param}
 
 
-def test_answers_to_similar_questions_are_guessed_from(quietly):
+def test_answers_to_similar_questions_are_drafted_from(quietly):
     rag = remembering(Bag())
     first = ask_for(rag, "Who trims the wick?", **quietly)
     again = ask_for(rag, "Who trims the wick now?", **quietly)
@@ -189,7 +189,7 @@ def test_answers_to_similar_questions_are_guessed_from(quietly):
     assert again.passages == first.passages  # what is remembered is nothing to cite
 
 
-def test_answers_of_another_namespace_are_not_guessed_from(quietly):
+def test_answers_of_another_namespace_are_not_drafted_from(quietly):
     rag = remembering(Bag())
     first = ask_for(rag, QUESTION, namespace="mine", **quietly)
     other = ask_for(rag, QUESTION, namespace="yours", **quietly)

@@ -18,7 +18,7 @@ from ragaccel.paths import (
 @pytest.fixture(params=[True, False], ids=["step by step", "checked afterwards"])
 def _both_ways(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(regular_files, "_WALKS", False)
+        monkeypatch.setattr(regular_files, "_HAS_DIR_FD", False)
 
 
 def within(seconds, call):

@@ -76,7 +76,7 @@ def test_its_own_drafts_have_mask_tokens(llm):
 
 
 @pytest.mark.usefixtures("_free_rows")
-def test_namespaces_learn_apart(llm):
+def test_namespaces_learn_separately(llm):
     llm.generate(PROMPTS[0], max_new_tokens=30, namespace="one")
     one, two = (llm.memory.of(name).space_calibration for name in ("one", "two"))
     assert one.values != two.values

@@ -459,9 +459,9 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     terminal.show_log_warnings()
     name, memory = settings.model, settings.memory
     if name is None:
-        from ragaccel.llm import BUNDLED_READER, SUGGESTED_MODEL
+        from ragaccel.llm import BUNDLED_READER_NOTICE, SUGGESTED_MODEL
 
-        terminal.note(f"{BUNDLED_READER} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
+        terminal.note(f"{BUNDLED_READER_NOTICE} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
     with terminal.working("loading the model"):
         from ragaccel.llm import LLM
         from ragaccel.models.load import bundled_reader_path

@@ -44,7 +44,7 @@ class GenerateEngine:
         target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
         self.scheduler = Scheduler(Engine(target, latency_file=cost_file(target.latency_key)))
-        self.guessing = DraftingPolicy(None, None, None, target.vocab_size)
+        self.drafting = DraftingPolicy(None, None, None, target.vocab_size)
 
 
 class _EngineSlot:
@@ -199,7 +199,7 @@ class CustomGenerate:
     def _generate(
         self, engine: GenerateEngine, requests: Sequence[Request], *, pads_finished_rows: bool
     ) -> list[list[int]]:
-        runner = Runner(engine.scheduler, engine.guessing, self.token_budget)
+        runner = Runner(engine.scheduler, engine.drafting, self.token_budget)
         for request in requests:
             engine.scheduler.engine.check_fits(request)
         answers = self._decode(runner, requests)
@@ -218,7 +218,7 @@ class CustomGenerate:
     def _decode(self, runner: Runner, requests: Sequence[Request]) -> list[list[int]]:
         jobs = [Job(request, self.drafter, self.remember) for request in requests]
         answers: list[list[int]] = [[] for _ in jobs]
-        with closing(runner.all(jobs)) as steps:
+        with closing(runner.decode_all(jobs)) as steps:
             for row, _, step in steps:
                 answers[row] += step.token_ids
         return answers

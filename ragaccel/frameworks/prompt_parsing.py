@@ -38,13 +38,13 @@ def is_documents_only(tokenizer: Tokenizer) -> bool:
     """Whether the chat template takes documents and a question, and writes nothing else."""
     if not tokenizer.has_chat_template or not renders_documents(tokenizer):
         return False
-    turns = [
+    messages = [
         {"role": "user", "content": _EARLIER},
         {"role": "assistant", "content": "An answer."},
         {"role": "user", "content": "?"},
     ]
     try:
-        return _EARLIER not in tokenizer.chat_text(turns, documents=[])
+        return _EARLIER not in tokenizer.chat_text(messages, documents=[])
     except ConfigurationError:  # it takes no such conversation, so it does not forget one either
         return False
 

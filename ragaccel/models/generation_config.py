@@ -129,7 +129,7 @@ class GenerationDefaults:
         *,
         num_prompt: int = 1,
         eos_ids: Set[int] = frozenset(),
-        room: int | None = None,
+        max_tokens: int | None = None,
         vocab_size: int | None = None,
     ) -> Completed:
         """Complete what a request sets by what the model asks for.
@@ -138,7 +138,7 @@ class GenerationDefaults:
             settings: what the request sets; nothing of it is changed.
             num_prompt: tokens of its prompt.
             eos_ids: the tokens that end its answer.
-            room: most tokens of a prompt with its answer; ``None`` where there is no limit.
+            max_tokens: most tokens of a prompt with its answer; ``None`` where there is no limit.
             vocab_size: token ids are below; ``None`` checks none.
 
         Raises:
@@ -148,7 +148,7 @@ class GenerationDefaults:
         kinds = {type(one).__name__ for one in settings.get("logits_processors", ())}
         found: dict[str, Any] = {}
         if "max_new_tokens" not in settings:
-            found |= self._max_new_tokens(num_prompt, room)
+            found |= self._max_new_tokens(num_prompt, max_tokens)
         for name, kind, read in _PENALTIES:
             if name not in settings and kind not in kinds:
                 found |= self._one(name, getattr(self, read))
@@ -240,7 +240,7 @@ class GenerationDefaults:
         off = {name: _RULES_OFF[name] for kind, name in _CLASSES.items() if kind in kinds}
         return replace(rules, **off) if off else rules
 
-    def _max_new_tokens(self, num_prompt: int, room: int | None) -> dict[str, int]:
+    def _max_new_tokens(self, num_prompt: int, max_tokens: int | None) -> dict[str, int]:
         most = self._one("max_new_tokens", self._whole).get("max_new_tokens")
         if most is None:
             length = self._one("max_length", self._whole).get("max_length")
@@ -255,7 +255,11 @@ class GenerationDefaults:
         if most < 1:
             raise self._wrong("max_new_tokens", "1 or more")
         # What nobody asked of this request must not be why it does not fit.
-        return {"max_new_tokens": most if room is None else max(1, min(most, room - num_prompt))}
+        return {
+            "max_new_tokens": most
+            if max_tokens is None
+            else max(1, min(most, max_tokens - num_prompt))
+        }
 
     def _min_new_tokens(self, num_prompt: int) -> int:
         least = self._one("min_new_tokens", self._whole).get("min_new_tokens")

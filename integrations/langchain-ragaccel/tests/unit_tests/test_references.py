@@ -198,13 +198,13 @@ def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
     registry, seen = ReferenceRegistry(), []
     registry.register([Passage("1", WICK, path="log"), Passage("2", TIDE, path="log", start=200)])
     llm = tiny_llm()
-    plan = llm._plan
+    plan = llm._prepare
 
     def watched(prompt, references, settings):
         seen.append([type(one).__name__ for one in references])
         return plan(prompt, references, settings)
 
-    monkeypatch.setattr(llm, "_plan", watched)
+    monkeypatch.setattr(llm, "_prepare", watched)
     model = RagaccelLLM(llm=llm, registry=registry, max_tokens=1)
     model.invoke(WICK)
     model.invoke(WICK, adjacent_chunks=False)

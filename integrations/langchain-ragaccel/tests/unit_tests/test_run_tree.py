@@ -37,14 +37,14 @@ def nothing_known():
 def given(monkeypatch):
     """The passages that each prompt was answered with, by what the prompt asks."""
     llm, seen = tiny_llm(), {}
-    plan = llm._plan
+    plan = llm._prepare
 
     def watched(prompt, references, settings):
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         seen.setdefault(text, []).append({passage.passage_id for passage in references})
         return plan(prompt, references, settings)
 
-    monkeypatch.setattr(llm, "_plan", watched)
+    monkeypatch.setattr(llm, "_prepare", watched)
     return seen
 
 

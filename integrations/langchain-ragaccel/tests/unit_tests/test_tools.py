@@ -286,13 +286,13 @@ def test_what_tools_gave_back_is_found_unasked_and_so_has_room_and_a_switch(monk
             AIMessage("", tool_calls=[{**called, "id": str(number)}]),
             ToolMessage("", tool_call_id=str(number), artifact=documents[number * 20 :][:20]),
         ]
-    seen, plan = [], llm._plan
+    seen, plan = [], llm._prepare
 
     def planned(prompt, references, settings):
         seen.append([one.passage_id for one in references])
         return plan(prompt, references, settings)
 
-    monkeypatch.setattr(llm, "_plan", planned)
+    monkeypatch.setattr(llm, "_prepare", planned)
     ChatRagaccel(llm=llm, max_reference_tokens=32).invoke(told)
     ChatRagaccel(llm=llm, auto_references=False).invoke(told)
     own = HumanMessage("?", additional_kwargs={"references": documents[:9]})

@@ -87,7 +87,7 @@ def final_response(
 ) -> Response:
     """A response with what is known at the end: calls, token counts, statistics, citations."""
     text = response.message.content if isinstance(response, ChatResponse) else response.text
-    usage, report = asdict(answer.usage), answer.report(text or "", place=citation_label)
+    usage, report = asdict(answer.usage), answer.report(text or "", format_citation=citation_label)
     if calls and isinstance(response, ChatResponse):
         response.message.additional_kwargs = tool_call_kwargs(calls)
     calls_tools = any(call.is_valid for call in calls)

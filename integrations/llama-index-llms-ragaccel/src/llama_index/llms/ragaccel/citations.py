@@ -87,7 +87,7 @@ def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]
         )
     passages = [as_passage(node) for node in _source_nodes(response)]
     text = _text(response) if text is None else text
-    return citations(text, passages, place=citation_label)
+    return citations(text, passages, format_citation=citation_label)
 
 
 def citation_label(passage: Passage) -> str:
