@@ -64,7 +64,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
     @property
     def fingerprint(self) -> str:
         """Tells the vectors of this model from those of any other."""
-        return self.ready().fingerprint
+        return self.load().fingerprint
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
             return type(self.embedder).__name__
         return str(self.model or "all-MiniLM-L6-v2")
 
-    def ready(self) -> Embedder:
+    def load(self) -> Embedder:
         """The embedder itself, as the library takes it.
 
         Raises:
@@ -84,12 +84,12 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed texts to be found; vectors of length 1."""
-        vectors: list[list[float]] = self.ready().embed_documents(list(texts)).tolist()
+        vectors: list[list[float]] = self.load().embed_documents(list(texts)).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a text to find by; a vector of length 1."""
-        vector: list[float] = self.ready().embed_query(text).tolist()
+        vector: list[float] = self.load().embed_query(text).tolist()
         return vector
 
 

@@ -125,7 +125,7 @@ class RagaccelRetriever(BaseRetriever):
         *,
         index: str | Path | None = None,
         embeddings: RagaccelEmbeddings | None = None,
-        indexing: Mapping[str, Any] | None = None,
+        index_kwargs: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> RagaccelRetriever:
         """Bring the index of a folder up to date, then search it; only what is new is embedded.
@@ -134,7 +134,8 @@ class RagaccelRetriever(BaseRetriever):
             folder: Where the documents are.
             index: The index file; without one it is kept in the folder.
             embeddings: What embeds the documents, and the questions later.
-            indexing: Further arguments of ``ragaccel.index_folder``, e.g. ``{"include": [...]}``.
+            index_kwargs: Further arguments of ``ragaccel.index_folder``, such as
+                ``{"include": ["*.txt"]}``.
             **fields: Those of the retriever, e.g. ``k``.
         """
         from ragaccel import Store, index_folder
@@ -143,7 +144,7 @@ class RagaccelRetriever(BaseRetriever):
         embeddings = embeddings or RagaccelEmbeddings()
         path = default_index_path(folder) if index is None else Path(index)
         with Store(path) as store:
-            index_folder(store, embeddings.ready(), folder, **dict(indexing or {}))
+            index_folder(store, embeddings.load(), folder, **dict(index_kwargs or {}))
         return cls(index=path, embeddings=embeddings, **fields)
 
     def _get_relevant_documents(
@@ -181,4 +182,4 @@ def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
     from ragaccel.retrieval.store import default_index_path
 
     place = default_index_path(path) if path.is_dir() else path
-    return open_retriever(place, embeddings.ready())
+    return open_retriever(place, embeddings.load())

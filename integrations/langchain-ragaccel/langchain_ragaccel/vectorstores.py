@@ -54,30 +54,30 @@ def as_condition(filter: Filter | None) -> Condition | None:  # noqa: A002
         return filter
     if not isinstance(filter, Mapping):
         raise ConfigurationError(f"a filter is a dictionary or a function, not {filter!r}")
-    conditions = [_metadata_condition(name, asked) for name, asked in filter.items()]
+    conditions = [_metadata_condition(name, expected) for name, expected in filter.items()]
     return lambda document: all(holds(document.metadata) for holds in conditions)
 
 
-def _metadata_condition(name: str, asked: Any) -> Callable[[Mapping[str, Any]], bool]:
+def _metadata_condition(name: str, expected: Any) -> Callable[[Mapping[str, Any]], bool]:
     if name in ("$and", "$or"):
         joined = all if name == "$and" else any
-        parts = [_joint_condition(part) for part in _require_list(name, asked)]
+        parts = [_joint_condition(part) for part in _require_list(name, expected)]
         return lambda metadata: joined(holds(metadata) for holds in parts)
     if name == "$not":
-        holds = _joint_condition(asked)
+        holds = _joint_condition(expected)
         return lambda metadata: not holds(metadata)
     if name.startswith("$"):
         raise ConfigurationError(f"a filter combines by $and, $or and $not, not by {name}")
-    if not (isinstance(asked, Mapping) and any(str(key).startswith("$") for key in asked)):
-        return lambda metadata: name in metadata and metadata[name] == asked
-    tests = [_comparison(key, value) for key, value in asked.items()]
+    if not (isinstance(expected, Mapping) and any(str(key).startswith("$") for key in expected)):
+        return lambda metadata: name in metadata and metadata[name] == expected
+    tests = [_comparison(key, value) for key, value in expected.items()]
     return lambda metadata: all(test(metadata, name) for test in tests)
 
 
-def _joint_condition(asked: Any) -> Callable[[Mapping[str, Any]], bool]:
-    if not isinstance(asked, Mapping):
-        raise ConfigurationError(f"a part of a filter is a dictionary, not {asked!r}")
-    conditions = [_metadata_condition(name, value) for name, value in asked.items()]
+def _joint_condition(expected: Any) -> Callable[[Mapping[str, Any]], bool]:
+    if not isinstance(expected, Mapping):
+        raise ConfigurationError(f"a part of a filter is a dictionary, not {expected!r}")
+    conditions = [_metadata_condition(name, value) for name, value in expected.items()]
     return lambda metadata: all(holds(metadata) for holds in conditions)
 
 

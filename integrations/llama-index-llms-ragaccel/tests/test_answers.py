@@ -132,14 +132,14 @@ def test_stop_strings_end_answers_across_tokens_and_drafts(stop, references):
         assert ways[0].raw["ragaccel"]["accepted_tokens"] > 10
 
 
-def test_an_answer_of_no_text_is_one_piece():
+def test_an_empty_answer_is_one_piece():
     llm = Ragaccel(llm=tiny_llm())
     pieces = list(llm.stream_chat(MESSAGES, logits_processors=[Say("")]))
     assert [(piece.delta, piece.message.content) for piece in pieces] == [("", "")]
     assert pieces[0].raw["usage"]["completion_tokens"] == 1
 
 
-def test_the_system_prompt_stands_before_completions_and_predictions():
+def test_the_system_prompt_precedes_completions_and_predictions():
     llm = Ragaccel(llm=tiny_llm(), system_prompt="Be brief.", max_new_tokens=20)
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
     expected = tiny_llm().generate(turns, max_new_tokens=20).text
@@ -158,7 +158,7 @@ def test_the_system_prompt_of_a_plain_model_is_text():
     assert llm.predict(PromptTemplate(PROMPT)) == expected
 
 
-def test_prompt_functions_of_ones_own_are_used():
+def test_custom_prompt_functions_are_used():
     llm = Ragaccel(
         llm=tiny_llm(),
         completion_to_prompt=lambda text: f"Q: {text}\nA:",
@@ -180,7 +180,7 @@ def test_a_query_wrapper_is_put_round_a_completion():
     assert llm.complete(PROMPT).text == tiny_llm().generate(turns, max_new_tokens=20).text
 
 
-def test_what_is_known_of_an_answer_is_not_written_into_later_prompts():
+def test_answer_metadata_is_not_written_into_later_prompts():
     llm = Ragaccel(llm=tiny_llm())
     response = llm.chat(MESSAGES, max_new_tokens=5)
     assert response.message.additional_kwargs == {}

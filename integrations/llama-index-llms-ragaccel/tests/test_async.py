@@ -49,7 +49,7 @@ class Held(RecordingLLM):
 
 @pytest.mark.parametrize("where", ["preparing", "answering"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_event_loop_goes_on(method, where):
+def test_the_event_loop_is_not_blocked(method, where):
     held = Held(where)
 
     async def ask():
@@ -63,7 +63,7 @@ def test_the_event_loop_goes_on(method, where):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
+def test_a_model_is_loaded_off_the_event_loop(method, monkeypatch):
     ticked = threading.Event()
 
     def load(name, **options):
@@ -85,7 +85,7 @@ def test_a_model_is_loaded_beside_the_event_loop(method, monkeypatch):
     assert asyncio.run(ask()) == "Noted, and thank you."
 
 
-def test_calls_on_a_model_that_is_loading_hold_up_no_other(monkeypatch):
+def test_calls_on_a_loading_model_do_not_block_others(monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def load(name, **options):
@@ -134,7 +134,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_cancelled_task_frees_its_request_and_the_next_one_is_served(method):
+def test_a_cancelled_task_frees_its_request_for_the_next(method):
     watched = Watched()
     llm = Ragaccel(llm=watched.llm)
 
@@ -185,7 +185,7 @@ def test_leaving_a_stream_frees_its_request(method):
 
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat", *METHODS[2:]])
-def test_leaving_a_stream_ends_it_though_others_hold_it(method):
+def test_leaving_a_stream_ends_it_despite_other_references(method):
     double = RecordingLLM()
 
     async def leave():
@@ -202,7 +202,7 @@ def test_leaving_a_stream_ends_it_though_others_hold_it(method):
     assert stream.closed
 
 
-def test_an_error_reaches_whoever_reads():
+def test_an_error_is_raised_to_the_reader():
     class Broken(RecordingLLM):
         def _pieces(self, answer, text, passages):
             yield "The "
@@ -218,7 +218,7 @@ def test_an_error_reaches_whoever_reads():
             asyncio.run(read(llm, method))
 
 
-def test_calls_at_one_time_get_their_own_answers():
+def test_concurrent_calls_get_their_own_answers():
     llm = Ragaccel(llm=LLM(tiny_model(), tiny_tokenizer(), keep_costs=False), max_new_tokens=12)
     questions = [f"Who trims wick number {i}?" for i in range(24)]
 

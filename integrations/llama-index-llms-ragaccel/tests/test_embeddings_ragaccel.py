@@ -59,10 +59,10 @@ def test_making_one_loads_nothing():
 
 
 def test_those_that_name_the_same_model_share_it():
-    assert RagaccelEmbedding().ready() is RagaccelEmbedding().ready()
+    assert RagaccelEmbedding().load() is RagaccelEmbedding().load()
 
 
-def test_it_is_said_in_a_dictionary_and_made_of_it_again():
+def test_to_dict_and_from_dict_round_trip():
     embedding = RagaccelEmbedding(embed_batch_size=7)
     told = embedding.to_dict()
     assert told["class_name"] == "RagaccelEmbedding"
@@ -72,12 +72,12 @@ def test_it_is_said_in_a_dictionary_and_made_of_it_again():
     assert again.embedder is None
 
 
-def test_a_ready_model_is_never_taken_for_the_one_that_is_named():
+def test_a_ready_embedder_is_not_confused_with_the_named_model():
     embedder = HashEmbedder()
     told = RagaccelEmbedding(embedder=embedder).to_dict()
     with pytest.raises(ValueError, match="give it again"):
         RagaccelEmbedding.from_dict(told)
-    assert RagaccelEmbedding.from_dict(told, embedder=embedder).ready() is embedder
+    assert RagaccelEmbedding.from_dict(told, embedder=embedder).load() is embedder
     assert (
         pickle.loads(pickle.dumps(RagaccelEmbedding())).to_dict() == RagaccelEmbedding().to_dict()
     )
@@ -86,7 +86,7 @@ def test_a_ready_model_is_never_taken_for_the_one_that_is_named():
     with pytest.raises(TypeError, match="name the model instead"):
         pickle.dumps(bound)
     assert bound.get_query_embedding("x")
-    assert copy.deepcopy(bound).ready() is bound.ready()
+    assert copy.deepcopy(bound).load() is bound.load()
 
 
 def test_arguments_of_other_embeddings_are_not_passed_over():
@@ -94,7 +94,7 @@ def test_arguments_of_other_embeddings_are_not_passed_over():
         RagaccelEmbedding(model="BAAI/bge-small-en-v1.5")
 
 
-def test_a_cache_of_what_was_embedded_tells_the_models_apart():
+def test_embedding_cache_keys_depend_on_the_model():
     cache, sizes = IngestionCache(), []
     for dimension in (8, 16, 8):
         embedder = HashEmbedder(f"hash {dimension}", dimension)

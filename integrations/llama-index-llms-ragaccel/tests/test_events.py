@@ -50,7 +50,7 @@ def test_tokens_are_counted_once_and_exactly(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_callbacks_are_told_of_one_call(method):
+def test_callbacks_see_one_call(method):
     debug = LlamaDebugHandler(print_trace_on_end=False)
     llm = Ragaccel(llm=RecordingLLM(), callback_manager=CallbackManager([debug]))
     run(llm, method)
@@ -81,7 +81,7 @@ def seen():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_instrumentation_is_told_of_one_call(method, seen):
+def test_instrumentation_sees_one_call(method, seen):
     run(Ragaccel(llm=RecordingLLM()), method)
     kind = "LLMChat" if method.endswith("chat") else "LLMCompletion"
     assert seen[0] == f"{kind}StartEvent"
@@ -91,7 +91,7 @@ def test_instrumentation_is_told_of_one_call(method, seen):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_failed_call_is_told_of(method):
+def test_a_failed_call_is_reported(method):
     class Broken(RecordingLLM):
         def _pieces(self, answer, text, passages):
             yield "The "

@@ -23,7 +23,7 @@ def test_the_import_registers_one_collector():
     assert sum(isinstance(handler, RetrievalCollector) for handler in handlers) == 1
 
 
-def test_importing_and_making_one_loads_nothing_heavy():
+def test_import_and_construction_load_nothing_heavy():
     code = (
         "import sys; from llama_index.llms.ragaccel import Ragaccel; Ragaccel(); "
         "Ragaccel('no/such-model').to_dict(); "

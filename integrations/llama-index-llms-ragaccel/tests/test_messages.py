@@ -53,7 +53,7 @@ def test_an_image_is_refused():
 
 
 @pytest.mark.skipif(not hasattr(types, "ToolCallBlock"), reason="this llama-index-core has none")
-def test_calls_are_told_as_text_and_thoughts_are_not():
+def test_calls_become_text_and_thoughts_are_dropped():
     call = types.ToolCallBlock(tool_name="look_up", tool_kwargs={"term": "wick"})
     thought = types.ThinkingBlock(content="Hm.")
     (turn,) = asked([ChatMessage(role="assistant", blocks=[thought, TextBlock(text="So:"), call])])
@@ -89,7 +89,7 @@ def test_messages_are_put_together_where_it_does_not():
     ]
 
 
-def test_what_no_template_takes_is_said():
+def test_unsupported_messages_are_refused():
     with pytest.raises(ConfigurationError, match="roles must alternate"):
         asked([ChatMessage(role="assistant", content="I begin.")], ALTERNATING)
 

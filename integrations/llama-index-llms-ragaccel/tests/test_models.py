@@ -38,7 +38,7 @@ def loads(monkeypatch):
     return made
 
 
-def test_a_folder_answers_as_the_llm_of_it(folder):
+def test_a_folder_answers_like_its_llm(folder):
     llm = Ragaccel(folder, device="cpu", max_new_tokens=10)
     turns = [{"role": "user", "content": "Who trims the wick?"}]
     answer = LLM.load(folder, device="cpu").generate(turns, max_new_tokens=10)
@@ -129,13 +129,13 @@ def test_it_can_be_loaded_when_a_server_starts(loads):
     assert len(loads) == 1
 
 
-def test_objects_made_for_one_call_each_do_not_load_it_each(loads):
+def test_short_lived_objects_share_one_load(loads):
     for _ in range(3):
         Ragaccel("made/for-one-call").complete("?")
     assert len(loads) == 1
 
 
-def test_a_name_of_nothing_is_said(tmp_path):
+def test_an_unknown_model_name_is_an_error(tmp_path):
     with pytest.raises(ModelNotFoundError):
         Ragaccel(tmp_path / "nothing").complete("?")
     with pytest.raises(ModelNotFoundError):
@@ -143,7 +143,7 @@ def test_a_name_of_nothing_is_said(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-def test_a_forked_process_is_refused_at_once_and_its_parent_goes_on():
+def test_a_forked_process_is_refused():
     llm = Ragaccel(llm=RecordingLLM())
     assert asyncio.run(llm.acomplete("?")).text
     child = os.fork()

@@ -30,7 +30,7 @@ def settings_of(llm, **given):
     return llm.llm.asked[-1][2]
 
 
-def test_settings_of_the_object_are_the_calls_unless_it_says_otherwise():
+def test_object_settings_are_defaults_for_calls():
     llm = Ragaccel(
         llm=RecordingLLM(), max_new_tokens=7, temperature=0.5, generate_kwargs={"top_p": 0.9}
     )
@@ -71,14 +71,14 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
 
 
 @pytest.mark.parametrize("method", ["acomplete", "astream_complete", "achat", "astream_chat"])
-async def test_so_it_is_when_awaited(method):
+async def test_an_unknown_setting_is_refused_when_awaited(method):
     given = MESSAGES if method.endswith("chat") else "?"
     with pytest.raises(TypeError, match="takes no format: as_structured_llm"):
         await getattr(Ragaccel("no/such-model"), method)(given, format="json")
 
 
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
-def test_a_setting_that_cannot_work_is_refused_before_the_first_piece(method):
+def test_an_invalid_setting_is_refused_before_streaming(method):
     llm = Ragaccel(llm=tiny_llm())
     given = MESSAGES if method.endswith("chat") else "?"
     for wrong in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"stop": [""]}, {"top_p": 2.0}):
@@ -89,7 +89,7 @@ def test_a_setting_that_cannot_work_is_refused_before_the_first_piece(method):
 
 
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
-def test_what_is_of_another_type_is_said(method):
+def test_a_wrong_type_is_an_error(method):
     llm = Ragaccel(llm=RecordingLLM())
     odd = [{"role": "user", "content": "?"}] if method.endswith("chat") else None
     kind = "takes ChatMessages, not dict" if method.endswith("chat") else "is a str, not NoneType"
@@ -100,12 +100,12 @@ def test_what_is_of_another_type_is_said(method):
 
 
 @pytest.mark.parametrize("name", ["generate_kwargs", "model_kwargs", "llm"])
-def test_what_it_cannot_be_made_of_is_said(name):
+def test_contradicting_constructor_arguments_are_refused(name):
     with pytest.raises(ConfigurationError, match=f"{name} is a .*, not int"):
         Ragaccel(**{name: 3})
 
 
-def test_what_others_call_otherwise_is_said():
+def test_foreign_names_are_refused_with_a_replacement():
     for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
         with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):
             Ragaccel(**{name: "x"})
@@ -134,7 +134,7 @@ def test_what_others_call_otherwise_is_said():
         ("trust_remote_code", "model_kwargs"),
     ],
 )
-def test_what_models_elsewhere_take_is_refused_with_the_alternative(name, instead):
+def test_unsupported_arguments_are_refused_with_an_alternative(name, instead):
     llm = Ragaccel("no/such-model")
     for refused in (
         lambda: Ragaccel(**{name: 0.5}),
@@ -212,7 +212,7 @@ MADE = {
 }
 
 
-def test_what_is_saved_makes_the_same_again():
+def test_to_dict_round_trip():
     llm = Ragaccel(**MADE)
     saved = json.loads(llm.to_json())
     assert saved["class_name"] == "Ragaccel"
@@ -224,7 +224,7 @@ def test_what_is_saved_makes_the_same_again():
     }
 
 
-def test_what_is_saved_or_traced_holds_no_secret():
+def test_saved_and_traced_data_hold_no_secrets():
     llm = Ragaccel("a/name", model_kwargs={"token": "hf_secret"}, system_prompt="Our secret.")
     assert "hf_secret" not in llm.to_json()
     assert "hf_secret" not in repr(llm) + str(llm)
@@ -233,7 +233,7 @@ def test_what_is_saved_or_traced_holds_no_secret():
     assert "secret" not in json.dumps(payload)
 
 
-def test_a_ready_model_is_not_saved_and_that_is_said():
+def test_a_ready_model_cannot_be_saved():
     loaded = Ragaccel(
         tiny_model(), tokenizer=tiny_tokenizer(), model_kwargs={"capacity": 99}, max_new_tokens=5
     )
@@ -250,14 +250,14 @@ def test_a_ready_model_is_not_saved_and_that_is_said():
         pickle.dumps(Ragaccel(registry=ReferenceRegistry()))
 
 
-def test_a_cache_of_answers_tells_ready_models_apart():
+def test_answer_cache_keys_distinguish_ready_models():
     one, same, other = (Ragaccel(llm=llm) for llm in (tiny_llm(), tiny_llm(), tiny_llm(None)))
     node = TextNode(text="The lamp burns oil.")
     keys = [get_transformation_hash([node], TitleExtractor(llm=llm)) for llm in (one, same, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_copies_share_what_is_heavy():
+def test_copies_share_the_model():
     registry = ReferenceRegistry()
     llm = Ragaccel(llm=tiny_llm(), registry=registry, generate_kwargs={"stop": ["x"]})
     for copied in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(deep=True)):
@@ -280,7 +280,7 @@ def test_a_pickled_one_names_the_same_model(caplog):
     assert not caplog.records
 
 
-def test_what_a_model_is_cannot_be_changed_afterwards():
+def test_model_fields_are_frozen():
     llm = Ragaccel("a/name")
     with pytest.raises(ValidationError, match="frozen"):
         llm.model = "another"

@@ -118,7 +118,7 @@ def test_references_are_copied_from_and_change_nothing():
 @pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("how", ["retrieve", "aretrieve"])
 @pytest.mark.parametrize("kind", ["complete", "chat", "predict"])
-def test_what_was_retrieved_is_copied_from_where_it_stands_in_the_prompt(how, kind):
+def test_retrieved_nodes_in_the_prompt_are_copied(how, kind):
     retriever, llm = Finds(node(WICK, "wick"), node(TIDE, "tide")), Ragaccel(llm=RecordingLLM())
     if how == "retrieve":
         retriever.retrieve("wick")
@@ -137,7 +137,7 @@ def test_what_was_retrieved_is_copied_from_where_it_stands_in_the_prompt(how, ki
 
 
 @pytest.mark.usefixtures("joined")
-def test_references_given_come_first_and_once():
+def test_given_references_come_first_without_duplicates():
     Finds(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
     llm = Ragaccel(llm=RecordingLLM())
     found = copied_from(llm, f"{WICK} {TIDE}", references=[node(TIDE, "mine"), OIL])
@@ -149,7 +149,7 @@ def test_references_given_come_first_and_once():
 
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
-def test_references_are_settled_before_a_stream_is_read(method):
+def test_references_are_resolved_before_a_stream_is_read(method):
     registry = ReferenceRegistry()
     llm = Ragaccel(llm=tiny_llm(), max_new_tokens=5, registry=registry)
     registry.register(Passage("before", WICK))
@@ -170,7 +170,7 @@ def test_references_are_settled_before_a_stream_is_read(method):
 
 
 @pytest.mark.usefixtures("joined")
-def test_neighbours_in_the_same_document_may_be_copied_from():
+def test_adjacent_chunks_may_be_copied():
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
     near = [
         node(WICK, "a", relationships=source),
@@ -198,7 +198,7 @@ def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
     assert copied_from(Ragaccel(llm=RecordingLLM()), TIDE) == []
 
 
-def test_half_a_character_in_what_was_retrieved_stops_no_answer():
+def test_a_lone_surrogate_in_a_node_stops_no_answer():
     broken = node(f"{OIL} {TIDE} \ud83d", "oil", start_char_idx=90, relationships=KEEPERS)
     Finds(node(WICK, "wick", relationships=KEEPERS), broken).retrieve("?")
     llm = Ragaccel(llm=tiny_llm(), max_new_tokens=4, registry=default_registry())
@@ -210,7 +210,7 @@ def test_half_a_character_in_what_was_retrieved_stops_no_answer():
         llm.complete(broken.text)
 
 
-def test_tenants_do_not_meet():
+def test_tenants_are_isolated():
     with instrument_tags({"ragaccel_namespace": "one"}):
         Finds(node(WICK, "wick")).retrieve("?")
     Finds(node(TIDE, "tide")).retrieve("?")
@@ -224,7 +224,7 @@ def test_tenants_do_not_meet():
     assert ids(copied_from(llm, text, namespace="one")) == ["wick"]
 
 
-def test_a_registry_of_ones_own_is_fed_by_a_collector_of_ones_own():
+def test_a_custom_registry_is_filled_by_a_custom_collector():
     mine = ReferenceRegistry()
     RetrievalCollector(registry=mine).handle(
         RetrievalEndEvent(str_or_query_bundle="?", nodes=[NodeWithScore(node=node(OIL, "oil"))])
@@ -237,7 +237,7 @@ def test_a_registry_of_ones_own_is_fed_by_a_collector_of_ones_own():
     assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == []
 
 
-def test_a_text_that_others_have_too_tells_nothing_of_theirs():
+def test_a_shared_text_reveals_nothing_of_other_tenants():
     """Tenants with one boilerplate and files of one name, in one process, without namespaces."""
     clause = f"{TIDE} {OIL}"
     theirs = [node(f"{clause} Theirs alone.", "theirs", relationships=KEEPERS)]
@@ -254,7 +254,7 @@ def test_a_text_that_others_have_too_tells_nothing_of_theirs():
     assert found == [Passage("mine", clause, path="keepers", end=len(clause), score=0.5)]
 
 
-def test_remembering_is_switched_off_by_one_setting():
+def test_remember_false_disables_memory():
     off = Ragaccel(llm=RecordingLLM(), remember=False)
     copied_from(off, "?")
     assert off.llm.asked[-1][2]["remember"] is False
@@ -262,7 +262,7 @@ def test_remembering_is_switched_off_by_one_setting():
     assert off.llm.asked[-1][2]["remember"] is True
 
 
-def test_what_cannot_be_registered_is_logged_and_the_retrieval_goes_on(caplog, monkeypatch):
+def test_registration_errors_are_logged_and_retrieval_continues(caplog, monkeypatch):
     monkeypatch.setattr("llama_index.llms.ragaccel.citations.as_passage", lambda node: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert len(Finds(node(WICK, "wick")).retrieve("?")) == 1
@@ -289,7 +289,7 @@ class ReadsApart(RecordingLLM):
 
 
 @pytest.mark.usefixtures("joined")
-def test_a_reader_reads_what_is_given_and_stands_in_its_prompt():
+def test_a_documents_only_model_reads_given_references_in_its_prompt():
     llm = Ragaccel(llm=ReadsApart(), auto_references=False)
     text = f"Context:\n{WICK}\n{TIDE}\nQuestion: Who trims it?"
     llm.complete(text, references=[node(TIDE, "tide"), OIL])

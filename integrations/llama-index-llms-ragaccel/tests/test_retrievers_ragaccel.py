@@ -59,7 +59,7 @@ def test_it_is_a_retriever_of_the_framework():
     assert BaseRetriever.__name__ in [base.__name__ for base in RagaccelRetriever.__mro__]
 
 
-def test_a_node_tells_where_it_is_from(retriever, source, folder):
+def test_a_node_has_source_metadata(retriever, source, folder):
     found = retriever.retrieve("The wick is cotton.")
     expected = source.search("The wick is cotton.", 2)
     assert [item.node_id for item in found] == [passage.passage_id for passage in expected]
@@ -86,7 +86,7 @@ def test_models_are_shown_the_title_and_the_text(retriever):
     assert node.get_content(MetadataMode.EMBED) == node.get_content(MetadataMode.LLM)
 
 
-def test_a_page_is_told_as_the_framework_does():
+def test_page_labels_follow_the_framework():
     class Source:
         def search(self, query, k):
             return [Passage("p", "text", page=3, score=0.5)] * k
@@ -132,12 +132,12 @@ def test_an_index_is_named_by_its_file_or_its_folder(folder, embed_model, retrie
         folder,
         index=tmp_path / "elsewhere.db",
         embed_model=embed_model,
-        indexing={"include": ["*.txt"]},
+        index_kwargs={"include": ["*.txt"]},
     )
     assert len(elsewhere.retrieve("lamp oil wick boat")) == 1
 
 
-def test_what_is_indexed_again_is_found_at_once(retriever, folder):
+def test_a_reindexed_file_is_found_at_once(retriever, folder):
     retriever.retrieve("lamp")
     (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
     with Store(default_index_path(folder)) as store:
@@ -180,13 +180,13 @@ def test_wrong_arguments_are_refused_at_once(folder, embed_model, retriever, tmp
         RagaccelRetriever(folder, embed_model=other)
 
 
-def test_what_is_found_is_registered_with_its_place(retriever):
+def test_found_passages_are_registered_with_their_position(retriever):
     retriever.retrieve("the boat Petrel")
     matches = default_registry().match(f"Context: {BOAT}")
     assert [match.passage.path for match in matches] == ["boat.txt"]
 
 
-def test_the_retriever_alone_sees_to_that():
+def test_the_retriever_registers_without_the_llm():
     code = (
         "from llama_index.retrievers.ragaccel import RagaccelRetriever\n"
         "from llama_index.core.instrumentation import get_dispatcher\n"

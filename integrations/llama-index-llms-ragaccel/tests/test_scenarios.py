@@ -202,7 +202,7 @@ def test_streams_that_are_awaited(template):
 
 
 @TEMPLATES
-def test_a_summary_of_summaries_is_copied_from_nothing_that_it_does_not_hold(template):
+def test_a_summary_of_summaries_copies_only_its_own_text(template):
     model = Model(template)
     model.context_length = 500
     synthesizer = get_response_synthesizer(
@@ -300,7 +300,7 @@ def test_react_agents_with_a_retriever_as_their_tool(template):
 
 
 @TEMPLATES
-def test_agents_that_one_task_runs_at_once(template):
+def test_concurrent_agents_in_one_task(template):
     """Their runs return at once, and leave a span behind in the task that they were begun in."""
     model = Model(template, agent_says)
 
@@ -400,7 +400,7 @@ def test_plain_code(how, joined, template):
     model.check(THREADS)
 
 
-def test_a_call_without_a_retrieval_is_given_nothing_of_the_one_before():
+def test_a_call_without_retrieval_gets_nothing_of_an_earlier_one():
     model = Model()
     engine(model).query(question(1))
     Ragaccel(llm=model).complete("What is told of q1?")

@@ -108,7 +108,7 @@ async def test_a_workflow_of_functions_takes_the_agent_that_the_model_can_be():
     assert isinstance(next(iter(other.agents.values())), ReActAgent)
 
 
-def test_what_it_tells_of_itself_is_true():
+def test_metadata_reports_function_calling():
     assert saying(BOTH).metadata.is_function_calling_model
     assert not Ragaccel(llm=tiny_llm(TEMPLATE)).metadata.is_function_calling_model
     assert not Ragaccel(llm=tiny_llm(None)).metadata.is_function_calling_model
@@ -117,7 +117,7 @@ def test_what_it_tells_of_itself_is_true():
     assert not own.metadata.is_function_calling_model
 
 
-async def test_calls_are_read_whichever_way_one_asks():
+async def test_every_method_reads_tool_calls():
     llm = saying(BOTH)
     given = {"tools": [LOOK_UP, TIDE], "chat_history": ASKED, "allow_parallel_tool_calls": True}
     *_, last = llm.stream_chat_with_tools(**given)
@@ -183,7 +183,7 @@ async def test_objects_of_a_class_are_calls(written):
     assert list(structured.stream_chat(ASKED))[-1].raw == expected
 
 
-def test_an_object_that_lacks_something_or_is_cut_off_is_an_error_that_says_why():
+def test_an_incomplete_object_is_an_error_with_a_reason():
     prompt = PromptTemplate("Who?")
     with pytest.raises(ValueError, match=r"called no tool: Keeper cannot be read.*max_new_tokens"):
         saying(' {"name": "Isobel", "age": 29}}', max_new_tokens=3).structured_predict(
@@ -204,7 +204,7 @@ def test_a_call_that_cannot_be_read_stays_in_the_text():
             llm.get_tool_calls_from_response(response)
 
 
-def test_nothing_of_a_call_is_streamed_and_all_of_the_text_is():
+def test_streams_hold_all_text_and_no_call():
     llm = saying(BOTH + "\n")
     pieces = list(llm.stream_chat(ASKED, tools=[LOOK_UP, TIDE]))
     assert "".join(piece.delta for piece in pieces) == "I look."
@@ -232,7 +232,7 @@ HISTORY = [
 ]
 
 
-def test_a_history_of_calls_is_told_in_the_templates_own_places():
+def test_a_call_history_uses_the_templates_tool_fields():
     llm = saying("Isobel keeps it.")
     assert llm.chat(HISTORY).message.content == "Isobel keeps it."
     (prompt,) = llm.llm.prompts
@@ -241,14 +241,14 @@ def test_a_history_of_calls_is_told_in_the_templates_own_places():
 
 
 @pytest.mark.skipif(not hasattr(types, "ToolCallBlock"), reason="this llama-index-core has none")
-def test_so_it_is_where_another_model_wrote_the_calls_as_blocks():
+def test_a_call_history_of_blocks_uses_the_templates_tool_fields():
     block = types.ToolCallBlock(tool_call_id="a1", tool_name="look_up", tool_kwargs={"light": "It"})
     llm = saying("Isobel keeps it.")
     llm.chat([HISTORY[0], ChatMessage(role="assistant", blocks=[block]), HISTORY[2]])
     assert "<turn>tool(look_up): Isobel." in llm.llm.prompts[0]
 
 
-def test_it_is_told_as_text_where_the_template_has_no_place():
+def test_a_call_history_becomes_text_without_template_support():
     plain = Ragaccel(llm=tiny_llm(), max_new_tokens=2)
     response = plain.chat(HISTORY)
     turns = [
@@ -261,7 +261,7 @@ def test_it_is_told_as_text_where_the_template_has_no_place():
     assert response.raw["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
 
 
-def test_tools_are_refused_where_there_is_no_place_for_them():
+def test_tools_are_refused_without_template_support():
     with pytest.raises(ConfigurationError, match="no place for tools"):
         Ragaccel(llm=tiny_llm()).chat(ASKED, tools=[TIDE])
     with pytest.raises(ConfigurationError, match="messages_to_prompt"):
@@ -270,7 +270,7 @@ def test_tools_are_refused_where_there_is_no_place_for_them():
         Ragaccel(llm=tiny_llm()).complete("x", tools=[TIDE])
 
 
-def test_what_a_tool_found_is_copied_from():
+def test_documents_of_a_tool_are_copied():
     text = "The lamp burns rapeseed oil, nine barrels of it a summer."
     llm = saying(lambda prompt: text if "<turn>tool" in prompt else BOTH)
     told = [
@@ -302,7 +302,7 @@ class _Letters(BaseEmbedding):
 LAMP = "The lamp on Gannet Ledge burns rapeseed oil, nine barrels of it a summer."
 
 
-async def test_what_an_agents_tool_retrieved_is_copied_from_and_cited():
+async def test_documents_of_an_agents_tool_are_copied_and_cited():
     index = VectorStoreIndex([TextNode(text=LAMP, id_="lamp")], embed_model=_Letters())
     search = RetrieverTool.from_defaults(index.as_retriever(), name="search", description="Find.")
     llm = saying(lambda prompt: LAMP if "<turn>tool" in prompt else call("search", input="lamp"))

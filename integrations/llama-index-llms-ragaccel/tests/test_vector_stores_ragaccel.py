@@ -139,7 +139,7 @@ def test_metadata_is_kept_as_the_framework_writes_it(store):
     assert [node.node_id for node in store.get_nodes(filters=filters)] == ["dated"]
 
 
-def test_adding_under_a_known_id_replaces(store):
+def test_adding_a_known_id_replaces(store):
     store.add([make_node("lamp", "A zebra grazes.", "c", {"new": 1})])
     (lamp,) = store.get_nodes(["lamp"])
     assert (lamp.text, lamp.metadata, lamp.ref_doc_id) == ("A zebra grazes.", {"new": 1}, "c")
@@ -223,7 +223,7 @@ def test_words_and_vectors_are_weighed(store):
     assert len(first(k=3, hybrid_top_k=2)) == 2
 
 
-def test_diverse_nodes_do_not_say_the_same():
+def test_mmr_returns_diverse_nodes():
     store = RagaccelVectorStore()
     texts = ["oil lamp light", "oil lamp light", "oil boat", "zebra"]
     store.add([make_node(str(i), text) for i, text in enumerate(texts)])
@@ -251,7 +251,7 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_narrows_a_query_holds_in_every_mode(store, mode):
+def test_filters_apply_in_every_mode(store, mode):
     text = "lamp wick boat whale"
 
     def found(**fields):
@@ -370,7 +370,7 @@ def test_it_is_there_when_opened_again(tmp_path):
         RagaccelVectorStore(path, fingerprint="other")
 
 
-def test_it_is_said_in_a_dictionary_and_made_of_it_again(tmp_path):
+def test_to_dict_and_from_dict_round_trip(tmp_path):
     store = RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="model")
     store.add(nodes())
     told = store.to_dict()
@@ -384,7 +384,7 @@ def test_it_is_said_in_a_dictionary_and_made_of_it_again(tmp_path):
         assert again.fingerprint == "model"
 
 
-def test_what_is_temporary_is_not_pickled_nor_written_down(store, tmp_path):
+def test_a_temporary_store_is_not_pickled_or_serialized(store, tmp_path):
     with Collection() as collection:
         for temporary in (store, RagaccelVectorStore(collection=collection)):
             for keep in (pickle.dumps, RagaccelVectorStore.to_dict, RagaccelVectorStore.to_json):
@@ -399,30 +399,30 @@ def test_what_is_temporary_is_not_pickled_nor_written_down(store, tmp_path):
 
 def test_a_deep_copy_shares_the_nodes(store, tmp_path):
     for one in (store, RagaccelVectorStore(tmp_path / "nodes.db")):
-        twin = copy.deepcopy(one)
-        assert (twin.client, twin.path) == (one.client, one.path)
+        duplicate = copy.deepcopy(one)
+        assert (duplicate.client, duplicate.path) == (one.client, one.path)
 
 
-def test_its_place_stays_when_the_program_goes_elsewhere(tmp_path, monkeypatch):
+def test_its_path_stays_absolute_after_chdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = RagaccelVectorStore("nodes.db")
     assert store.path == str(tmp_path / "nodes.db")
     assert RagaccelVectorStore.from_dict(store.to_dict()).path == store.path
 
 
-def test_a_store_with_a_file_is_copied_where_that_is_asked_for(tmp_path):
+def test_a_store_with_a_file_is_copied_on_request(tmp_path):
     store = RagaccelVectorStore(tmp_path / "nodes.db")
     store.add(nodes())
     store.persist(str(tmp_path / "vector_store.json"))
     assert len(RagaccelVectorStore(tmp_path / "vector_store.json").get_nodes()) == 4
 
 
-def test_words_alone_find_only_what_shares_them(store):
+def test_text_search_finds_only_shared_words(store):
     query = ask("Petrel", mode=VectorStoreQueryMode.HYBRID, alpha=0.0)
     assert store.query(query).ids == ["boat"]
 
 
-def test_a_copy_is_kept_where_it_is_asked_for(store, tmp_path):
+def test_persist_writes_a_copy(store, tmp_path):
     path = str(tmp_path / "new" / "copy.db")
     store.persist(path)
     store.clear()
@@ -436,7 +436,7 @@ def test_a_copy_is_kept_where_it_is_asked_for(store, tmp_path):
     assert kept.get_nodes() == []
 
 
-def test_a_storage_context_keeps_what_has_no_file_of_its_own(store, tmp_path):
+def test_a_storage_context_persists_a_temporary_store(store, tmp_path):
     StorageContext.from_defaults(vector_store=store).persist(tmp_path / "storage")
     again = RagaccelVectorStore.from_persist_dir(str(tmp_path / "storage"))
     assert len(again.get_nodes()) == 4
@@ -470,7 +470,7 @@ DOCUMENTS = [
 ]
 
 
-async def test_an_index_stands_on_it(embed_model):
+async def test_an_index_uses_the_store(embed_model):
     store = RagaccelVectorStore()
     storage = StorageContext.from_defaults(vector_store=store)
     VectorStoreIndex.from_documents(DOCUMENTS, storage, embed_model=embed_model)
@@ -528,7 +528,7 @@ def test_a_pipeline_brings_in_the_difference(embed_model):
         lambda store: store.aclear(),
     ],
 )
-async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
+async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch):
     here, seen = threading.get_ident(), []
     for name in ("put", "drop", "clear", "get", "search", "search_mmr", "__iter__"):
         asked = getattr(Collection, name)
@@ -543,7 +543,7 @@ async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch
     assert here not in seen
 
 
-async def test_what_is_awaited_is_done(store):
+async def test_awaited_changes_are_applied(store):
     await store.adelete("a")
     assert [node.node_id for node in await store.aget_nodes()] == ["boat", "whale"]
     await store.async_add([make_node("new", "A zebra.")])

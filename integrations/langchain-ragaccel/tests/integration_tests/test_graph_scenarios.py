@@ -155,7 +155,7 @@ def said_by_user(question):
 
 @pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
 @pytest.mark.parametrize("how", ["threads", "stream", "gather"])
-def test_an_agent_is_given_what_its_tool_found(how, response_format):
+def test_an_agent_gets_the_documents_of_its_tool(how, response_format):
     given = Given()
     agent = agent_asking(given, response_format)
     inputs = [said_by_user(question) for question in QUESTIONS]
@@ -193,7 +193,7 @@ def chain_over(retriever, model):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_several_retrievers_found_together_is_given(kind):
+def test_documents_of_parallel_retrievers_are_merged(kind):
     given = Given()
     both = EnsembleRetriever(retrievers=[OwnDocuments(count=3), OwnDocuments(count=2)])
     chain_over(both, MODELS[kind](given)).invoke(QUESTIONS[0])
@@ -202,7 +202,7 @@ def test_what_several_retrievers_found_together_is_given(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_was_compressed_is_given_only_where_runs_are_tracked(kind):
+def test_compressed_documents_need_run_tracking(kind):
     found = {}
     for track in (None, "run-tree"):
         given = Given()

@@ -306,7 +306,7 @@ ALONE = [
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("build", "call"), ALONE, ids=lambda function: function.__name__)
-def test_what_nothing_joins_shares_nothing(build, call, kind):
+def test_unrelated_runs_share_no_references(build, call, kind):
     given = Given()
     call(build(MODELS[kind](given)), QUESTIONS)
     assert len(given.calls) >= 6
@@ -315,7 +315,7 @@ def test_what_nothing_joins_shares_nothing(build, call, kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_a_chain_retrieved_is_forgotten_with_it(kind, monkeypatch):
+def test_a_scope_is_freed_when_its_chain_ends(kind, monkeypatch):
     made, make = WeakSet(), ReferenceScope.__init__
     kept = len(default_registry())  # by tests before this one
 
@@ -340,7 +340,7 @@ def test_what_a_chain_retrieved_is_forgotten_with_it(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_call_without_retrieval_is_given_nothing(kind):
+def test_a_call_without_retrieval_gets_no_references(kind):
     given = Given()
     model = MODELS[kind](given)
     lcel(model).invoke(QUESTIONS[0])
@@ -349,7 +349,7 @@ def test_a_call_without_retrieval_is_given_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_of_a_thousand_at_once_nobody_is_given_anothers(kind):
+def test_a_thousand_concurrent_calls_get_only_their_own_documents(kind):
     given = Given()
     built = lcel(MODELS[kind](given))
     with ThreadPoolExecutor(32) as pool:
@@ -361,7 +361,7 @@ def test_of_a_thousand_at_once_nobody_is_given_anothers(kind):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("adjacent_chunks", [True, False])
-def test_neighbours_are_of_a_document_that_is_in_the_prompt(adjacent_chunks, kind):
+def test_adjacent_chunks_come_from_documents_in_the_prompt(adjacent_chunks, kind):
     given = Given()
     in_threads(partly_shown(MODELS[kind](given, adjacent_chunks=adjacent_chunks)), QUESTIONS)
     assert given.leaks == []

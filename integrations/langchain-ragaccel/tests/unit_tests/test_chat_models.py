@@ -78,7 +78,7 @@ def test_messages_are_laid_out_by_the_chat_template(bare, chat):
     assert chat.get_num_tokens_from_messages(told) == answer.usage.prompt_tokens
 
 
-def test_a_template_that_wants_turns_to_alternate_gets_them(bare):
+def test_messages_are_merged_for_templates_that_need_alternating_roles(bare):
     strict = tiny_llm(ALTERNATING)
     chat = ChatRagaccel(llm=strict, max_tokens=NEW)
     told = [SystemMessage("a"), HumanMessage("b"), HumanMessage("c"), AIMessage("d"), ("user", "e")]
@@ -92,7 +92,7 @@ def test_a_template_that_wants_turns_to_alternate_gets_them(bare):
         chat.invoke([("ai", "a"), ("user", "b")])
 
 
-def test_what_there_is_to_tell_comes_with_the_last_chunk_only(chat, texts):
+def test_metadata_is_on_the_last_chunk_only(chat, texts):
     chunks = list(chat.stream(QUESTIONS[0]))
     assert all(not chunk.response_metadata.get("ragaccel") for chunk in chunks[:-1])
     assert all(chunk.usage_metadata is None for chunk in chunks[:-1])
@@ -111,7 +111,7 @@ def test_what_there_is_to_tell_comes_with_the_last_chunk_only(chat, texts):
         assert report["accepted_tokens"] <= report["draft_tokens"]
 
 
-def test_one_stop_string_is_a_list_of_one_in_calls_objects_and_keys(bare, texts):
+def test_a_single_stop_string_equals_a_list_of_one(bare, texts):
     stop = texts[0][4:7]
     before = texts[0][: texts[0].index(stop)]
     chat = ChatRagaccel(llm=bare, max_tokens=NEW, cache=InMemoryCache())
@@ -128,7 +128,7 @@ def test_one_stop_string_is_a_list_of_one_in_calls_objects_and_keys(bare, texts)
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
-def test_an_empty_list_of_stops_in_a_call_lifts_the_objects_own(bare, kind):
+def test_an_empty_stop_list_in_a_call_overrides_the_objects(bare, kind):
     whole = kind(llm=bare, max_tokens=NEW).invoke(QUESTIONS[0])
     text = getattr(whole, "content", whole)
     stopping = kind(llm=bare, max_tokens=NEW, stop=text[4:7])
@@ -145,7 +145,7 @@ def test_usage_is_seen_by_the_usage_callback(chat):
     assert message.usage_metadata["output_tokens"] == NEW
 
 
-def test_what_a_call_sets_counts_for_that_call(bare, chat, texts):
+def test_settings_of_a_call_override_the_objects(bare, chat, texts):
     short = bare.generate(said(QUESTIONS[0]), max_new_tokens=3).text
     assert chat.invoke(QUESTIONS[0], max_tokens=3).content == short
     assert chat.bind(max_new_tokens=3).invoke(QUESTIONS[0]).content == short
@@ -159,7 +159,7 @@ def test_what_a_call_sets_counts_for_that_call(bare, chat, texts):
         chat.invoke(QUESTIONS[0], model="other")
 
 
-def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
+def test_the_cache_key_depends_on_settings_but_not_on_speculation(bare, texts):
     cache = InMemoryCache()
     chat = ChatRagaccel(llm=bare, max_tokens=NEW, cache=cache)
     assert chat.invoke(QUESTIONS[0]).content == texts[0]
@@ -177,7 +177,7 @@ def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
     assert len(cache._cache) == 5
 
 
-def test_a_model_that_reads_less_shares_no_cached_answers(folder):
+def test_models_of_different_capacity_share_no_cached_answers(folder):
     documents = [f"word{number} " * 60 for number in range(12)]
     cache = InMemoryCache()
     long, short = (
@@ -188,14 +188,14 @@ def test_a_model_that_reads_less_shares_no_cached_answers(folder):
     assert read[0]["input_tokens"] > 900 > read[1]["input_tokens"]
 
 
-def test_rules_of_the_callers_own_are_never_cached(bare):
+def test_answers_with_custom_processors_are_never_cached(bare):
     chat = ChatRagaccel(llm=bare, max_tokens=4, cache=InMemoryCache())
     said_first = chat.invoke(QUESTIONS[0], logits_processors=[lambda ids, scores: scores])
     said_then = chat.invoke(QUESTIONS[0], logits_processors=[lambda ids, scores: -scores])
     assert said_first.content != said_then.content
 
 
-def test_a_loop_that_ends_before_a_stream_does_complains_of_nothing(chat, caplog):
+def test_an_event_loop_may_close_before_a_stream_ends(chat, caplog):
     left = []
 
     async def begin():
@@ -230,7 +230,7 @@ async def test_time_is_up(chat):
         await chat.ainvoke(QUESTIONS[0], max_tokens=3500, timeout=0.05)
 
 
-async def test_a_handler_that_takes_tokens_gets_them_from_an_answer_asked_whole(bare, texts):
+async def test_invoke_streams_to_handlers_that_take_tokens(bare, texts):
     class Hears(BaseCallbackHandler):
         def __init__(self):
             self.tokens = []
@@ -255,7 +255,7 @@ async def test_a_handler_that_takes_tokens_gets_them_from_an_answer_asked_whole(
         assert one.response_metadata["ragaccel"]["forward_passes"]
 
 
-async def test_a_model_asked_whole_streams_where_events_are_wanted(chat, texts):
+async def test_invoke_streams_under_astream_events(chat, texts):
     chain = RunnableLambda(lambda question: chat.invoke(question))
     events = [event async for event in chain.astream_events(QUESTIONS[0], version="v2")]
     pieces = [e["data"]["chunk"].content for e in events if e["event"] == "on_chat_model_stream"]
@@ -263,7 +263,7 @@ async def test_a_model_asked_whole_streams_where_events_are_wanted(chat, texts):
     assert "".join(pieces) == texts[0]
 
 
-async def test_configurable_fields_leave_it_to_listeners_whether_an_answer_streams(chat, texts):
+async def test_configurable_fields_keep_automatic_streaming(chat, texts):
     model = chat.configurable_fields(max_tokens=ConfigurableField(id="length"))
     length = {"configurable": {"length": NEW}}
     chain = RunnableLambda(lambda question: model.invoke(question, length))
@@ -286,7 +286,7 @@ def test_documents_go_into_the_prompt_and_come_back_as_citations(bare, chat):
         chat.invoke([("user", "a"), ("ai", "b")], documents=[document])
 
 
-def test_an_own_registry_is_the_only_one_that_is_asked(bare):
+def test_only_the_given_registry_is_searched(bare):
     own = ReferenceRegistry()
     seen = []
     chat = ChatRagaccel(llm=bare, max_tokens=4, registry=own)
@@ -297,7 +297,7 @@ def test_an_own_registry_is_the_only_one_that_is_asked(bare):
     assert len(seen) == 1
 
 
-def test_the_profile_says_what_is_known(bare):
+def test_the_profile_lists_the_models_abilities(bare):
     profile = ChatRagaccel(llm=bare).profile
     assert profile["max_input_tokens"] == 4096
     assert not profile["tool_calling"]
@@ -315,7 +315,7 @@ def test_copies_share_the_llm_and_a_ready_one_is_not_pickled(bare, chat):
 
 
 @pytest.mark.filterwarnings("ignore:The function .load. is in beta")
-def test_what_is_made_of_plain_values_is_serialized(bare):
+def test_objects_made_from_plain_values_are_serializable(bare):
     named = ChatRagaccel(model="/models/some", max_tokens=7, stop=["x"])
     written = dumpd(named)
     assert written["id"] == ["langchain_ragaccel", "chat_models", "ChatRagaccel"]
@@ -325,7 +325,7 @@ def test_what_is_made_of_plain_values_is_serialized(bare):
     assert '"not_implemented"' in dumps(ChatRagaccel(registry=ReferenceRegistry()))
 
 
-def test_api_keys_stay_out_of_what_is_written(bare):
+def test_api_keys_are_not_serialized(bare):
     chat = ChatRagaccel(model="/models/some", api_key="sk-secret")
     assert "sk-secret" not in dumps(chat) + repr(chat) + str(chat._identifying_params)
 

@@ -37,9 +37,9 @@ def test_the_vectors_are_those_of_the_library():
 
 
 def test_those_that_name_the_same_model_share_it():
-    assert RagaccelEmbeddings().ready() is RagaccelEmbeddings().ready()
+    assert RagaccelEmbeddings().load() is RagaccelEmbeddings().load()
     embedder = HashEmbedder()
-    assert RagaccelEmbeddings(embedder=embedder).ready() is embedder
+    assert RagaccelEmbeddings(embedder=embedder).load() is embedder
 
 
 def test_questions_and_documents_are_embedded_as_the_model_means_them():

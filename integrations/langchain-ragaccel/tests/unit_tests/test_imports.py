@@ -40,7 +40,7 @@ def test_a_public_name_is_there(name):
     assert getattr(langchain_ragaccel, name).__name__ == name
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="NoSuchName"):
         _ = langchain_ragaccel.NoSuchName
 

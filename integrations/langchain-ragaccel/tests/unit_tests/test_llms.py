@@ -104,7 +104,7 @@ def test_a_batch_is_answered_in_shared_passes(bare, llm, monkeypatch):
     assert seen == [PROMPTS]
 
 
-def test_one_that_fails_leaves_the_others_their_answers(llm, texts):
+def test_one_failure_does_not_affect_other_answers(llm, texts):
     too_long = "wick " * 5000
     inputs = [PROMPTS[0], too_long, PROMPTS[1]]
     for found in (
@@ -134,7 +134,7 @@ def test_stop_strings_of_the_object_give_way_to_those_of_the_call(bare, texts):
     assert llm.bind(stop=[second]).invoke(PROMPTS[0]) == texts[0][: texts[0].index(second)]
 
 
-def test_every_chunk_is_told_of_before_it_is_given(llm, texts):
+def test_handlers_see_a_chunk_before_it_is_yielded(llm, texts):
     heard = Heard()
     stream = llm.stream(PROMPTS[0], config={"callbacks": [heard]})
     told = [(piece, heard.tokens[-1], len(heard.tokens)) for piece in stream]
@@ -149,7 +149,7 @@ def test_every_chunk_is_told_of_before_it_is_given(llm, texts):
     assert info["ragaccel"]["forward_passes"] >= 1
 
 
-def test_an_answer_asked_for_whole_streams_to_who_listens(llm, texts):
+def test_invoke_streams_to_token_handlers(llm, texts):
     heard = Heard()
     assert llm.invoke(PROMPTS[0], {"callbacks": [heard]}) == texts[0]
     assert "".join(heard.tokens) == texts[0]
@@ -170,7 +170,7 @@ async def test_events_come_in_order_also_from_within_a_lambda(llm, texts):
     assert "".join(pieces) == texts[0]
 
 
-def test_the_whole_output_tells_of_tokens_and_model(llm):
+def test_llm_output_has_token_usage_and_model_name(llm):
     result = llm.generate(PROMPTS[:2])
     assert result.llm_output["model_name"] == "tiny"
     usage = result.llm_output["token_usage"]
@@ -188,7 +188,7 @@ def test_tokens_are_counted_by_the_models_own_tokenizer(bare, llm):
     assert own.get_token_ids("x") == [7]
 
 
-def test_what_a_call_sets_counts_for_that_call(bare, llm, texts):
+def test_settings_of_a_call_override_the_objects(bare, llm, texts):
     short = bare.generate(PROMPTS[0], max_new_tokens=3).text
     for name in ("max_tokens", "max_new_tokens", "num_predict"):
         assert llm.invoke(PROMPTS[0], **{name: 3}) == short
@@ -209,7 +209,7 @@ def test_an_unknown_setting_is_refused_early(bare, llm):
         RagaccelLLM(llm=bare, max_tokens=3, max_new_tokens=4)
 
 
-def test_what_an_object_stops_at_is_part_of_the_key(bare, texts):
+def test_stop_strings_of_the_object_are_part_of_the_cache_key(bare, texts):
     cache = InMemoryCache()
     stop = texts[0][4:7]
     before = texts[0][: texts[0].index(stop)]
@@ -222,7 +222,7 @@ def test_what_an_object_stops_at_is_part_of_the_key(bare, texts):
     assert len(cache._cache) == 2
 
 
-def test_the_cache_tells_settings_apart_and_nothing_of_speculation(bare, texts):
+def test_the_cache_key_depends_on_settings_but_not_on_speculation(bare, texts):
     cache = InMemoryCache()
     llm = RagaccelLLM(llm=bare, max_tokens=NEW, cache=cache)
     assert llm.invoke(PROMPTS[0]) == texts[0]
@@ -267,7 +267,7 @@ async def test_a_cancelled_task_frees_its_request(bare, llm, texts, prompts):
     assert not bare.engine.prefix_cache._open
 
 
-async def test_the_event_loop_goes_on_meanwhile(llm):
+async def test_the_event_loop_is_not_blocked(llm):
     ticks = 0
 
     async def tick():
@@ -285,7 +285,7 @@ async def test_the_event_loop_goes_on_meanwhile(llm):
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
-def test_time_is_up_for_one_and_for_many(bare, llm, prompts):
+def test_timeouts_of_single_and_batched_answers(bare, llm, prompts):
     hurried = llm.model_copy(update={"timeout": 0.05})
     with pytest.raises(TimeoutError, match=r"timeout=0\.05"):
         hurried.batch(prompts, max_tokens=3500)
@@ -327,7 +327,7 @@ def test_fields_can_be_configured_at_run_time(llm, texts):
 
 
 @pytest.mark.filterwarnings("ignore:The function .load. is in beta")
-def test_what_is_made_of_plain_values_is_serialized(bare):
+def test_objects_made_from_plain_values_are_serializable(bare):
     named = RagaccelLLM(model="/models/some", temperature=0.5, stop=["x"])
     assert loaded_again(named) == named
     assert '"not_implemented"' in dumps(RagaccelLLM(llm=bare))
@@ -348,7 +348,7 @@ def test_no_prompts_have_no_answers(llm):
     assert asyncio.run(llm.agenerate([])).generations == []
 
 
-def test_a_setting_of_none_leaves_the_objects_own(llm, texts):
+def test_none_in_a_call_keeps_the_objects_setting(llm, texts):
     assert llm.invoke(PROMPTS[0], max_tokens=None) == texts[0]
     assert asyncio.run(llm.ainvoke(PROMPTS[0], max_new_tokens=None)) == texts[0]
     assert "".join(llm.stream(PROMPTS[0], max_tokens=None)) == texts[0]

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def test_nothing_is_loaded_until_an_answer_is_wanted(loads):
+def test_nothing_is_loaded_before_the_first_answer(loads):
     chats = [ChatRagaccel(model="some") for _ in range(10)]
     assert loads == []
     for chat in chats:
@@ -71,7 +71,7 @@ def test_paths_and_types_of_torch_are_written_out(loads):
     assert loads == [("some", {"dtype": "float32", "device": "cpu"})]
 
 
-def test_a_model_in_a_folder_is_known_before_it_is_loaded_and_answers(folder):
+def test_model_info_is_available_before_loading(folder):
     chat = ChatRagaccel(model=folder, max_tokens=5, device="cpu")
     assert chat.profile["max_input_tokens"] == 4096
     assert ChatRagaccel(model=folder, capacity=300).profile["max_input_tokens"] == 300
@@ -106,7 +106,7 @@ def test_the_time_of_an_answer_begins_with_its_call_and_includes_loading(monkeyp
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
-async def test_who_waits_for_a_model_takes_no_thread_from_others(monkeypatch, kind):
+async def test_waiting_for_a_model_does_not_occupy_worker_threads(monkeypatch, kind):
     may_load = Event()
 
     def load(name=None, **options):
@@ -144,7 +144,7 @@ async def test_a_caches_key_reads_no_file_on_the_event_loop(monkeypatch, loads, 
     assert main_thread() not in read_in
 
 
-def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):
+def test_constructing_a_chat_model_reads_no_files(monkeypatch):
     def read_info(name, **options):
         raise AssertionError("read while it was made")
 
@@ -157,7 +157,7 @@ def test_making_a_chat_model_reads_nothing_of_it(monkeypatch):
         _ = chat.profile
 
 
-def test_a_profile_is_found_out_by_subclasses_too_and_one_that_is_given_stays():
+def test_profiles_are_read_lazily_and_given_ones_are_kept():
     class Mine(ChatRagaccel):
         mood: str = "glad"
 
@@ -176,13 +176,13 @@ def test_a_name_that_is_changed_means_another_model(loads):
     assert chat.model_name == "other"
 
 
-def test_a_model_that_is_not_there_is_told_of_at_the_first_answer():
+def test_a_missing_model_is_an_error_at_the_first_answer():
     chat = ChatRagaccel(model="/nowhere/at/all")
     with pytest.raises(ModelNotFoundError):
         chat.invoke("Who?")
 
 
-def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
+def test_the_model_name_of_a_ready_llm():
     assert RagaccelLLM(llm=tiny_llm()).model_name == "tiny"
     assert RagaccelLLM(llm=tiny_llm(name="")).model_name == "ragaccel"
     assert RagaccelLLM(llm=tiny_llm(), model="mine").model_name == "mine"
@@ -196,7 +196,7 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_refused_at_once_and_its_parent_goes_on():
+def test_a_forked_process_is_refused():
     chat = ChatRagaccel(llm=tiny_llm(), max_tokens=2)
     assert chat.invoke("Who?")
     child = os.fork()

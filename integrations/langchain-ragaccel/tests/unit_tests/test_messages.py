@@ -62,7 +62,7 @@ def test_text_blocks_are_text_and_calls_and_thoughts_are_not():
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "input_audio", None])
-def test_what_is_no_text_is_refused_by_name(kind):
+def test_blocks_without_text_are_refused(kind):
     with pytest.raises(ConfigurationError, match=f"block of type {kind!r}"):
         as_template_messages([HumanMessage([{"type": kind, "image_url": {"url": "x"}}])])
 

@@ -48,7 +48,7 @@ def made(kind, **more):
         (RagaccelVectorStore, "paht", "path"),
     ],
 )
-def test_a_name_written_wrong_is_refused_with_the_one_that_was_meant(kind, name, meant):
+def test_a_misspelt_argument_is_refused_with_a_suggestion(kind, name, meant):
     with pytest.raises(TypeError, match=rf"{name}: did you mean {meant}\?") as told:
         made(kind, **{name: 1})
     assert kind.__name__ in str(told.value)
@@ -64,14 +64,14 @@ def test_a_name_written_wrong_is_refused_with_the_one_that_was_meant(kind, name,
         (RagaccelVectorStore, "persist_directory"),
     ],
 )
-def test_other_classes_names_are_refused_with_what_there_is_here(kind, name):
+def test_foreign_argument_names_are_refused_with_a_replacement(kind, name):
     with pytest.raises(TypeError, match=f"takes no {name}: ..."):
         made(kind, **{name: {}})
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_models_elsewhere_take_is_refused_with_the_alternative(kind, name):
+def test_unsupported_arguments_are_refused_with_an_alternative(kind, name):
     told = f"takes no {name}: .*{ELSEWHERE[name]}"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -112,7 +112,7 @@ def test_settings_among_the_options_of_loading_are_refused(kind):
         kind(trust_remote_code=True)
 
 
-def test_what_is_for_calls_is_not_for_the_constructor():
+def test_call_arguments_are_refused_by_the_constructor():
     with pytest.raises(TypeError, match=r"response_format: .*bind"):
         ChatRagaccel(response_format={"type": "json_object"})
     with pytest.raises(TypeError, match=r"references: .*calls"):
@@ -122,7 +122,7 @@ def test_what_is_for_calls_is_not_for_the_constructor():
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_several_answers_are_samples_with_seeds_one_above_the_other(kind):
+def test_n_answers_use_consecutive_seeds(kind):
     model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, seed=3)
     (found,) = model.generate([_asked(kind)], n=3).generations
     alone = [model.invoke("Who trims?", seed=seed) for seed in (3, 4, 5)]
@@ -135,7 +135,7 @@ def test_several_answers_are_samples_with_seeds_one_above_the_other(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-async def test_so_they_are_for_asyncio(kind):
+async def test_n_answers_use_consecutive_seeds_with_asyncio(kind):
     model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, n=2)
     done = await model.agenerate([_asked(kind), _asked(kind)])
     assert [len(some) for some in done.generations] == [2, 2]
@@ -144,7 +144,7 @@ async def test_so_they_are_for_asyncio(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_several_answers_that_cannot_be_are_refused(kind):
+def test_invalid_n_is_refused(kind):
     model = kind(llm=tiny_llm(), max_tokens=4)
     with pytest.raises(ConfigurationError, match="n=2 answers with temperature=0"):
         model.generate([_asked(kind)], n=2)
@@ -154,7 +154,7 @@ def test_several_answers_that_cannot_be_are_refused(kind):
         next(iter(model.stream("Who?", n=2, temperature=1.0)))
 
 
-def test_a_stream_tells_its_tokens_unless_told_not_to():
+def test_a_stream_reports_usage_unless_disabled():
     chat = ChatRagaccel(llm=tiny_llm(), max_tokens=4)
     for given, told in (
         ({}, True),

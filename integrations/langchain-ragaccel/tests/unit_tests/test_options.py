@@ -33,7 +33,7 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
         ({"llm": "gpt"}, "llm is a ready ragaccel.LLM, not str: a name goes to model="),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_at_once(kind, options, told):
+def test_an_invalid_option_is_refused_by_the_constructor(kind, options, told):
     with pytest.raises(ValueError, match=told):
         kind(**options)
 
@@ -56,7 +56,7 @@ def test_a_ready_llm_takes_no_options_of_loading(options):
     assert ChatRagaccel(llm=tiny_llm(), model="mine").model_name == "mine"
 
 
-def test_a_call_is_told_as_well():
+def test_an_invalid_option_is_refused_by_a_call():
     chat = ChatRagaccel(llm=tiny_llm(), max_tokens=2)
     with pytest.raises(ConfigurationError, match="timeout must be above 0 seconds, not 0"):
         chat.invoke("Who?", timeout=0)
@@ -67,6 +67,6 @@ def test_a_call_is_told_as_well():
     assert chat.invoke("Who?", registry=ReferenceRegistry(), timeout=60).content
 
 
-def test_what_is_at_a_limit_is_fine():
+def test_values_at_a_limit_are_accepted():
     options = {"temperature": 0, "top_p": 1, "min_p": 0, "top_k": 0, "max_tokens": 1}
     assert ChatRagaccel(**options, min_tokens=1, stop=[], max_reference_tokens=0).max_tokens == 1

@@ -21,6 +21,6 @@ def test_a_block_runs_in_an_empty_folder(number, tmp_path, monkeypatch, capsys):
         assert "landing.txt" in printed
 
 
-def test_it_has_three_blocks_and_is_no_book():
+def test_the_readme_has_three_code_blocks():
     assert len(BLOCKS) == 3
     assert len(README) < 13_000

@@ -62,7 +62,7 @@ def quoting():
     return scripted_llm(lambda prompt: f"It says: {WICK}")
 
 
-def test_a_chain_cites_what_its_retriever_found_unasked(quoting):
+def test_a_chain_cites_its_retrievers_documents(quoting):
     model = ChatRagaccel(llm=quoting)
     retriever = found_by(title="Log", source="log.md", start_index=10)
     message = chain(retriever, model).invoke("wick")
@@ -80,7 +80,7 @@ def test_a_chain_cites_what_its_retriever_found_unasked(quoting):
     assert not any("ragaccel" in piece.response_metadata for piece in pieces[:-1])
 
 
-def test_completions_tell_it_as_well(quoting):
+def test_completions_carry_metadata(quoting):
     retriever = found_by()
     with reference_scope():
         documents = retriever.invoke("wick")
@@ -89,7 +89,7 @@ def test_completions_tell_it_as_well(quoting):
     assert [len(report["copied_spans"]) for report in reports] == [1, 0]
 
 
-def test_what_is_not_in_the_prompt_is_not_used_even_if_it_was_just_retrieved(quoting):
+def test_documents_outside_the_prompt_are_not_used(quoting):
     found_by().invoke("wick")
     message = ChatRagaccel(llm=quoting).invoke("Who trims the wick?")
     assert WICK in message.content
@@ -162,7 +162,7 @@ def asked_asynchronously(chains, config):
 
 @pytest.mark.parametrize("asked", [asked_in_turn, asked_at_once, asked_asynchronously])
 @pytest.mark.parametrize("manager", [CallbackManager, AsyncCallbackManager])
-def test_a_manager_that_serves_several_requests_joins_none_of_them(quoting, asked, manager):
+def test_a_shared_callback_manager_does_not_join_requests(quoting, asked, manager):
     """Each tenant's document has the same words, so a foreign citation would be seen."""
     names = [f"tenant-{number}" for number in range(4)]
     chains = [
@@ -177,14 +177,14 @@ def test_a_manager_that_serves_several_requests_joins_none_of_them(quoting, aske
     assert len(default_registry()) == 0
 
 
-def test_a_models_own_manager_joins_no_requests(quoting):
+def test_a_models_callback_manager_does_not_join_requests(quoting):
     model = ChatRagaccel(llm=quoting, callbacks=CallbackManager.configure())
     for name in ("tenant-a", "tenant-b"):
         finds = Finds(table={"wick": Document(page_content=WICK, id=name)})
         assert copied(chain(finds, model).invoke("wick")) == [name]
 
 
-def test_a_run_begun_by_hand_is_one_run_for_all_below_it(quoting):
+def test_a_manually_started_run_is_the_root_of_runs_below_it(quoting):
     run = CallbackManager.configure().on_chain_start({}, {})
     config = {"callbacks": run.get_child()}
     (document,) = found_by().invoke("wick", config)
@@ -194,7 +194,7 @@ def test_a_run_begun_by_hand_is_one_run_for_all_below_it(quoting):
     assert len(default_registry()) == 0
 
 
-def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
+def test_adjacent_chunks_are_copied_but_not_cited(monkeypatch):
     registry, seen = ReferenceRegistry(), []
     registry.register([Passage("1", WICK, path="log"), Passage("2", TIDE, path="log", start=200)])
     llm = tiny_llm()
@@ -214,7 +214,7 @@ def test_neighbours_are_copied_from_and_never_cited(monkeypatch):
     assert seen[1:] == [["Passage"], []]
 
 
-def test_what_is_given_becomes_references():
+def test_given_objects_become_references():
     document = Document(page_content=WICK, id="w")
     ids = Reference((1, 2, 3))
     made = as_references([document, TIDE, Passage("t", TIDE), ids])
@@ -234,7 +234,7 @@ def test_a_prompt_that_brings_its_passages_does_not_get_them_again():
     assert exclude_shown("text", [own, other, ids]) == [own, other, ids]
 
 
-def test_spans_say_which_of_two_passages_of_one_id_they_are_from():
+def test_spans_distinguish_passages_with_the_same_id():
     quoting_both = scripted_llm(lambda prompt: f"{TIDE} And: {WICK}")
     given = [
         Document(WICK, id="1", metadata={"source": "log.md"}),
@@ -257,7 +257,7 @@ def test_answers_are_the_same_with_references_and_without():
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
-def test_caches_know_that_a_reader_reads_what_is_registered(kind):
+def test_cache_keys_of_a_documents_only_model_include_the_registry(kind):
     question = "When does the keeper of Gannet Ledge trim the wick?"
     asked = f"{WICK}\n\nQuestion: {question}"
     cache = InMemoryCache()
@@ -289,7 +289,7 @@ def test_the_bundled_reader_reads_the_references_that_stand_in_its_prompt():
     assert passage["citation"] == "log.md"
 
 
-def test_the_bundled_reader_reads_what_a_chain_found():
+def test_the_bundled_reader_reads_retrieved_documents():
     document = Document(page_content=f"{TIDE} {WICK}", metadata={"source": "log.md"})
     retriever = Finds(table={"When does the keeper of Gannet Ledge trim the wick?": document})
     (question,) = retriever.table

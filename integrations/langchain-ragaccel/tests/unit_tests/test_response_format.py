@@ -50,7 +50,7 @@ def look_up_then_answer(prompt):
 
 
 @pytest.mark.parametrize("tools", [[], [tide]])
-def test_an_agent_with_the_providers_own_strategy(tools):
+def test_an_agent_with_provider_strategy(tools):
     schema = {**Swell.model_json_schema(), "title": "swell"}
     for strategy, found in ((ProviderStrategy(schema), FOUND), (ProviderStrategy(Swell), Swell)):
         script = look_up_then_answer if found is FOUND else _for_class
@@ -67,7 +67,7 @@ def _for_class(prompt):
 
 
 @pytest.mark.parametrize("given", ["json", {"type": "json_object"}])
-def test_any_object_is_asked_for_in_the_prompts_own_words(given):
+def test_a_json_object_is_requested_by_the_prompt(given):
     for written in ('{"a": [1, 2]}', 'Here it is:\n```json\n{"a": [1, 2]}\n```'):
         model = saying(written).bind(response_format=given)
         assert json.loads(model.invoke("In JSON, please.").content) == {"a": [1, 2]}
@@ -95,17 +95,17 @@ async def test_an_answer_that_is_no_such_object_is_an_error(written, given, why)
         list(model.stream(ASKED))
 
 
-def test_one_that_was_cut_off_says_so(chat):
+def test_a_truncated_object_says_so(chat):
     with pytest.raises(OutputParserException, match="max_tokens"):
         chat.invoke(ASKED, response_format=SCHEMA, max_tokens=3)
 
 
-def test_plain_text_is_a_format_too(chat):
+def test_the_text_format_changes_nothing(chat):
     for given in (None, {"type": "text"}):
         assert chat.invoke("Hi", response_format=given).content == "Hello."
 
 
-def test_what_cannot_be_is_refused_before_anything_is_loaded():
+def test_an_invalid_response_format_is_refused_before_loading():
     for wrong in ("xml", 3, {"type": "json_schema"}, {"type": "array", "items": {}}):
         with pytest.raises(ConfigurationError, match="response_format is "):
             ChatRagaccel(model="no/such-model").invoke("x", response_format=wrong)

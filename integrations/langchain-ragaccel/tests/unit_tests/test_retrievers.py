@@ -44,7 +44,7 @@ def retriever(folder, embeddings):
     return RagaccelRetriever.from_folder(folder, embeddings=embeddings, k=2)
 
 
-def test_a_document_tells_where_it_is_from(retriever, embeddings, folder):
+def test_a_document_has_source_metadata(retriever, embeddings, folder):
     wick = retriever.invoke("The wick is cotton.")[0]
     expected = open_retriever(retriever.index, HashEmbedder()).search("The wick is cotton.", 1)[0]
     assert (wick.id, wick.page_content) == (expected.passage_id, "The wick is cotton.")
@@ -104,7 +104,7 @@ def test_every_mode_finds(folder, embeddings, mode):
 def test_an_index_is_named_by_its_file_or_its_folder(folder, embeddings, tmp_path):
     place = tmp_path / "elsewhere.db"
     retriever = RagaccelRetriever.from_folder(
-        folder, index=place, embeddings=embeddings, indexing={"include": ["*.txt"]}
+        folder, index=place, embeddings=embeddings, index_kwargs={"include": ["*.txt"]}
     )
     assert len(retriever.invoke("lamp oil wick boat")) == 1
     with Store(folder / ".ragaccel" / "index.db") as store:
@@ -114,7 +114,7 @@ def test_an_index_is_named_by_its_file_or_its_folder(folder, embeddings, tmp_pat
         assert len(found) == 3
 
 
-def test_what_is_indexed_again_is_found_at_once(retriever, folder):
+def test_a_reindexed_file_is_found_at_once(retriever, folder):
     retriever.invoke("lamp")
     (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
     with Store(retriever.index) as store:
@@ -137,7 +137,7 @@ def test_whatever_searches_will_do(retriever):
     assert own.invoke("Petrel")[0].metadata["source"] == "boat.txt"
 
 
-def test_what_has_no_place_says_nothing_of_it():
+def test_missing_position_fields_are_left_out():
     class Source:
         def search(self, query, k):
             return [Passage("p", "text", page=3, score=0.5)] * k
@@ -170,7 +170,7 @@ def test_wrong_arguments_are_refused_at_once(folder, embeddings, tmp_path):
         RagaccelRetriever(index=made, embeddings=other)
 
 
-def test_traces_say_what_searched(retriever):
+def test_traces_name_the_retriever(retriever):
     class Tracer(BaseCallbackHandler):
         def on_retriever_start(self, serialized, query, *, metadata=None, **kwargs):
             seen.update(metadata)
@@ -182,7 +182,7 @@ def test_traces_say_what_searched(retriever):
     assert seen["ls_embedding_model"] == "HashEmbedder"
 
 
-def test_what_is_found_is_registered_with_its_place(retriever):
+def test_found_passages_are_registered_with_their_position(retriever):
     default_registry().clear()
     retriever.invoke("the boat Petrel", k=1)
     (match,) = default_registry().match(f"Context: {BOAT}")
@@ -190,7 +190,7 @@ def test_what_is_found_is_registered_with_its_place(retriever):
     default_registry().clear()
 
 
-def test_pickled_it_is_opened_where_it_was(folder, embeddings, retriever, monkeypatch):
+def test_unpickling_reopens_the_absolute_path(folder, embeddings, retriever, monkeypatch):
     monkeypatch.chdir(folder.parent)
     relative = RagaccelRetriever(index=folder.name, embeddings=embeddings, mode="text")
     kept = pickle.dumps(relative)

@@ -84,7 +84,7 @@ def test_documents_that_a_prompt_only_hints_at_are_references(given, kind):
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-async def test_so_they_are_where_answers_are_awaited(given, kind):
+async def test_documents_hinted_at_are_references_with_asyncio(given, kind):
     chained = chain(models()[kind])
     for query in QUERIES:
         await chained.ainvoke(query)
@@ -96,7 +96,7 @@ async def test_so_they_are_where_answers_are_awaited(given, kind):
     check(given, 3)
 
 
-def test_without_a_run_in_common_nothing_is_assumed(given):
+def test_runs_without_a_common_root_share_nothing(given):
     chat, llm = models()
     Finds().invoke("0")
     chat.invoke("What of 0?")
@@ -104,7 +104,7 @@ def test_without_a_run_in_common_nothing_is_assumed(given):
     assert list(given.values()) == [[set(), set()]]
 
 
-def test_whoever_does_not_ask_for_it_gets_none(given):
+def test_tracking_is_off_by_default(given):
     chain(ChatRagaccel(llm=tiny_llm(), max_tokens=2)).invoke("0")
     assert [references for own in given.values() for references in own] == [set()]
 
@@ -145,7 +145,7 @@ def test_the_nearest_run_above_that_retrieved_anything_counts():
     assert tree.retrieved_below(right) == []
 
 
-def test_who_answers_the_same_prompt_for_nobody_gets_nobodys_documents(given):
+def test_identical_prompts_without_a_caller_get_no_documents(given):
     """An answer asked for by hand has no run above it, whoever else is answered meanwhile."""
     chat, _ = models()
 

@@ -83,7 +83,7 @@ def test_a_choice_is_kept(chat, choice, called):
     assert calls(streamed(model, "What of 'mole'?")) == expected
 
 
-def test_a_model_that_would_not_call_is_made_to():
+def test_a_forced_call_is_made():
     silent = ChatRagaccel(llm=scripted_llm(lambda prompt: ' {"place": "mole"}}\n</tool_call>'))
     message = silent.bind_tools([tide, wind], tool_choice="wind").invoke("Hello!")
     assert calls(message) == [("wind", {"place": "mole"})]
@@ -91,7 +91,7 @@ def test_a_model_that_would_not_call_is_made_to():
         silent.bind_tools([tide, wind], tool_choice="storm")
 
 
-def test_content_beside_calls_is_streamed_and_the_calls_are_not_part_of_it():
+def test_content_next_to_tool_calls_is_streamed_without_them():
     text = (
         "I look at both.\n<tool_call>\n"
         '{"name": "tide", "arguments": {"place": "mole"}}\n</tool_call>\n<tool_call>\n'
@@ -131,7 +131,7 @@ async def test_calls_are_streamed_to_asyncio_as_well(chat):
         '<tool_call>\n{"name": "tide", "arguments": {"place": mole}}\n</tool_call>',
     ],
 )
-def test_a_call_that_cannot_be_read_is_an_invalid_one_and_never_mended(text):
+def test_an_unreadable_call_is_invalid_and_never_repaired(text):
     model = saying(text).bind_tools([tide])
     for message in (model.invoke("What?"), streamed(model, "What?")):
         assert message.tool_calls == []
@@ -156,7 +156,7 @@ def test_a_stop_string_cuts_before_calls_are_read():
     assert message.tool_calls == []
 
 
-def test_what_may_become_a_stop_string_waits():
+def test_text_that_may_start_a_stop_string_is_held_back():
     llm = scripted_llm()
     reading = resolve_tool_calling(llm.tokenizer, as_tools([tide]), stop=["STOP"])
     for text, certain in (
@@ -168,7 +168,7 @@ def test_what_may_become_a_stop_string_waits():
         assert reading.settled(llm.tokenizer.encode(text)) == certain
 
 
-def test_a_template_without_tools_says_so():
+def test_a_template_without_tools_is_an_error():
     chat = ChatRagaccel(llm=tiny_llm())
     for model in (chat.bind_tools([tide]), chat.with_structured_output(Swell)):
         with pytest.raises(ConfigurationError, match="no place for tools"):
@@ -195,7 +195,7 @@ def test_json_is_read_without_any_tools():
     assert model.invoke("As JSON.") == Swell(metres=3, place="mole")
 
 
-def test_what_does_not_fit_the_schema_is_told():
+def test_an_object_that_does_not_fit_the_schema_is_an_error():
     chat = ChatRagaccel(llm=scripted_llm(lambda prompt: ' {"metres": "high"}}\n</tool_call>'))
     with pytest.raises(ValueError, match="valid integer"):
         chat.with_structured_output(Swell).invoke("How high?")
@@ -214,7 +214,7 @@ class Joke(TypedDict):
 
 
 @pytest.mark.parametrize("schema", [Swell, Joke, Swell.model_json_schema()])
-def test_a_call_that_cannot_be_read_is_told_and_never_none(schema):
+def test_an_unreadable_call_raises_a_parsing_error(schema):
     cut = saying(' {"place": "Gannet')
     with pytest.raises(OutputParserException, match=r"called no (Swell|Joke): it is no JSON"):
         cut.with_structured_output(schema).invoke("How high?")
@@ -228,7 +228,7 @@ def test_a_call_that_cannot_be_read_is_told_and_never_none(schema):
         short.invoke("How high?")
 
 
-def test_what_a_schema_without_a_class_requires_is_seen_to():
+def test_required_keys_of_a_plain_schema_are_checked():
     model = saying(' {"rating": 3}}\n</tool_call>')
     for schema in (Joke, {"title": "Joke", "properties": {"setup": {}}, "required": ["setup"]}):
         with pytest.raises(OutputParserException, match="the model's object lacks setup"):
@@ -240,7 +240,7 @@ def test_what_a_schema_without_a_class_requires_is_seen_to():
     assert whole.invoke("Tell.") == {"setup": "a"}
 
 
-def test_what_a_schema_leaves_open_may_be_missing():
+def test_optional_keys_may_be_missing():
     class Open(TypedDict, total=False):
         """Anything."""
 
@@ -276,7 +276,7 @@ def test_documents_that_a_tool_gave_back_are_references(chat):
     assert said == ["wick", "wick"]
 
 
-def test_what_tools_gave_back_is_found_unasked_and_so_has_room_and_a_switch(monkeypatch):
+def test_tool_documents_obey_max_reference_tokens_and_auto_references(monkeypatch):
     wick, llm = "The keeper trims the wick at dusk.", scripted_llm()
     documents = [Document(f"{wick} {n}", id=str(n)) for n in range(40)]
     called = {"name": "tide", "args": {}}
@@ -305,7 +305,7 @@ def test_tools_are_counted(chat):
     assert chat.get_num_tokens_from_messages([HumanMessage("What?")], tools=[tide]) > alone + 40
 
 
-def test_the_script_calls_nothing_unless_it_is_given_tools():
+def test_a_scripted_model_calls_nothing_without_tools():
     assert call_a_tool("<turn>user: Hi<turn>assistant: ") == "Hello."
 
 

@@ -138,7 +138,7 @@ def test_filters_hold_in_every_search(store, embeddings):
     assert ids(store.similarity_search(query, filter={"year": {"$gt": 1900}})) == ["wick"]
 
 
-def test_diverse_documents_do_not_say_the_same(embeddings):
+def test_mmr_returns_diverse_documents(embeddings):
     texts = ["oil lamp light", "oil lamp light", "oil boat", "zebra"]
     store = RagaccelVectorStore.from_texts(texts, embeddings, ids=["0", "1", "2", "3"])
     assert set(ids(store.similarity_search("oil lamp light", 2))) == {"0", "1"}
@@ -148,7 +148,7 @@ def test_diverse_documents_do_not_say_the_same(embeddings):
     assert set(ids(alike)) == {"0", "1"}
 
 
-def test_adding_under_a_known_id_replaces(store):
+def test_adding_a_known_id_replaces(store):
     changed = Document(page_content="A zebra grazes.", metadata={"new": True})
     assert store.add_documents([changed], ids=["lamp"]) == ["lamp"]
     assert changed.id is None, "what was given is left as it was"
@@ -157,7 +157,7 @@ def test_adding_under_a_known_id_replaces(store):
     assert len(store.collection) == 3
 
 
-def test_ids_are_those_given_or_the_documents_own_or_new(embeddings):
+def test_ids_come_from_the_call_the_document_or_are_new(embeddings):
     with RagaccelVectorStore(embeddings) as store:
         documents = [Document(id="own", page_content="a"), Document(id="b", page_content="b")]
         assert store.add_documents(documents, ids=[None, "given"]) == ["own", "given"]
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_refused_and_nothing_is_changed(store):
     assert len(store.collection) == 3
 
 
-async def test_texts_may_come_one_by_one(embeddings):
+async def test_texts_may_be_an_iterator(embeddings):
     with RagaccelVectorStore(embeddings) as store:
         names = store.add_texts(text for text in ("one", "two"))
         names += await store.aadd_texts(text for text in ("three", "four"))
@@ -218,8 +218,8 @@ def test_a_copy_shares_the_documents_and_a_temporary_store_is_not_pickled(tmp_pa
     embeddings = FakeEmbeddings(size=4)
     with RagaccelVectorStore(embeddings, registry=ReferenceRegistry()) as store:
         store.add_texts(["x"], ids=["a"])
-        twin = copy.deepcopy(store)
-        assert (twin.collection, twin.registry) == (store.collection, store.registry)
+        duplicate = copy.deepcopy(store)
+        assert (duplicate.collection, duplicate.registry) == (store.collection, store.registry)
         retriever = store.as_retriever()
         assert retriever.model_copy(deep=True).vectorstore.collection is store.collection
     store = RagaccelVectorStore(embeddings)
@@ -240,7 +240,7 @@ def test_a_closed_temporary_store_says_so(embeddings):
             use()
 
 
-def test_batches_are_embedded_apart():
+def test_batch_size_limits_texts_per_embedding():
     class Counts(DeterministicFakeEmbedding):
         def embed_documents(self, texts):
             sizes.append(len(texts))
@@ -375,7 +375,7 @@ async def test_awaiting_leaves_the_loop_free(work):
         lambda store: store.aadd_documents(DOCUMENTS),
     ],
 )
-async def test_the_file_is_never_waited_for_in_the_loop(store, work, monkeypatch):
+async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch):
     here, seen = threading.get_ident(), []
     for name in ("put", "drop", "get", "search", "search_mmr"):
         asked = getattr(Collection, name)
@@ -440,7 +440,7 @@ LONG = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight
         lambda store: asyncio.run(store.asimilarity_search("keeper")),
     ],
 )
-def test_what_a_search_by_hand_finds_is_registered(embeddings, search):
+def test_search_results_are_registered(embeddings, search):
     with RagaccelVectorStore(embeddings) as store:
         store.add_texts([LONG], [{"source": "log.pdf"}], ids=["p"])
         assert len(default_registry()) == 0
@@ -457,7 +457,7 @@ def test_getting_by_id_is_no_search(store):
 @pytest.mark.parametrize(
     "apart", [{"registry": ReferenceRegistry()}, {"namespace": "tenant"}], ids=["registry", "name"]
 )
-async def test_what_a_store_apart_finds_is_registered_nowhere_else(embeddings, apart):
+async def test_a_store_with_a_registry_registers_nowhere_else(embeddings, apart):
     store = RagaccelVectorStore.from_texts([LONG], embeddings, **apart)
     retriever = store.as_retriever(search_kwargs={"k": 1})
     around = HandsOn(retriever=retriever)
@@ -489,7 +489,7 @@ def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatc
     assert len(default_registry()) == 0
 
 
-def test_a_tenant_registers_in_a_registry_of_its_own(embeddings):
+def test_a_tenant_registers_in_its_own_registry(embeddings):
     own = ReferenceRegistry()
     store = RagaccelVectorStore.from_texts([LONG], embeddings, registry=own, namespace="tenant")
     store.similarity_search("keeper")
@@ -497,7 +497,7 @@ def test_a_tenant_registers_in_a_registry_of_its_own(embeddings):
     assert len(default_registry()) == 0
 
 
-def test_what_a_search_does_not_take_is_named():
+def test_unknown_search_arguments_are_named():
     store = RagaccelVectorStore.from_texts(
         ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
     )

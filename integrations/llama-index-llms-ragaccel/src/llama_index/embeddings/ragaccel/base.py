@@ -68,9 +68,9 @@ class RagaccelEmbedding(BaseEmbedding):
     @property
     def fingerprint(self) -> str:
         """Tells the vectors of this model from those of any other."""
-        return self.ready().fingerprint
+        return self.load().fingerprint
 
-    def ready(self) -> Embedder:
+    def load(self) -> Embedder:
         """The embedder itself, as the library takes it.
 
         Raises:
@@ -114,11 +114,11 @@ class RagaccelEmbedding(BaseEmbedding):
         return embedder
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        vector: list[float] = self.ready().embed_query(query).tolist()
+        vector: list[float] = self.load().embed_query(query).tolist()
         return vector
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = self.ready().embed_documents(list(texts)).tolist()
+        vectors: list[list[float]] = self.load().embed_documents(list(texts)).tolist()
         return vectors
 
     def _get_text_embedding(self, text: str) -> list[float]:

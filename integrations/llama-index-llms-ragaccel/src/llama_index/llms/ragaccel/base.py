@@ -437,9 +437,9 @@ def loading_options(**given: Any) -> dict[str, Any]:
     return options
 
 
-def check_names(who: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for a name that there is not, with what to use instead."""
-    check_arguments(who, given, known, _REPLACEMENTS)
+    check_arguments(owner, given, known, _REPLACEMENTS)
 
 
 def _require_mapping(name: str, given: Any) -> None:

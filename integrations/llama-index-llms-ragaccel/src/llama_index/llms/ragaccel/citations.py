@@ -390,7 +390,7 @@ def as_references(given: Any) -> list[AnyReference]:
 
 
 def find_visible_references(
-    own: ReferenceRegistry | None, namespace: str, *, enabled: bool
+    registry: ReferenceRegistry | None, namespace: str, *, enabled: bool
 ) -> VisibleReferences | None:
     """What a call that is made here may look up; None where it does not.
 
@@ -399,14 +399,14 @@ def find_visible_references(
     """
     from ragaccel.frameworks.registry import auto_references_enabled, visible_references
 
-    if own is not None and not hasattr(own, "match"):
+    if registry is not None and not hasattr(registry, "match"):
         raise ConfigurationError(
-            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(own).__name__}"
+            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(registry).__name__}"
         )
     if not enabled or not auto_references_enabled():
         return None
     root = current_root()
-    return visible_references(own, namespace, scopes=() if root is None else (root.scope,))
+    return visible_references(registry, namespace, scopes=() if root is None else (root.scope,))
 
 
 def _as_reference(given: Any) -> AnyReference:

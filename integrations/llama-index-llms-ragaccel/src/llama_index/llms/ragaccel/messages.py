@@ -110,11 +110,11 @@ def append_invalid_calls(content: str, calls: Sequence[ToolCall]) -> str:
 def explain_missing_call(message: ChatMessage, finish_reason: str) -> str:
     """Say why an answer that should call a tool calls none."""
     invalid = message.additional_kwargs.get(INVALID_CALLS) or []
-    told = "; ".join(
+    errors = "; ".join(
         f"{call['name'] or 'a call'} cannot be read: {call['error']}" for call in invalid
     )
     length = "the answer was cut off at its length, so give it more max_new_tokens"
-    reasons = [told, length if finish_reason == "length" else ""]
+    reasons = [errors, length if finish_reason == "length" else ""]
     return "the model called no tool" + "".join(f": {one}" for one in reasons if one)
 
 
@@ -303,10 +303,10 @@ def _messages_with_calls(messages: Sequence[ChatMessage]) -> list[TemplateMessag
             ]
             names.update((call.tool_id, call.tool_name) for call in calls)
         if message.role.value in _RESULT_ROLES:
-            told = message.additional_kwargs
-            answered = str(told.get("tool_call_id") or "")
-            template_message |= {"role": "tool", "tool_call_id": answered or None}
-            template_message["name"] = told.get("name") or names.get(answered)
+            extra = message.additional_kwargs
+            call_id = str(extra.get("tool_call_id") or "")
+            template_message |= {"role": "tool", "tool_call_id": call_id or None}
+            template_message["name"] = extra.get("name") or names.get(call_id)
         template_messages.append(template_message)
     return template_messages
 

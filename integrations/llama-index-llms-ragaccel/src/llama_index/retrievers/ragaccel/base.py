@@ -90,7 +90,7 @@ class RagaccelRetriever(BaseRetriever):
         *,
         index: str | Path | None = None,
         embed_model: RagaccelEmbedding | None = None,
-        indexing: Mapping[str, Any] | None = None,
+        index_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> RagaccelRetriever:
         """Bring the index of a folder up to date, then search it; only what is new is embedded.
@@ -99,7 +99,8 @@ class RagaccelRetriever(BaseRetriever):
             folder: Where the documents are.
             index: The index file; without one it is kept in the folder.
             embed_model: What embeds the documents, and the questions later.
-            indexing: Further arguments of ``ragaccel.index_folder``, e.g. ``{"include": [...]}``.
+            index_kwargs: Further arguments of ``ragaccel.index_folder``, such as
+                ``{"include": ["*.txt"]}``.
             **kwargs: Those of the constructor.
         """
         from ragaccel import Store, index_folder
@@ -108,7 +109,7 @@ class RagaccelRetriever(BaseRetriever):
         embed_model = embed_model or RagaccelEmbedding()
         path = default_index_path(folder) if index is None else Path(index)
         with Store(path) as store:
-            index_folder(store, embed_model.ready(), folder, **dict(indexing or {}))
+            index_folder(store, embed_model.load(), folder, **dict(index_kwargs or {}))
         return cls(path, embed_model=embed_model, **kwargs)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -154,7 +155,7 @@ def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
     from ragaccel.retrieval.store import default_index_path
 
     place = default_index_path(index) if Path(index).is_dir() else index
-    return open_retriever(place, (embed_model or RagaccelEmbedding()).ready())
+    return open_retriever(place, (embed_model or RagaccelEmbedding()).load())
 
 
 def _search_options(source: Any, mode: str | None) -> dict[str, str]:

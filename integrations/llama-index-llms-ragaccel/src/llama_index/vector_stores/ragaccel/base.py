@@ -357,8 +357,12 @@ class RagaccelVectorStore(BasePydanticVectorStore):
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Take out the nodes of a document."""
         reject_arguments(delete_kwargs)
-        own = [i for i in self._collection.document(ref_doc_id) if document_of(i) == ref_doc_id]
-        self._collection.drop(item.passage.passage_id for item in own)
+        items = [
+            item
+            for item in self._collection.document(ref_doc_id)
+            if document_of(item) == ref_doc_id
+        ]
+        self._collection.drop(item.passage.passage_id for item in items)
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """:meth:`delete`, awaited."""

@@ -92,7 +92,7 @@ def test_a_chats_stream_is_read_first():
     assert citations_of(response) == EXPECTED
 
 
-def test_the_models_own_answers_bring_their_citations():
+def test_model_responses_carry_citations():
     llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
     given = {"references": NODES}
     for response in (
@@ -146,6 +146,6 @@ def test_a_chat_that_asks_an_engine():
     assert citations_of(response, said) == EXPECTED
 
 
-def test_an_answer_of_its_own_words_cites_nothing():
+def test_an_answer_without_copied_text_has_no_citations():
     assert citations_of(Response("Who knows?", source_nodes=NODES)) == []
     assert citations_of(Response(None, source_nodes=NODES)) == []

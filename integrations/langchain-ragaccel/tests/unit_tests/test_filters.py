@@ -59,7 +59,7 @@ DOCUMENT = Document(
         (lambda document: document.metadata["year"] == 1, False),
     ],
 )
-def test_a_filter_says_which_documents_are_meant(given, holds):
+def test_a_filter_selects_documents(given, holds):
     assert as_condition(given)(DOCUMENT) is holds
 
 

@@ -34,7 +34,7 @@ def ids(registry, text=TEXT, namespace=""):
     return [match.passage.passage_id for match in registry.match(f"Context: {text}", namespace)]
 
 
-async def test_what_any_retriever_finds_is_registered_at_once():
+async def test_documents_of_any_retriever_are_registered():
     retriever = Finds(found=[Document(page_content=TEXT, id="a")])
     retriever.invoke("q")
     assert ids(default_registry()) == ["a"]
@@ -50,7 +50,7 @@ async def test_what_any_retriever_finds_is_registered_at_once():
     assert len(default_registry()) == 0
 
 
-def test_a_tenant_collects_into_a_registry_of_its_own():
+def test_a_tenant_collects_into_its_own_registry():
     own = ReferenceRegistry()
     retriever = Finds(found=[Document(page_content=TEXT, id="a")])
     retriever.invoke("q", {"callbacks": [ReferenceCollector(own, "tenant")]})
@@ -58,7 +58,7 @@ def test_a_tenant_collects_into_a_registry_of_its_own():
     assert ids(own) == []
 
 
-async def test_what_a_context_collects_reaches_no_other_registry():
+async def test_collecting_into_leaves_other_registries_empty():
     own = ReferenceRegistry()
     retriever = Finds(found=[Document(page_content=TEXT, id="a")])
     async_chain = RunnableLambda(lambda query: retriever.invoke(query))
@@ -110,7 +110,7 @@ def test_documents_that_are_looked_up_are_not_found():
     assert len(default_registry()) == 0
 
 
-def test_one_odd_document_does_not_lose_the_others():
+def test_an_invalid_document_does_not_affect_the_others():
     class Odd(dict):
         def get(self, name, default=None):
             raise ValueError("odd")
@@ -122,7 +122,7 @@ def test_one_odd_document_does_not_lose_the_others():
 
 
 @pytest.mark.parametrize("score", [10**400, float("inf"), float("nan"), -1, "high", True, None])
-def test_a_score_or_place_that_means_nothing_is_none(score):
+def test_invalid_scores_and_positions_are_ignored(score):
     odd = {"score": score, "start_index": 10**400, "page_label": "9" * 5000, "line": "x"}
     passage = as_passage(Document(page_content=TEXT, metadata={**odd, "title": 3}))
     assert (passage.score, passage.start, passage.page, passage.line) == (0.0, 0, None, None)
@@ -135,7 +135,7 @@ def test_nothing_is_registered_where_that_is_switched_off(monkeypatch):
     assert len(default_registry()) == 0
 
 
-def test_what_goes_wrong_is_logged_and_fails_no_chain(caplog):
+def test_registration_errors_are_logged_and_fail_no_chain(caplog):
     class Broken(ReferenceRegistry):
         def register(self, passages, namespace=""):
             raise ValueError("broken")
@@ -147,7 +147,7 @@ def test_what_goes_wrong_is_logged_and_fails_no_chain(caplog):
     assert "a retrieved document was not registered" in caplog.text
 
 
-def test_only_retrievers_are_listened_to():
+def test_only_retriever_events_are_handled():
     collector = ReferenceCollector()
     assert not collector.run_inline
     assert not collector.ignore_retriever
@@ -176,5 +176,5 @@ def test_a_document_keeps_its_place_as_a_passage():
         ({}, None),
     ],
 )
-def test_a_page_is_told_only_where_it_is_sure(metadata, page):
+def test_ambiguous_page_numbers_are_left_out(metadata, page):
     assert as_passage(Document(page_content=TEXT, metadata=metadata)).page == page
