@@ -61,12 +61,12 @@ def joined(documents: list) -> str:
 
 def report(console: Console, answer) -> None:
     """Say which words stand in which passage, and how fast they came."""
-    told = answer.response_metadata["ragaccel"]
-    place_of = {passage["passage_id"]: passage["citation"] for passage in told["passages"]}
-    for span in told["copied_spans"]:
+    metadata = answer.response_metadata["ragaccel"]
+    citation_of = {passage["passage_id"]: passage["citation"] for passage in metadata["passages"]}
+    for span in metadata["copied_spans"]:
         words = answer.text[span["out_start"] : span["out_end"]]
-        console.print(Text(f"{place_of[span['passage_id']]}: {words!r}", style="cyan"))
-    console.print(f"{told['acceptance_length']:.1f} tokens a pass", style="dim")
+        console.print(Text(f"{citation_of[span['passage_id']]}: {words!r}", style="cyan"))
+    console.print(f"{metadata['acceptance_length']:.1f} tokens a pass", style="dim")
 
 
 if __name__ == "__main__":

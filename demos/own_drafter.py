@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent / "documents" / "history" / "keepers-remembered.txt
 QUESTION = "What did Nora Pell invent?"
 
 
-class PairDrafter:
+class BigramDrafter:
     """Guesses that the last two tokens go on as they did when they last occurred."""
 
     mask_ids = ()
@@ -31,8 +31,8 @@ class PairDrafter:
         ids = context.token_ids
         for start in range(len(ids) - 3, -1, -1):
             if ids[start : start + 2] == ids[-2:]:
-                guesses = ids[start + 2 : start + 2 + min(budget, 12)]
-                return DraftTree.chain([ids[-1], *guesses])
+                tokens = ids[start + 2 : start + 2 + min(budget, 12)]
+                return DraftTree.chain([ids[-1], *tokens])
         return DraftTree.chain(ids[-1:])
 
 
@@ -43,8 +43,8 @@ class NonsenseDrafter:
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Make a chain of what is most likely wrong."""
-        guesses = random.choices(context.token_ids, k=min(budget, 4))
-        return DraftTree.chain([context.token_ids[-1], *guesses])
+        tokens = random.choices(context.token_ids, k=min(budget, 4))
+        return DraftTree.chain([context.token_ids[-1], *tokens])
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     plain = llm.generate(prompt, drafter=NoDrafter())
 
     table = Table("drafter", "passes", "tokens a pass", "tokens/s", "same tokens")
-    for drafter in (NoDrafter(), CopyDrafter(), PairDrafter(), NonsenseDrafter()):
+    for drafter in (NoDrafter(), CopyDrafter(), BigramDrafter(), NonsenseDrafter()):
         answer = llm.generate(prompt, drafter=drafter)
         stats = answer.stats
         table.add_row(

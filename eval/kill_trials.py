@@ -558,7 +558,9 @@ class Checkpoints(Trial):
     def _remember(self, step: int, network: Any) -> None:
         if not self.wanted:
             self.first_saved = time.perf_counter()
-        self.wanted[step] = {name: one.detach().clone() for name, one in network.trained().items()}
+        self.wanted[step] = {
+            name: one.detach().clone() for name, one in network.trained_parameters().items()
+        }
 
     def _train(self, name: str, saved: Callable[[int, Any], None]) -> None:
         from ragaccel.training.trainer import Job, Listener, train_space
@@ -567,7 +569,7 @@ class Checkpoints(Trial):
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
                 saved(state.global_step, kwargs["model"])
 
-        job = Job(self.samples, self.folder / name, model=self.model, evaluated=0, device="cpu")
+        job = Job(self.samples, self.folder / name, model=self.model, max_evaluated=0, device="cpu")
         train_space(job, self.recipe, Saved())
 
     @override

@@ -20,7 +20,7 @@ def network_of(family, mode="gated", dtype=torch.float64, **changes):
     recipe = make_recipe(mode, **{"num_masks": MASKS, **changes})
     network = SpaceNetwork(model, recipe).to(dtype).eval()
     with torch.no_grad():  # or a new adapter changes nothing
-        for name, weight in network.trained().items():
+        for name, weight in network.trained_parameters().items():
             if mode != "paper" or name == "mask_embeddings":
                 weight.normal_(0, 0.3)
     return network

@@ -55,4 +55,4 @@ def trainer_of(folder, mode="gated", *callbacks, network=None, held_out=HELD_OUT
 
 def weights_of(network):
     """What a network has learned."""
-    return {name: weight.detach().clone() for name, weight in network.trained().items()}
+    return {name: weight.detach().clone() for name, weight in network.trained_parameters().items()}

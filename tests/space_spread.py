@@ -59,7 +59,7 @@ def shard(rank, folder):
                     fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
             losses.append(trainer.compute_loss(network, trainer.data_collator([trainer.rows[0]])))
             torch.autograd.backward(losses[-1])
-        whole, parts = (network.trained() for network in networks)
+        whole, parts = (network.trained_parameters() for network in networks)
         assert whole.keys() == parts.keys()
         assert any(len(weight.to_local()) < len(weight) for weight in parts.values())
         pairs = [(whole[name].grad, parts[name].grad.full_tensor()) for name in whole]

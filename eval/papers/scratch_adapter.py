@@ -14,7 +14,7 @@ from eval.papers.space_curves import curve_of, read_run
 from eval.script import note
 from ragaccel.llm import LLM
 from ragaccel.training.config import Recipe, make_recipe
-from ragaccel.training.data import Sample, answer_samples, kept_answers
+from ragaccel.training.data import Sample, answer_samples, read_answers
 from ragaccel.training.trainer import Job, Listener, train_space
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def own_answers(
             documents, count, shortest=lessons.shortest, longest=lessons.longest, seed=seed
         )
         samples = [Sample(prompt, ()) for prompt in prompts]
-        if len(kept_answers(path, samples)) < count:
+        if len(read_answers(path, samples)) < count:
             note(f"{path.name}: {count} continuations")
             llm = LLM.load(model, device=device, keep_costs=False)
             answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
@@ -121,7 +121,7 @@ def train_adapter(
     every = -(-steps // EVALUATIONS)
     told = train_space(job, replace(recipe, steps=steps, evaluate_every=every), Watch())
     assert told is not None, "one process trains"
-    log, _ = read_run(job.kept_in)
+    log, _ = read_run(job.checkpoint_folder)
     kept = {"steps": steps, "seconds": told["seconds"], "curve": curve_of(log)}
     write_whole(file, json.dumps(kept) + "\n")
     return kept
@@ -129,15 +129,15 @@ def train_adapter(
 
 def _steps_for(job: Job, recipe: Recipe, minutes: float, work: Path) -> int:
     """Try some steps on a run that is thrown away; return how many the minutes hold."""
-    file, trial, kept_in = work / "steps.json", work / "trial", work / "trial-run"
+    file, trial, checkpoint_folder = work / "steps.json", work / "trial", work / "trial-run"
     if file.exists():  # of the run that was stopped, which goes on
         return int(json.loads(file.read_text(encoding="utf-8")))
-    for folder in (trial, kept_in):
+    for folder in (trial, checkpoint_folder):
         shutil.rmtree(folder, ignore_errors=True)
     watch = Watch()
-    tried = replace(job, out=trial, run_folder=kept_in, evaluated=0)
+    tried = replace(job, out=trial, run_folder=checkpoint_folder, max_evaluated=0)
     train_space(tried, replace(recipe, steps=_TRIED), watch)
-    for folder in (trial, kept_in):
+    for folder in (trial, checkpoint_folder):
         shutil.rmtree(folder, ignore_errors=True)
     steps = max(_TRIED, round(60.0 * minutes / max(1e-6, watch.each)))
     write_whole(file, f"{steps}\n")

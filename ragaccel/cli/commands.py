@@ -765,7 +765,7 @@ def space(
         out,
         model=model,
         held_out=held_out,
-        evaluated=evaluate_on,
+        max_evaluated=evaluate_on,
         own_answers=own_answers,
         answer_tokens=answer_tokens,
         device=device,

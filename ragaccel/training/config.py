@@ -56,10 +56,10 @@ class Recipe:
                 raise ConfigurationError(
                     f"{name} must be {', '.join(known)}, not {getattr(self, name)!r}"
                 )
-        least = dict.fromkeys(("num_masks", "steps", "epochs", "accumulate", "save_every"), 1)
-        least |= {"evaluate_every": 0, "row_tokens": self.num_masks + 8}
-        least["rank"] = 0 if self.is_paper else 1
-        for name, number in least.items():
+        minimums = dict.fromkeys(("num_masks", "steps", "epochs", "accumulate", "save_every"), 1)
+        minimums |= {"evaluate_every": 0, "row_tokens": self.num_masks + 8}
+        minimums["rank"] = 0 if self.is_paper else 1
+        for name, number in minimums.items():
             given = getattr(self, name)
             if given is not None and given < number:
                 raise ConfigurationError(f"{name} must be {number} or more, not {given}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ragaccel.training.config import Recipe
 
 
-LEAST_ANSWER = 2  # tokens; the first mask token's label is the second of them
+MIN_ANSWER_TOKENS = 2  # tokens; the first mask token's label is the second of them
 _KINDS = '{"prompt": …, "answer": …}, {"messages": […]} or {"prompt_ids": […], "answer_ids": […]}'
 
 
@@ -106,15 +106,15 @@ def read_samples(
         if not line.strip():
             continue
         try:
-            found += _checked(_of_row(json.loads(line), tokenizer), vocab_size)
+            found += _check_samples(_parse_row(json.loads(line), tokenizer), vocab_size)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number}: {_told(error)}") from error
+            raise ConfigurationError(f"{path}, line {number}: {_error_text(error)}") from error
     if not found:
         raise ConfigurationError(f"{path} holds no samples: write a line of {_KINDS} for each")
-    return fitted(found, max_tokens)
+    return truncate_samples(found, max_tokens)
 
 
-def fitted(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
+def truncate_samples(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
     """Cut the ends of answers that are too long; leave out what then has nothing to guess."""
     kept, num_cut, num_skipped = [], 0, 0
     for sample in samples:
@@ -123,7 +123,7 @@ def fitted(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
         if over > 0:
             room = max(0, len(sample.answer_ids) - over)
             short = replace(sample, answer_ids=sample.answer_ids[:room])
-        if len(short.answer_ids) < LEAST_ANSWER:
+        if len(short.answer_ids) < MIN_ANSWER_TOKENS:
             num_skipped += 1
             continue
         num_cut += over > 0
@@ -139,9 +139,9 @@ def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
     Raises:
         ConfigurationError: nothing is left on one of the sides.
     """
-    places = [_place(sample.prompt_ids) for sample in samples.rows]
-    first = min(places, default=1.0)
-    is_out = [place < share or (share > 0 and place == first) for place in places]
+    fractions = [_hash_fraction(sample.prompt_ids) for sample in samples.rows]
+    first = min(fractions, default=1.0)
+    is_out = [fraction < share or (share > 0 and fraction == first) for fraction in fractions]
     kept = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if not out)
     held_out = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if out)
     if not kept or (share > 0 and not held_out):
@@ -161,27 +161,27 @@ def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def _of_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
+def _parse_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
     if not isinstance(row, dict):
         raise TypeError(f"a JSON object is wanted: {_KINDS}")
     if "prompt_ids" in row and "answer_ids" in row:
-        yield Sample(_ids(row["prompt_ids"]), _ids(row["answer_ids"]))
+        yield Sample(_as_token_ids(row["prompt_ids"]), _as_token_ids(row["answer_ids"]))
     elif "messages" in row:
-        yield from _of_messages(row["messages"], tokenizer)
+        yield from _parse_messages(row["messages"], tokenizer)
     elif "prompt" in row and "answer" in row:
         prompt, answer = row["prompt"], row["answer"]
         if not isinstance(prompt, str) or not isinstance(answer, str):
             raise TypeError("prompt and answer are texts")
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=True)
         whole = tokenizer.encode(prompt + answer, add_special_tokens=True)
-        answer_ids = _behind(prompt_ids, whole)
+        answer_ids = _strip_prefix(prompt_ids, whole)
         answer_ids = tokenizer.encode(answer) if answer_ids is None else answer_ids
-        yield Sample(tuple(prompt_ids), (*answer_ids, *_end(tokenizer)))
+        yield Sample(tuple(prompt_ids), (*answer_ids, *_end_token(tokenizer)))
     else:
         raise KeyError(f"a sample is {_KINDS}, and this has {', '.join(row) or 'nothing'}")
 
 
-def _of_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
+def _parse_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in messages
     ):
@@ -193,25 +193,25 @@ def _of_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
         before, content = messages[:turn], messages[turn]["content"]
         if not isinstance(content, str):
             raise TypeError("the assistant's content is a text")
-        yield Sample(tuple(tokenizer.chat(before)), _turn(messages[: turn + 1], tokenizer))
+        yield Sample(tuple(tokenizer.chat(before)), _assistant_ids(messages[: turn + 1], tokenizer))
 
 
-def _turn(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _assistant_ids(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
     """An assistant's turn as its model would write it: to the first token that ends it."""
     escaped = [tokenizer.escaper.escape_message(message) for message in messages]
     before, text = tokenizer.chat_text(escaped[:-1]), tokenizer.chat_text(escaped, None, False)
     if text.startswith(before):
-        written = _behind(tokenizer.encode(before), tokenizer.encode(text))
+        written = _strip_prefix(tokenizer.encode(before), tokenizer.encode(text))
         if written is None:
             written = tokenizer.encode(text[len(before) :])
-        for place, token in enumerate(written):
+        for position, token in enumerate(written):
             if token in tokenizer.eos_ids:
-                return tuple(written[: place + 1])
+                return tuple(written[: position + 1])
     content = tokenizer.escaper.escape(messages[-1]["content"])
-    return (*tokenizer.encode(content), *_end(tokenizer))
+    return (*tokenizer.encode(content), *_end_token(tokenizer))
 
 
-def _behind(before: list[int], whole: list[int]) -> list[int] | None:
+def _strip_prefix(before: list[int], whole: list[int]) -> list[int] | None:
     """What follows a text in a longer one; None where a token reaches over its end.
 
     A text tokenized for itself may begin with a space that is none of its own.
@@ -219,7 +219,7 @@ def _behind(before: list[int], whole: list[int]) -> list[int] | None:
     return whole[len(before) :] if whole[: len(before)] == before else None
 
 
-def _end(tokenizer: Tokenizer) -> tuple[int, ...]:
+def _end_token(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token that ends an answer, if there is one: the tokenizer's own where it has several."""
     own = getattr(tokenizer.tokenizer, "eos_token_id", None)
     if own in tokenizer.eos_ids:
@@ -227,13 +227,13 @@ def _end(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(sorted(tokenizer.eos_ids)[:1])
 
 
-def _ids(given: Any) -> tuple[int, ...]:
+def _as_token_ids(given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not all(type(token) is int for token in given):
         raise TypeError("prompt_ids and answer_ids are lists of whole numbers")
     return tuple(given)
 
 
-def _checked(samples: Iterable[Sample], vocab_size: int) -> Iterator[Sample]:
+def _check_samples(samples: Iterable[Sample], vocab_size: int) -> Iterator[Sample]:
     for sample in samples:
         if not sample.prompt_ids:
             raise ValueError("the prompt is empty")
@@ -246,21 +246,21 @@ def _checked(samples: Iterable[Sample], vocab_size: int) -> Iterator[Sample]:
         yield sample
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON ({error.msg} at column {error.colno}): a line is {_KINDS}"
     return str(error.args[0] if error.args else error)
 
 
-def _place(prompt_ids: tuple[int, ...]) -> float:
+def _hash_fraction(prompt_ids: tuple[int, ...]) -> float:
     digest = hashlib.sha256(repr(prompt_ids).encode()).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
-_AT_ONCE = 16
+_ANSWER_BATCH_SIZE = 16
 
 
-class Answering(Protocol):
+class AnswerModel(Protocol):
     """What is asked of a language model here."""
 
     @property
@@ -272,7 +272,7 @@ class Answering(Protocol):
 
 
 def answer_samples(
-    llm: Answering,
+    llm: AnswerModel,
     samples: Sequence[Sample],
     path: Path,
     *,
@@ -292,31 +292,31 @@ def answer_samples(
         ConfigurationError: the file keeps answers to other prompts.
         CapacityError: a prompt that leaves no room for an answer.
     """
-    tell = report or (lambda *_: None)
-    done = len(kept_answers(path, samples))
+    notify = report or (lambda *_: None)
+    done = len(read_answers(path, samples))
     path.parent.mkdir(parents=True, exist_ok=True)
-    tell(done, len(samples))
+    notify(done, len(samples))
     with open(path, "ab") as file:
         while done < len(samples):
-            batch = samples[done : done + _AT_ONCE]
-            most = _room(llm, batch, max_new_tokens)
-            found = llm.generate([list(s.prompt_ids) for s in batch], max_new_tokens=most)
+            batch = samples[done : done + _ANSWER_BATCH_SIZE]
+            limit = _max_answer_tokens(llm, batch, max_new_tokens)
+            found = llm.generate([list(s.prompt_ids) for s in batch], max_new_tokens=limit)
             for sample, answer in zip(batch, found, strict=True):
                 row = {"prompt_ids": sample.prompt_ids, "answer_ids": answer.token_ids}
                 file.write((json.dumps(row) + "\n").encode())
             file.flush()
             done += len(batch)
-            tell(done, len(samples))
+            notify(done, len(samples))
 
 
-def _room(llm: Answering, batch: Sequence[Sample], wanted: int) -> int:
+def _max_answer_tokens(llm: AnswerModel, batch: Sequence[Sample], wanted: int) -> int:
     """How long the answers of a batch may be: no longer than the longest prompt leaves room for."""
     if llm.context_length is None:
         return wanted
     return max(1, min(wanted, llm.context_length - max(len(s.prompt_ids) for s in batch)))
 
 
-def kept_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
+def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
     """The first samples with the answers that are kept; a line cut off is dropped from the file.
 
     Raises:
@@ -414,12 +414,12 @@ class Collator:
 def _real_tokens(plan: Plan, number: int) -> Tensor:
     """A sample's ids, positions, sample, how many real tokens each sees, labels, teachers."""
     ids, prompt = torch.tensor(plan.sample.token_ids), len(plan.sample.prompt_ids)
-    place = torch.arange(plan.num_real)
-    labels = torch.full_like(place, IGNORED)
-    learned = place[prompt - 1 : len(ids) - 1]
+    positions = torch.arange(plan.num_real)
+    labels = torch.full_like(positions, IGNORED)
+    learned = positions[prompt - 1 : len(ids) - 1]
     labels[learned] = ids[learned + 1]
-    samples, teachers = torch.full_like(place, number), torch.full_like(place, -1)
-    return torch.stack((ids[: len(place)], place, samples, place + 1, labels, teachers))
+    samples, teachers = torch.full_like(positions, number), torch.full_like(positions, -1)
+    return torch.stack((ids[: len(positions)], positions, samples, positions + 1, labels, teachers))
 
 
 def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size: int) -> Tensor:
@@ -504,12 +504,12 @@ def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
     if recipe.is_paper:
         if rng.random() >= _CUT:
             return Plan(sample)
-        places = range(prompt - 1, max(prompt, length - 1 - recipe.num_masks))
-        return Plan(sample, (rng.choice(places),), shortened=True)
-    places = range(max(0, prompt - 2), length - 2)
+        cuts = range(prompt - 1, max(prompt, length - 1 - recipe.num_masks))
+        return Plan(sample, (rng.choice(cuts),), shortened=True)
+    cuts = range(max(0, prompt - 2), length - 2)
     room = (recipe.row_tokens - length) // recipe.num_masks
-    count = max(1, min(recipe.num_cuts, len(places), room))
-    return Plan(sample, tuple(sorted(rng.sample(places, count))))
+    count = max(1, min(recipe.num_cuts, len(cuts), room))
+    return Plan(sample, tuple(sorted(rng.sample(cuts, count))))
 
 
 def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:

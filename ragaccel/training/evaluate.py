@@ -5,7 +5,7 @@ tokens are all the guesses that SPACE's decoding could meet there, so that it ca
 them, for any number of mask tokens up to K.
 
 The recorded answer stands for the model's own: where the model would choose another token, the
-figures are only near to what decoding gives. ``Figures.own`` tells how often it would not.
+figures are only near to what decoding gives. ``Metrics.own`` tells how often it would not.
 
 Shapes: T tokens of an answer, K mask tokens.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Metrics:
     """What a model guesses on held-out answers.
 
     Attributes:
@@ -65,7 +65,7 @@ def evaluate(
     *,
     row_tokens: int | None = None,
     reduce: Callable[[Tensor], Tensor] = lambda counts: counts,
-) -> Figures:
+) -> Metrics:
     """Judge a network's guesses on samples.
 
     Args:
@@ -82,60 +82,60 @@ def evaluate(
     try:
         with torch.no_grad():
             for sample in samples:
-                counts += _counts(sample.answer_ids, *guess(network, sample, room))
+                counts += _count(sample.answer_ids, *predict_masks(network, sample, room))
     finally:
         network.train(was_training)
     total = reduce(counts).tolist()
-    passes, right, tried, fewer = (total[3 + i * num_masks :][:num_masks] for i in range(4))
+    passes, right, tried, prompt_passes = (total[3 + i * num_masks :][:num_masks] for i in range(4))
     is_early = not network.recipe.is_paper
-    return Figures(
+    return Metrics(
         samples=total[0],
         tokens_per_pass=tuple(total[1] / max(1, count) for count in passes),
         right=tuple(one / max(1, of) for one, of in zip(right, tried, strict=True)),
         own=total[2] / max(1, total[1]),
-        with_prompt=tuple(total[1] / max(1, count) for count in fewer) if is_early else (),
+        with_prompt=tuple(total[1] / max(1, count) for count in prompt_passes) if is_early else (),
     )
 
 
-def guess(
+def predict_masks(
     network: SpaceNetwork, sample: Sample, row_tokens: int
 ) -> tuple[list[list[int]], list[int], list[int]]:
     """What mask tokens guess behind every token of an answer, and what the model chooses itself.
 
     Returns:
-        guesses: [T - 1] lists of K; the first stand behind the prompt's last token, the j-th guess
-            of list t is of answer token t + j (from 0, where the first guess has j = 1).
+        predictions: [T - 1] lists of K tokens. The masks of list t follow answer token t - 1 (list
+            0: the prompt's last token); its j-th token, from 1, predicts answer token t + j.
         own: [T] the model's choice of each answer token after the recorded ones.
-        foreseen: [K] of the answer's first tokens, from behind the prompt's last token but one;
-            empty after the paper's training.
+        prompt_predictions: [K] predictions of the answer's first tokens by masks that follow the
+            prompt's last token but one; empty after the paper's training.
     """
     num_masks, length = network.recipe.num_masks, len(sample)
     first = len(sample.prompt_ids) - 1
     early = min(first, int(not network.recipe.is_paper))
     cuts = range(first - early, length - 2)
     at_once = max(1, (row_tokens - length) // num_masks)
-    lay_out = Collator(num_masks, network.base.vocab_size)
-    guesses: list[list[int]] = []
+    collator = Collator(num_masks, network.base.vocab_size)
+    predictions: list[list[int]] = []
     own: list[int] = []
     device = network.mask_embeddings.device
     for start in range(0, len(cuts), at_once):
-        batch = lay_out([[Plan(sample, tuple(cuts[start : start + at_once]))]])
+        batch = collator([[Plan(sample, tuple(cuts[start : start + at_once]))]])
         row = [batch[name].to(device) for name in ("input_ids", "position_ids", "attention_mask")]
         real = 0 if own else length - 1 - first  # the answer's are asked for once
         wanted = torch.arange(first, row[0].shape[1], device=device)
         wanted = torch.cat((wanted[:real], wanted[length - first :]))
         chosen = network(*row, wanted=wanted).argmax(-1).tolist()
         own += chosen[:real]
-        guesses += [chosen[i : i + num_masks] for i in range(real, len(chosen), num_masks)]
-    foreseen = guesses.pop(0) if early else []
-    return guesses, own, foreseen
+        predictions += [chosen[i : i + num_masks] for i in range(real, len(chosen), num_masks)]
+    prompt_predictions = predictions.pop(0) if early else []
+    return predictions, own, prompt_predictions
 
 
 def count_passes(
     answer: Sequence[int],
-    guesses: Sequence[Sequence[int]],
+    predictions: Sequence[Sequence[int]],
     num_masks: int,
-    foreseen: Sequence[int] = (),
+    prompt_predictions: Sequence[int] = (),
 ) -> int:
     """Count the verify passes that SPACE's decoding takes for an answer of T tokens.
 
@@ -144,12 +144,12 @@ def count_passes(
 
     Args:
         answer: its tokens, the ending one included.
-        guesses: as ``guess`` returns them.
+        predictions: as ``predict_masks`` returns them.
         num_masks: how many of each group are used.
-        foreseen: guesses of the first pass, if it has some.
+        prompt_predictions: predictions that the first pass verifies, if it has some.
     """
     passes = done = 0
-    chain = foreseen[:num_masks]
+    chain = prompt_predictions[:num_masks]
     while done < len(answer):
         pairs = list(zip(chain, answer[done:], strict=False))
         accepted = next((i for i, (one, two) in enumerate(pairs) if one != two), len(pairs))
@@ -157,24 +157,26 @@ def count_passes(
         done += accepted + 1
         passes += 1
         if done < len(answer):
-            chain = guesses[leaf][:num_masks]
+            chain = predictions[leaf][:num_masks]
     return passes
 
 
-def _counts(
+def _count(
     answer: Sequence[int],
-    guesses: Sequence[Sequence[int]],
+    predictions: Sequence[Sequence[int]],
     own: Sequence[int],
-    foreseen: Sequence[int],
+    prompt_predictions: Sequence[int],
 ) -> Tensor:
-    num_masks = len(guesses[0])
+    num_masks = len(predictions[0])
     sizes = range(1, num_masks + 1)
-    passes = [count_passes(answer, guesses, count) for count in sizes]
-    fewer = [count_passes(answer, guesses, count, foreseen) for count in sizes]
+    passes = [count_passes(answer, predictions, count) for count in sizes]
+    prompt_passes = [
+        count_passes(answer, predictions, count, prompt_predictions) for count in sizes
+    ]
     right, tried = [0] * num_masks, [0] * num_masks
-    for place, chain in enumerate(guesses):
-        for ahead, token in enumerate(chain[: len(answer) - 1 - place]):
+    for position, chain in enumerate(predictions):
+        for ahead, token in enumerate(chain[: len(answer) - 1 - position]):
             tried[ahead] += 1
-            right[ahead] += token == answer[place + 1 + ahead]
+            right[ahead] += token == answer[position + 1 + ahead]
     agreed = sum(one == two for one, two in zip(own, answer, strict=True))
-    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried, *fewer])
+    return torch.tensor([1, len(answer), agreed, *passes, *right, *tried, *prompt_passes])

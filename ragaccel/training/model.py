@@ -49,10 +49,10 @@ class SpaceNetwork(nn.Module):
         rank, shared = recipe.rank, recipe.is_paper
         adapter = new_adapter(model, recipe.num_masks, rank, shared_mask=shared, seed=recipe.seed)
         self.model: Any = model.requires_grad_(recipe.is_paper)
-        place = model.get_input_embeddings().weight.device
-        self.mask_embeddings = nn.Parameter(adapter.mask_embeddings.to(place))
+        device = model.get_input_embeddings().weight.device
+        self.mask_embeddings = nn.Parameter(adapter.mask_embeddings.to(device))
         self._changed = list(adapter.changes)
-        changes = {name: (a.to(place), b.to(place)) for name, (a, b) in adapter.changes.items()}
+        changes = {name: (a.to(device), b.to(device)) for name, (a, b) in adapter.changes.items()}
         for layer in gate_linears(model, changes, self._rows):
             layer.down.requires_grad_(True)
             layer.up.requires_grad_(True)
@@ -64,7 +64,7 @@ class SpaceNetwork(nn.Module):
             self.model.eval()
         return self
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
         """What is learned, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
@@ -85,41 +85,43 @@ class SpaceNetwork(nn.Module):
         Returns:
             [M, V].
         """
-        embedded, sees = self._embedded(input_ids[0])[None], attention_mask
+        embedded, attends = self._embed(input_ids[0])[None], attention_mask
         if self.recipe.is_paper:
-            return self._run(embedded, position_ids, position_ids, sees, wanted)
+            return self._run(embedded, position_ids, position_ids, attends, wanted)
         real = int((input_ids < self.base.vocab_size).sum())
-        cache, of_real = DynamicCache(), wanted < real
+        cache, is_real = DynamicCache(), wanted < real
         with torch.no_grad():
             before = position_ids[:, :real]
-            own = embedded[:, :real], before, before, sees[..., :real, :real]
-            said = self._run(*own, wanted[of_real], cache)
+            own = embedded[:, :real], before, before, attends[..., :real, :real]
+            real_logits = self._run(*own, wanted[is_real], cache)
         self._rows.index = torch.arange(input_ids.shape[1] - real, device=input_ids.device)
         try:
-            own = embedded[:, real:], position_ids[:, real:], position_ids, sees[..., real:, :]
-            guessed = self._run(*own, wanted[~of_real] - real, cache)
+            own = embedded[:, real:], position_ids[:, real:], position_ids, attends[..., real:, :]
+            mask_logits = self._run(*own, wanted[~is_real] - real, cache)
         finally:
             self._rows.clear()
-        return torch.cat((said, guessed))
+        return torch.cat((real_logits, mask_logits))
 
     def _run(
         self,
         embedded: Tensor,
         positions: Tensor,
-        of_keys: Tensor,
-        sees: Tensor,
+        key_positions: Tensor,
+        attends: Tensor,
         wanted: Tensor,
         cache: Cache | None = None,
     ) -> Tensor:
         """Run some tokens behind those whose keys and values are cached; wanted ones' logits."""
-        far = near = _additive(sees, embedded.dtype)
+        full_mask = sliding_mask = _additive(attends, embedded.dtype)
         if self.architecture.window is not None:
-            distance = positions[0, :, None] - of_keys[0, None]
-            near = _additive(sees & (distance < self.architecture.window), embedded.dtype)
-        masks = {"full_attention": far, "sliding_attention": near}
+            distance = positions[0, :, None] - key_positions[0, None]
+            sliding_mask = _additive(
+                attends & (distance < self.architecture.window), embedded.dtype
+            )
+        masks = {"full_attention": full_mask, "sliding_attention": sliding_mask}
         output = self.model(
             inputs_embeds=embedded,
-            attention_mask=masks if self.architecture.has_mixed_layers else near,
+            attention_mask=masks if self.architecture.has_mixed_layers else sliding_mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,
@@ -128,7 +130,7 @@ class SpaceNetwork(nn.Module):
         logits: Tensor = output.logits[0]
         return logits
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def _embed(self, ids: Tensor) -> Tensor:
         """Token embeddings [N, D]; the masks' are learned, even by a row that has none."""
         is_mask = ids >= self.base.vocab_size
         found: Tensor = self.model.get_input_embeddings()(ids.masked_fill(is_mask, 0))
@@ -140,8 +142,10 @@ class SpaceNetwork(nn.Module):
     def adapter(self, training: dict[str, Any] | None = None) -> SpaceAdapter:
         """What was learned beside the model's own weights, rounded to bfloat16."""
         layers = {name: self.model.get_submodule(name) for name in self._changed}
-        changes = {name: (_rounded(one.down), _rounded(one.up)) for name, one in layers.items()}
-        masks = _rounded(self.mask_embeddings)
+        changes = {
+            name: (_to_bfloat16(one.down), _to_bfloat16(one.up)) for name, one in layers.items()
+        }
+        masks = _to_bfloat16(self.mask_embeddings)
         return SpaceAdapter(self.base, self.recipe.num_masks, masks, changes, training or {})
 
     def publish(
@@ -169,10 +173,10 @@ class SpaceNetwork(nn.Module):
         replace(adapter, base=describe_base_model(model)).save(folder / FOLDER)
 
 
-def _additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
-    return mask.masked_fill_(~sees, float("-inf"))
+def _additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
+    mask = torch.zeros(attends.shape, dtype=dtype, device=attends.device)
+    return mask.masked_fill_(~attends, float("-inf"))
 
 
-def _rounded(weight: Tensor) -> Tensor:
+def _to_bfloat16(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.bfloat16).cpu()

@@ -35,12 +35,12 @@ from ragaccel.training.data import (
     Rows,
     Samples,
     answer_samples,
-    fitted,
-    kept_answers,
+    read_answers,
     read_samples,
     split_held_out,
+    truncate_samples,
 )
-from ragaccel.training.evaluate import Figures, evaluate
+from ragaccel.training.evaluate import Metrics, evaluate
 from ragaccel.training.model import SpaceNetwork
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ragaccel.training.data import Sample
 
 
-_PATIENCE = 12 * 3600  # seconds that processes wait for the first one's answers
+_DDP_TIMEOUT_SECONDS = 12 * 3600  # seconds that processes wait for the first one's answers
 _PARTIAL = "checkpoint.part"
 _DECAY = 0.8  # a guess far ahead counts only if all nearer ones are right
 
@@ -97,7 +97,7 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
             remove_unused_columns=False,
             dataloader_pin_memory=not is_cpu,
             ddp_find_unused_parameters=False,
-            ddp_timeout=_PATIENCE,
+            ddp_timeout=_DDP_TIMEOUT_SECONDS,
             use_cpu=is_cpu,
         )
     except ImportError:
@@ -134,7 +134,7 @@ class SpaceTrainer(Trainer):
         if not held_out:
             arguments.eval_strategy = "no"
         self.recipe, self.rows, self.held_out = network.recipe, rows, held_out
-        self.figures: Figures | None = None
+        self.metrics: Metrics | None = None
         self._is_stopped, self._since = False, time.perf_counter()
         super().__init__(
             model=network,
@@ -142,7 +142,7 @@ class SpaceTrainer(Trainer):
             data_collator=Collator(network.recipe.num_masks, network.base.vocab_size),
             train_dataset=rows,
             eval_dataset=held_out or None,
-            callbacks=[*callbacks, _Stopping(self)],
+            callbacks=[*callbacks, _StopCallback(self)],
         )
         self.remove_callback(PrinterCallback)
         if self.is_fsdp_enabled:
@@ -151,20 +151,20 @@ class SpaceTrainer(Trainer):
                 "with torchrun, which gives each process a whole model"
             )
 
-    def fit(self) -> Figures | None:
+    def fit(self) -> Metrics | None:
         """Train until the steps are done, then evaluate.
 
         Raises:
             KeyboardInterrupt: somebody asked to stop; the last step is saved.
         """
-        with heeding_interrupts() as self.wish:
+        with catch_interrupts() as self.stop_requested:
             self._since = time.perf_counter()
             self.train(resume_from_checkpoint=_last_checkpoint(Path(str(self.args.output_dir))))
         if self._is_stopped:
             raise KeyboardInterrupt
-        if self.held_out and self.figures is None:
+        if self.held_out and self.metrics is None:
             self.evaluate()
-        return self.figures
+        return self.metrics
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """Compute the loss of a packed row.
@@ -178,10 +178,10 @@ class SpaceTrainer(Trainer):
             loss = F.cross_entropy(model(**inputs, wanted=rows).float(), labels[rows])
         else:
             rows = (teachers >= 0).nonzero()[:, 0]
-            places, back = torch.unique(teachers[rows], return_inverse=True)
-            logits = model(**inputs, wanted=torch.cat((places, rows))).float()
-            taught = logits[: len(places)].softmax(-1)[back]
-            each = F.cross_entropy(logits[len(places) :], taught, reduction="none")
+            positions, back = torch.unique(teachers[rows], return_inverse=True)
+            logits = model(**inputs, wanted=torch.cat((positions, rows))).float()
+            target = logits[: len(positions)].softmax(-1)[back]
+            each = F.cross_entropy(logits[len(positions) :], target, reduction="none")
             weights = _DECAY ** (inputs["input_ids"][0, rows] - self.model.base.vocab_size)
             loss = (each * weights).sum() / weights.sum()
         if not loss.isfinite():
@@ -200,9 +200,9 @@ class SpaceTrainer(Trainer):
             summed: Tensor = self.accelerator.reduce(counts.to(self.args.device), "sum")
             return summed.cpu()
 
-        self.figures = evaluate(self.model, own, reduce=total)
+        self.metrics = evaluate(self.model, own, reduce=total)
         self._since += time.perf_counter() - started
-        self.log({"figures": self.figures.as_dict()})  # type: ignore[dict-item]
+        self.log({"figures": self.metrics.as_dict()})  # type: ignore[dict-item]
         self.callback_handler.on_evaluate(self.args, self.state, self.control, {})
         return {}
 
@@ -227,7 +227,7 @@ class SpaceTrainer(Trainer):
             return
         folder = Path(str(output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        learned = {name: weight.data for name, weight in self.model.trained().items()}
+        learned = {name: weight.data for name, weight in self.model.trained_parameters().items()}
         save_file(learned, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -247,7 +247,7 @@ class SpaceTrainer(Trainer):
             self.args.output_dir = str(folder)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            _move_in(partial, folder)
+            _publish_checkpoint(partial, folder)
 
 
 def _last_checkpoint(folder: Path) -> str | None:
@@ -268,7 +268,7 @@ def _last_checkpoint(folder: Path) -> str | None:
     return last
 
 
-def _move_in(partial: Path, folder: Path) -> None:
+def _publish_checkpoint(partial: Path, folder: Path) -> None:
     """Put a checkpoint that is whole into its place, and take the older ones away."""
     (made,) = partial.iterdir()
     for path in (*made.rglob("*"), made):
@@ -291,7 +291,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-class _Stopping(TrainerCallback):
+class _StopCallback(TrainerCallback):
     """Ends training after a step, in all processes, once one of them was asked to stop."""
 
     def __init__(self, trainer: SpaceTrainer) -> None:
@@ -299,32 +299,33 @@ class _Stopping(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save and stop, if so asked."""
-        trainer, wishes = self._trainer, torch.tensor(int(self._trainer.wish.is_set()))
+        trainer = self._trainer
+        stop_votes = torch.tensor(int(trainer.stop_requested.is_set()))
         if args.world_size > 1:
-            wishes = trainer.accelerator.reduce(wishes.to(args.device), "sum")
-        if wishes and state.global_step < state.max_steps:
+            stop_votes = trainer.accelerator.reduce(stop_votes.to(args.device), "sum")
+        if stop_votes and state.global_step < state.max_steps:
             trainer._is_stopped = control.should_save = control.should_training_stop = True
 
 
 @contextmanager
-def heeding_interrupts() -> Iterator[threading.Event]:
+def catch_interrupts() -> Iterator[threading.Event]:
     """Take the first Ctrl-C as a wish to stop; a second one interrupts at once, as ever.
 
     Outside the main thread, where signals cannot be taken, nothing is changed.
     """
-    wish, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    stop_requested, before = threading.Event(), signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or before in (None, signal.SIG_IGN):  # another's, or switched off
-        yield wish
+        yield stop_requested
         return
 
-    def heed(*_: object) -> None:
-        wish.set()
+    def request_stop(*_: object) -> None:
+        stop_requested.set()
         signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, heed)
+    signal.signal(signal.SIGINT, request_stop)
     try:
-        yield wish
+        yield stop_requested
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -351,14 +352,14 @@ class Job:
     model: str | Path | None = None
     held_out: Path | None = None
     held_out_share: float = 0.05
-    evaluated: int = 200
+    max_evaluated: int = 200
     own_answers: bool = False
     answer_tokens: int = 256
     device: str | None = None
     run_folder: Path | None = None
 
     @property
-    def kept_in(self) -> Path:
+    def checkpoint_folder(self) -> Path:
         """Where checkpoints and own answers are kept: not in what is shipped."""
         if self.run_folder is not None:
             return self.run_folder
@@ -395,25 +396,28 @@ def train_space(
         MissingExtraError: accelerate is not installed.
         KeyboardInterrupt: stopped; what was done is saved.
     """
-    _check(job)
-    arguments = make_arguments(recipe, job.kept_in, job.device)
+    _check_job(job)
+    arguments = make_arguments(recipe, job.checkpoint_folder, job.device)
     is_first = arguments.process_index == 0
     if listener is None or not is_first:
         listener = Listener()
     model, tokenizer = load_for_training(job.model)
-    samples, held_out = _read(job, recipe, model, tokenizer)
+    samples, held_out = _read_samples(job, recipe, model, tokenizer)
     if job.own_answers:
         with arguments.main_process_first(local=False):
-            samples, held_out = _answered(job, recipe, model, (samples, held_out), listener)
-    listener.note(_told("to train on", samples))
-    listener.note(_told("to evaluate on", held_out))
+            samples, held_out = _use_own_answers(job, recipe, model, (samples, held_out), listener)
+    listener.note(_describe_samples("to train on", samples))
+    listener.note(_describe_samples("to evaluate on", held_out))
     if is_first:
-        claim(job.kept_in / "run.json", _facts(recipe, model, samples, arguments.world_size))
+        claim_run_folder(
+            job.checkpoint_folder / "run.json",
+            _run_facts(recipe, model, samples, arguments.world_size),
+        )
     saved_dtype = model.dtype
     network = SpaceNetwork(_trainable(model, recipe), recipe)
     rows = Rows(samples.rows, recipe, arguments.world_size)
     trainer = SpaceTrainer(network, rows, arguments, held_out=held_out.rows, callbacks=[listener])
-    figures = trainer.fit()
+    metrics = trainer.fit()
     if not is_first:
         return None
     training = {
@@ -422,16 +426,16 @@ def train_space(
         "own_answers": job.own_answers,
         "steps": rows.steps,
         "tokens": rows.count_tokens(),
-        "held_out": None if figures is None else figures.as_dict(),
+        "held_out": None if metrics is None else metrics.as_dict(),
     }
-    _write(job.kept_in / "log.json", trainer.state.log_history)
+    _write(job.checkpoint_folder / "log.json", trainer.state.log_history)
     network.publish(job.out, tokenizer.tokenizer, training, saved_dtype)
     each = round(trainer.seconds / rows.steps, 4)
     seconds = {"seconds": round(trainer.seconds, 1), "seconds_per_step": each}
     return {**training, "out": str(job.out), **seconds}
 
 
-def _facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> dict[str, Any]:
+def _run_facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> dict[str, Any]:
     """Everything that a run's outcome depends on."""
     return {
         "recipe": recipe.as_dict(),
@@ -441,7 +445,7 @@ def _facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> 
     }
 
 
-def claim(file: Path, facts: dict[str, Any]) -> None:
+def claim_run_folder(file: Path, facts: dict[str, Any]) -> None:
     """Note in a run's folder what it is of, or find it to be of the same.
 
     Args:
@@ -459,10 +463,10 @@ def claim(file: Path, facts: dict[str, Any]) -> None:
         _write(file, facts)
         return
     try:
-        found = _flat(json.loads(file.read_text(encoding="utf-8")))
+        found = _flatten(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, AttributeError) as error:
         raise ConfigurationError(f"{file} is damaged: delete {file.parent}") from error
-    wanted = _flat(json.loads(json.dumps(facts)))
+    wanted = _flatten(json.loads(json.dumps(facts)))
     differing = [
         f"{name} {found.get(name)!r} there, {wanted.get(name)!r} here"
         for name in sorted({*found, *wanted})
@@ -475,12 +479,12 @@ def claim(file: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested facts under one name each."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         is_nested = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+        found |= _flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
     return found
 
 
@@ -489,11 +493,11 @@ def _write(file: Path, content: Any) -> None:
         opened.write((json.dumps(content, indent=1) + "\n").encode())
 
 
-def _check(job: Job) -> None:
+def _check_job(job: Job) -> None:
     """Refuse what would fail, or do harm, only when hours of training are over."""
     if not 0 <= job.held_out_share < 1:
         raise ConfigurationError(f"held_out_share must be 0 to 1, not {job.held_out_share}")
-    if job.answer_tokens < 2 or job.evaluated < 0:
+    if job.answer_tokens < 2 or job.max_evaluated < 0:
         raise ConfigurationError("answer_tokens must be 2 or more, evaluated 0 or more")
     out = job.out.resolve()
     if not out.name:
@@ -501,11 +505,11 @@ def _check(job: Job) -> None:
     model = bundled_reader_path() if job.model is None else Path(job.model).expanduser()
     if out == model.resolve():
         raise ConfigurationError(f"{job.out} is the model's own folder: name another one")
-    if out == job.kept_in.resolve():
+    if out == job.checkpoint_folder.resolve():
         raise ConfigurationError(
             f"{job.out} cannot hold the run's checkpoints as well: name another folder for the run"
         )
-    for folder in (out, job.kept_in.resolve()):
+    for folder in (out, job.checkpoint_folder.resolve()):
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if not there.is_dir():
             raise ConfigurationError(f"{there} is a file: name a folder for the result")
@@ -523,65 +527,67 @@ def _trainable(model: Any, recipe: Recipe) -> Any:
     return model if stays else model.float()
 
 
-def _longest(recipe: Recipe, model: Any) -> int:
+def _max_sample_tokens(recipe: Recipe, model: Any) -> int:
     """The longest sample that a row, or the model's context, has room for with mask tokens."""
     limit = read_max_positions(model.config.get_text_config(decoder=True))
     room = recipe.row_tokens if limit is None else min(recipe.row_tokens, limit)
     return room - recipe.num_masks
 
 
-def _read(job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer) -> tuple[Samples, Samples]:
+def _read_samples(
+    job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer
+) -> tuple[Samples, Samples]:
     """Samples to train on and held-out ones, cut to fit."""
-    longest = _longest(recipe, model)
+    max_tokens = _max_sample_tokens(recipe, model)
     vocab_size = model.get_input_embeddings().weight.shape[0]
 
     def read(path: Path) -> Samples:
-        return read_samples(path, tokenizer, vocab_size=vocab_size, max_tokens=longest)
+        return read_samples(path, tokenizer, vocab_size=vocab_size, max_tokens=max_tokens)
 
     samples = read(job.samples)
     if not samples.rows:
         raise ConfigurationError(
             f"no sample of {job.samples} fits: answers need two tokens or more, and a prompt with "
-            f"its answer at most {longest:,}; take a larger row_tokens"
+            f"its answer at most {max_tokens:,}; take a larger row_tokens"
         )
     if job.held_out is None:
         samples, held_out = split_held_out(samples, job.held_out_share)
     else:
         held_out = read(job.held_out)
-    return samples, replace(held_out, rows=held_out.rows[: job.evaluated])
+    return samples, replace(held_out, rows=held_out.rows[: job.max_evaluated])
 
 
-def _answered(
+def _use_own_answers(
     job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
 ) -> tuple[Samples, ...]:
     """The samples with the model's own answers, which are kept in the run's folder."""
     facts = {"model": asdict(describe_base_model(model)), "answer_tokens": job.answer_tokens}
-    claim(job.kept_in / "answers.json", facts)
+    claim_run_folder(job.checkpoint_folder / "answers.json", facts)
     found = []
     for name, samples in zip(("answers", "held-out-answers"), both, strict=True):
-        own = _own(job, samples, job.kept_in / f"{name}.jsonl", listener)
-        short = fitted(own, _longest(recipe, model))
+        own = _load_own_answers(job, samples, job.checkpoint_folder / f"{name}.jsonl", listener)
+        short = truncate_samples(own, _max_sample_tokens(recipe, model))
         cut, skipped = samples.num_cut + short.num_cut, samples.num_skipped + short.num_skipped
         found.append(Samples(short.rows, cut, skipped))
     return tuple(found)
 
 
-def _own(job: Job, samples: Samples, path: Path, listener: Listener) -> list[Sample]:
+def _load_own_answers(job: Job, samples: Samples, path: Path, listener: Listener) -> list[Sample]:
     from ragaccel.llm import LLM
 
-    own = kept_answers(path, samples.rows)
+    own = read_answers(path, samples.rows)
     if len(own) == len(samples.rows):
         return own
     llm = LLM.load(job.model, device=job.device, keep_costs=False)
-    longest, report = job.answer_tokens, listener.answered
-    answer_samples(llm, samples.rows, path, max_new_tokens=longest, report=report)
-    return kept_answers(path, samples.rows)
+    max_tokens, report = job.answer_tokens, listener.answered
+    answer_samples(llm, samples.rows, path, max_new_tokens=max_tokens, report=report)
+    return read_answers(path, samples.rows)
 
 
-def _told(name: str, samples: Samples) -> str:
-    told = f"{len(samples.rows):,} samples {name}"
+def _describe_samples(name: str, samples: Samples) -> str:
+    text = f"{len(samples.rows):,} samples {name}"
     if samples.num_cut:
-        told += f", {samples.num_cut:,} of them without their ends, to fit"
+        text += f", {samples.num_cut:,} of them without their ends, to fit"
     if samples.num_skipped:
-        told += f"; {samples.num_skipped:,} left out: too long a prompt, or nothing to guess"
-    return told
+        text += f"; {samples.num_skipped:,} left out: too long a prompt, or nothing to guess"
+    return text

@@ -16,7 +16,7 @@ pytest.importorskip("faiss")
 pytest.importorskip("sentence_transformers")
 
 DEMOS = Path(__file__).parents[2] / "demos"
-FEW = (
+FILES = (
     "equipment/batteries-and-solar-power.rst",
     "procedures/landing-by-boat.txt",
     "incidents/2020-lantern-fire-at-wether-holm.txt",
@@ -27,7 +27,7 @@ FEW = (
 def folder(tmp_path_factory):
     """Three of the documents, in a folder that the demos may index."""
     target = tmp_path_factory.mktemp("documents")
-    for name in FEW:
+    for name in FILES:
         shutil.copy(DEMOS / "documents" / name, target)
     return target
 
@@ -119,7 +119,7 @@ def test_own_drafter_changes_the_speed_and_no_token(run, model):
     assert [row.split()[1] for row in rows] == [
         "NoDrafter",
         "CopyDrafter",
-        "PairDrafter",
+        "BigramDrafter",
         "NonsenseDrafter",
     ]
     assert all("yes" in row and "NO " not in row for row in rows)

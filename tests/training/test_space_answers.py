@@ -10,7 +10,7 @@ from tiny_models import generate, make_tiny_model
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.training.data import Sample, answer_samples, kept_answers
+from ragaccel.training.data import Sample, answer_samples, read_answers
 
 SAMPLES = [Sample((i, i + 1, i + 2), (9, 9)) for i in range(40)]
 
@@ -30,7 +30,7 @@ class Doubling:
 
 def answered(path, llm, **settings):
     answer_samples(llm, SAMPLES, path, **settings)
-    return kept_answers(path, SAMPLES)
+    return read_answers(path, SAMPLES)
 
 
 def test_answers_are_the_models(tmp_path):
@@ -46,7 +46,7 @@ def test_a_model_that_was_stopped_goes_on(tmp_path):
     path = tmp_path / "answers.jsonl"
     with pytest.raises(KeyboardInterrupt):
         answered(path, Doubling(batches=1))
-    assert len(kept_answers(path, SAMPLES)) == 16
+    assert len(read_answers(path, SAMPLES)) == 16
     path.write_bytes(path.read_bytes()[:-7])  # the last line was being written
     llm = Doubling()
     found = answered(path, llm)
@@ -67,12 +67,12 @@ def test_answers_to_other_prompts_are_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     answered(path, Doubling())
     with pytest.raises(ConfigurationError, match="other prompts: delete"):
-        kept_answers(path, SAMPLES[1:])
+        read_answers(path, SAMPLES[1:])
     with pytest.raises(ConfigurationError, match="other prompts: delete"):
-        kept_answers(path, SAMPLES[:5])
+        read_answers(path, SAMPLES[:5])
     path.write_text(json.dumps({"prompt_ids": [1]}) + "\n")
     with pytest.raises(ConfigurationError, match="line 1 is no answer"):
-        kept_answers(path, SAMPLES)
+        read_answers(path, SAMPLES)
 
 
 def test_a_language_model_answers_greedily(tmp_path):
@@ -81,7 +81,7 @@ def test_a_language_model_answers_greedily(tmp_path):
     llm = LLM(model, tokenizer, keep_costs=False)
     samples = SAMPLES[:3]
     answer_samples(llm, samples, tmp_path / "answers.jsonl", max_new_tokens=9)
-    found = kept_answers(tmp_path / "answers.jsonl", samples)
+    found = read_answers(tmp_path / "answers.jsonl", samples)
     for sample in found:
         assert list(sample.answer_ids) == generate(
             model, sample.prompt_ids, 9, eos_token_id=tokenizer.eos_token_id

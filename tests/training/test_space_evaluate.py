@@ -6,7 +6,7 @@ from space_networks import MASKS, network_of
 from tiny_models import random_prompt
 
 from ragaccel.training.data import Sample
-from ragaccel.training.evaluate import count_passes, evaluate, guess
+from ragaccel.training.evaluate import count_passes, evaluate, predict_masks
 
 ANSWER = [5, 6, 7, 8, 9]
 RIGHT = [[6, 7, 8], [7, 8, 9], [8, 9, 0], [9, 0, 0]]
@@ -14,7 +14,7 @@ WRONG = [[0, 0, 0]] * 4
 
 
 @pytest.mark.parametrize(
-    ("guesses", "num_masks", "passes"),
+    ("predictions", "num_masks", "passes"),
     [
         (WRONG, 3, 5),  # a token each
         (RIGHT, 1, 3),  # 5 | 6 7 | 8 9
@@ -26,12 +26,12 @@ WRONG = [[0, 0, 0]] * 4
         ([[0] * 3, [0] * 3, [8, 9, 0], [0] * 3], 2, 4),  # 5 | 6 | 7 | 8 9 with the end accepted
     ],
 )
-def test_the_walk(guesses, num_masks, passes):
-    assert count_passes(ANSWER, guesses, num_masks) == passes
+def test_number_of_passes(predictions, num_masks, passes):
+    assert count_passes(ANSWER, predictions, num_masks) == passes
 
 
 @pytest.mark.parametrize(
-    ("guesses", "foreseen", "passes"),
+    ("predictions", "prompt_predictions", "passes"),
     [
         (WRONG, [5, 6, 0], 3),  # 5 6 7 | 8 | 9
         (WRONG, [0, 6, 7], 5),
@@ -39,18 +39,20 @@ def test_the_walk(guesses, num_masks, passes):
         (RIGHT, [5, 0, 0], 2),  # 5 6 | 7 8 9
     ],
 )
-def test_the_walk_with_guesses_from_the_prompt(guesses, foreseen, passes):
-    assert count_passes(ANSWER, guesses, 3, foreseen) == passes
+def test_number_of_passes_with_predictions_of_the_prompt(predictions, prompt_predictions, passes):
+    assert count_passes(ANSWER, predictions, 3, prompt_predictions) == passes
 
 
-def walk_by_decoding(network, sample, num_masks):
+def count_by_decoding(network, sample, num_masks):
     """The same walk in the plainest way: a pass per step over visible tokens and masks."""
     prompt, answer = list(sample.prompt_ids), list(sample.answer_ids)
-    known, guesses, passes = 0, [], 0
+    known, predictions, passes = 0, [], 0
     while known < len(answer):
         accepted = 0
         rest = answer[known:]
-        while accepted < min(len(guesses), len(rest)) and guesses[accepted] == rest[accepted]:
+        while (
+            accepted < min(len(predictions), len(rest)) and predictions[accepted] == rest[accepted]
+        ):
             accepted += 1
         seen = prompt + answer[: known + accepted]
         with torch.no_grad():
@@ -59,71 +61,74 @@ def walk_by_decoding(network, sample, num_masks):
             network._rows.index = torch.arange(len(seen), len(vectors))
             logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
             network._rows.clear()
-        guesses = logits[len(seen) :].argmax(-1).tolist()[:num_masks]
+        predictions = logits[len(seen) :].argmax(-1).tolist()[:num_masks]
         known += accepted + 1
         passes += 1
     return passes
 
 
-def taught(seed):
+def trained_network(seed):
     """A network, and an answer that its own masks guess here and there."""
     network = network_of("llama", num_masks=MASKS)
     sample = Sample(tuple(random_prompt(9, seed)), tuple(random_prompt(12, seed + 100)))
     answer = list(sample.answer_ids)
     for place in range(1, len(answer)):  # right guesses by construction, some of them
         made = Sample(sample.prompt_ids, tuple(answer))
-        guesses, _, _ = guess(network, made, 500)
+        predictions, _, _ = predict_masks(network, made, 500)
         if place % 4:
-            answer[place] = guesses[place - 1][0]
+            answer[place] = predictions[place - 1][0]
     return network, Sample(sample.prompt_ids, tuple(answer))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_pass_knows_what_step_by_step_decoding_meets(seed):
-    network, sample = taught(seed)
-    guesses, own, foreseen = guess(network, sample, 500)
-    assert len(guesses) == len(sample.answer_ids) - 1
+def test_one_pass_predicts_what_step_by_step_decoding_does(seed):
+    network, sample = trained_network(seed)
+    predictions, own, prompt_predictions = predict_masks(network, sample, 500)
+    assert len(predictions) == len(sample.answer_ids) - 1
     assert len(own) == len(sample.answer_ids)
-    figures = evaluate(network, [sample])
+    metrics = evaluate(network, [sample])
     for count in range(1, MASKS + 1):
-        passes = walk_by_decoding(network, sample, count)
-        assert count_passes(sample.answer_ids, guesses, count) == passes
-        assert figures.tokens_per_pass[count - 1] == len(sample.answer_ids) / passes
+        passes = count_by_decoding(network, sample, count)
+        assert count_passes(sample.answer_ids, predictions, count) == passes
+        assert metrics.tokens_per_pass[count - 1] == len(sample.answer_ids) / passes
     length = len(sample.answer_ids)
-    fewer = [length / count_passes(sample.answer_ids, guesses, n, foreseen) for n in (1, 2, 3)]
-    assert list(figures.with_prompt) == fewer
-    assert figures.tokens_per_pass[0] > 1.2, "something must be guessed for this to tell anything"
+    fewer = [
+        length / count_passes(sample.answer_ids, predictions, n, prompt_predictions)
+        for n in (1, 2, 3)
+    ]
+    assert list(metrics.with_prompt) == fewer
+    assert metrics.tokens_per_pass[0] > 1.2, "no mask prediction is right"
 
 
-def test_the_first_guesses_come_from_before_the_prompts_last_token():
-    network, sample = taught(0)
-    foreseen = guess(network, sample, 500)[2]
+def test_the_first_predictions_stand_before_the_prompts_last_token():
+    network, sample = trained_network(0)
+    prompt_predictions = predict_masks(network, sample, 500)[2]
     seen = torch.tensor(sample.prompt_ids[:-1])
     with torch.no_grad():
         vectors = torch.cat((network.model.get_input_embeddings()(seen), network.mask_embeddings))
         network._rows.index = torch.arange(len(seen), len(vectors))
         logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
         network._rows.clear()
-    assert foreseen == logits[len(seen) :].argmax(-1).tolist()
+    assert prompt_predictions == logits[len(seen) :].argmax(-1).tolist()
     paper = network_of("llama", "paper", num_masks=MASKS)
-    assert guess(paper, sample, 500)[2] == []
+    assert predict_masks(paper, sample, 500)[2] == []
     assert evaluate(paper, [sample]).with_prompt == ()
 
 
 def test_long_answers_take_several_passes_and_say_the_same():
-    network, sample = taught(0)
-    whole = guess(network, sample, 500)
-    assert guess(network, sample, len(sample) + 2 * MASKS) == whole
-    assert guess(network, sample, 5) == whole
+    network, sample = trained_network(0)
+    whole = predict_masks(network, sample, 500)
+    assert predict_masks(network, sample, len(sample) + 2 * MASKS) == whole
+    assert predict_masks(network, sample, 5) == whole
 
 
 def test_figures_are_pooled_and_processes_add_up():
-    network, one = taught(0)
-    _, two = taught(1)
+    network, one = trained_network(0)
+    _, two = trained_network(1)
     both = evaluate(network, [one, two])
     apart = [evaluate(network, [sample]) for sample in (one, two)]
     length = len(one.answer_ids)
-    passes = [length / figures.tokens_per_pass[1] for figures in apart]
+    passes = [length / metrics.tokens_per_pass[1] for metrics in apart]
     assert both.tokens_per_pass[1] == pytest.approx(2 * length / sum(passes))
     assert both.samples == 2
     doubled = evaluate(network, [one], reduce=lambda counts: counts * 2)

@@ -14,7 +14,7 @@ from ragaccel.llm import LLM
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.space_adapter import SpaceAdapter, ungate_linears
 from ragaccel.training.data import Plan, Sample
-from ragaccel.training.evaluate import count_passes, guess
+from ragaccel.training.evaluate import count_passes, predict_masks
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
 
@@ -31,16 +31,16 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
     trainer.fit()
     network, out = trainer.model.eval(), tmp_path / "out"
     with torch.no_grad():  # what is written is rounded
-        for name, weight in network.trained().items():
+        for name, weight in network.trained_parameters().items():
             if mode == "gated" or name == "mask_embeddings":
                 weight.copy_(weight.bfloat16())
     expected = {}
     prompts = [[start, start + 1, start + 2] for start in range(2, COUNT - 5, 3)]
     for prompt in prompts:
         answer = greedy(network.model, prompt, SETTINGS["max_new_tokens"])
-        guesses, own, _ = guess(network, Sample(tuple(prompt), tuple(answer)), 500)
+        predictions, own, _ = predict_masks(network, Sample(tuple(prompt), tuple(answer)), 500)
         assert own == answer
-        expected[prompt[0]] = answer, count_passes(answer, guesses, 3)
+        expected[prompt[0]] = answer, count_passes(answer, predictions, 3)
     network.publish(out, byte_level(), {}, torch.float32)
     model = network.model
     ungate_linears(model)
@@ -64,7 +64,7 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
     """A packed row against the decoder's cache, tree and adapter that was loaded."""
     network = network_of(family, dtype=torch.float64)
     with torch.no_grad():  # what is written is rounded
-        for weight in network.trained().values():
+        for weight in network.trained_parameters().values():
             weight.copy_(weight.bfloat16())
     network.publish(tmp_path, byte_level(), {}, torch.float64)
     sample = SAMPLES[0]

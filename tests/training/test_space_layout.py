@@ -21,7 +21,7 @@ VOCAB = 100
 SAMPLE = Sample((10, 11, 12), (20, 21, 22, 23, 24, 25, 26))  # real tokens 0 to 9
 
 
-def lay_out(plans, num_masks):
+def collate(plans, num_masks):
     return Collator(num_masks, VOCAB)([plans])
 
 
@@ -52,7 +52,7 @@ def drawn(batch):
 )
 def test_the_plain_variant_is_the_papers_figure(num_masks, lines, labels):
     """A prompt of 3, two tokens of the answer, mask tokens in the place of the rest."""
-    found = lay_out([Plan(SAMPLE, (4,), shortened=True)], num_masks)
+    found = collate([Plan(SAMPLE, (4,), shortened=True)], num_masks)
     masks = [VOCAB + i for i in range(num_masks)]
     assert column(found, "input_ids") == [10, 11, 12, 20, 21, *masks]
     assert column(found, "position_ids") == list(range(5 + num_masks))
@@ -66,7 +66,7 @@ def test_the_plain_variant_is_the_papers_figure(num_masks, lines, labels):
 @pytest.mark.parametrize("cut", [2, 4, 7])
 def test_the_efficient_variant_is_the_papers_figure(num_masks, cut):
     """The whole sample, mask tokens behind it; what stands behind the cut they do not see."""
-    found = lay_out([Plan(SAMPLE, (cut,))], num_masks)
+    found = collate([Plan(SAMPLE, (cut,))], num_masks)
     ids = SAMPLE.token_ids
     masks = [VOCAB + i for i in range(num_masks)]
     assert column(found, "input_ids") == [*ids, *masks]
@@ -86,7 +86,7 @@ def test_the_efficient_variant_is_the_papers_figure(num_masks, cut):
 def test_a_decoder_sees_the_same():
     """Two groups of two behind their cuts, as lines."""
     sample = Sample((10,), (20, 21, 22))
-    found = lay_out([Plan(sample, (0, 1))], 2)
+    found = collate([Plan(sample, (0, 1))], 2)
     assert drawn(found) == [
         "#.......",
         "##......",
@@ -104,10 +104,10 @@ def test_a_decoder_sees_the_same():
 def test_packed_samples_see_themselves_only():
     """Real tokens of all samples come first, then the mask tokens of all."""
     plans = [Plan(Sample((1, 2), (3, 4, 5)), (1, 2)), Plan(SAMPLE, (4, 6)), Plan(SAMPLE)]
-    packed, reals = lay_out(plans, 2), sum(plan.num_real for plan in plans)
+    packed, reals = collate(plans, 2), sum(plan.num_real for plan in plans)
     real, mask, taught = 0, reals, 0
     for plan in plans:
-        single, size = lay_out([plan], 2), plan.num_real
+        single, size = collate([plan], 2), plan.num_real
         here = [*range(real, real + size), *range(mask, mask + 2 * len(plan.cuts))]
         assert torch.equal(sees(packed)[here][:, here], sees(single))
         assert sees(packed)[here].sum() == sees(single).sum()

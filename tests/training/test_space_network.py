@@ -60,7 +60,7 @@ def test_one_embedding_serves_all_masks():
     network, ids = network_of("llama", "paper"), batch_of(PLANS)["input_ids"][0]
     assert len(network.mask_embeddings) == 1
     with torch.no_grad():
-        masked = network._embedded(ids)[ids >= network.base.vocab_size]
+        masked = network._embed(ids)[ids >= network.base.vocab_size]
     assert torch.equal(masked, network.mask_embeddings.expand(len(masked), -1))
 
 
@@ -87,7 +87,7 @@ def test_a_mask_learns_what_the_model_says_nearer_ones_more(loss_of):
 def test_a_gated_base_learns_nothing(loss_of):
     network = network_of("llama", dtype=torch.float32).train()
     assert not network.model.training
-    names = set(network.trained())
+    names = set(network.trained_parameters())
     assert "mask_embeddings" in names
     assert all(name.endswith((".down", ".up")) for name in names - {"mask_embeddings"})
     before = {name: weight.clone() for name, weight in network.model.named_parameters()}
@@ -103,7 +103,7 @@ def test_a_gated_base_learns_nothing(loss_of):
 def test_gradients_are_those_of_passes_over_what_is_seen(family, loss_of):
     network = network_of(family)
     torch.autograd.backward(loss_of(network, batch_of(PLANS)))
-    found = {name: weight.grad for name, weight in network.trained().items()}
+    found = {name: weight.grad for name, weight in network.trained_parameters().items()}
     network.zero_grad()
     losses, weights = [], []
     for plan in PLANS:
@@ -117,7 +117,7 @@ def test_gradients_are_those_of_passes_over_what_is_seen(family, loss_of):
             weights += [0.8**number for number in range(count)]
     weights = torch.tensor(weights)
     torch.autograd.backward((torch.stack(losses) * weights).sum() / weights.sum())
-    for name, weight in network.trained().items():
+    for name, weight in network.trained_parameters().items():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 

@@ -10,9 +10,9 @@ from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.training.data import (
     Sample,
     Samples,
-    fitted,
     read_samples,
     split_held_out,
+    truncate_samples,
     write_samples,
 )
 
@@ -148,10 +148,10 @@ def test_no_file_or_nothing_in_it(tmp_path, words):
 
 def test_long_answers_are_cut_and_counted():
     samples = [Sample((1,) * n, (2,) * 6) for n in (2, 5, 7, 20)] + [Sample((1,), (2,))]
-    found = fitted(samples, max_tokens=10)
+    found = truncate_samples(samples, max_tokens=10)
     assert [len(sample) for sample in found.rows] == [8, 10, 10]
     assert (found.num_cut, found.num_skipped) == (2, 2)
-    assert found.digest != fitted(samples[:1]).digest
+    assert found.digest != truncate_samples(samples[:1]).digest
 
 
 def test_the_same_prompts_are_held_out_whatever_stands_beside_them():

@@ -18,7 +18,7 @@ from ragaccel.errors import ConfigurationError, MissingExtraError
 from ragaccel.training.config import make_recipe
 from ragaccel.training.evaluate import evaluate
 from ragaccel.training.model import SpaceNetwork
-from ragaccel.training.trainer import claim, make_arguments
+from ragaccel.training.trainer import claim_run_folder, make_arguments
 
 MODES = [
     ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100}),
@@ -26,7 +26,7 @@ MODES = [
 ]
 
 
-class Heard(TrainerCallback):
+class RecordingCallback(TrainerCallback):
     """Keeps what a run tells; does something after a step."""
 
     def __init__(self, at=None, act=None):
@@ -61,21 +61,21 @@ def rows_of(log):
 
 
 @pytest.mark.parametrize(("mode", "changes"), MODES)
-def test_guesses_come_right(tmp_path, mode, changes):
-    heard = Heard()
-    trainer = trainer_of(tmp_path, mode, heard, evaluate_every=50, **changes)
+def test_mask_predictions_become_right(tmp_path, mode, changes):
+    recorded = RecordingCallback()
+    trainer = trainer_of(tmp_path, mode, recorded, evaluate_every=50, **changes)
     before = evaluate(trainer.model, HELD_OUT).tokens_per_pass
-    figures, steps = trainer.fit(), changes["steps"]
+    metrics, steps = trainer.fit(), changes["steps"]
     assert before[-1] < 1.5
-    assert figures.tokens_per_pass[-1] > 2.2  # 8 tokens in 3 passes are the most: 2.67
-    assert list(figures.tokens_per_pass) == sorted(figures.tokens_per_pass)
-    assert figures.right[0] > 0.85
-    assert figures.own > 0.95
-    assert heard.steps == list(range(1, steps + 1))
-    assert heard.evaluated == [50, 100, 120][: len(heard.evaluated)]
+    assert metrics.tokens_per_pass[-1] > 2.2  # 8 tokens in 3 passes are the most: 2.67
+    assert list(metrics.tokens_per_pass) == sorted(metrics.tokens_per_pass)
+    assert metrics.right[0] > 0.85
+    assert metrics.own > 0.95
+    assert recorded.steps == list(range(1, steps + 1))
+    assert recorded.evaluated == [50, 100, 120][: len(recorded.evaluated)]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert losses[-1] < losses[0]
-    assert heard.saved == [100, steps][-len(heard.saved) :]
+    assert recorded.saved == [100, steps][-len(recorded.saved) :]
 
 
 @pytest.mark.usefixtures("interrupts")
@@ -84,15 +84,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, mode, changes):
     settings = {**changes, "steps": 8, "accumulate": 2, "evaluate_every": 3, "save_every": 4}
     whole = trainer_of(tmp_path / "whole", mode, **settings)
     expected = whole.fit()
-    heard = Heard(5, interrupt)
+    recorded = RecordingCallback(5, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(tmp_path / "parts", mode, heard, **settings).fit()
-    assert heard.saved == [4, 5]
+        trainer_of(tmp_path / "parts", mode, recorded, **settings).fit()
+    assert recorded.saved == [4, 5]
     torch.rand(3)
-    heard = Heard()
-    going_on = trainer_of(tmp_path / "parts", mode, heard, **settings)
+    recorded = RecordingCallback()
+    going_on = trainer_of(tmp_path / "parts", mode, recorded, **settings)
     assert going_on.fit() == expected
-    assert heard.steps == [6, 7, 8]
+    assert recorded.steps == [6, 7, 8]
     assert weights_of(whole.model).keys() == weights_of(going_on.model).keys()
     for name, weight in weights_of(whole.model).items():
         assert torch.equal(weight, weights_of(going_on.model)[name]), name
@@ -111,18 +111,18 @@ def test_dropout_draws_the_same_after_a_crash(tmp_path):
 
     whole = run(tmp_path / "whole")
     with pytest.raises(RuntimeError):
-        run(tmp_path / "parts", Heard(3, crash))
-    heard = Heard()
-    again = run(tmp_path / "parts", heard)
-    assert heard.steps == [3, 4]
+        run(tmp_path / "parts", RecordingCallback(3, crash))
+    recorded = RecordingCallback()
+    again = run(tmp_path / "parts", recorded)
+    assert recorded.steps == [3, 4]
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_a_finished_run_trains_no_further(tmp_path):
     first = trainer_of(tmp_path, steps=3).fit()
-    heard = Heard()
-    assert trainer_of(tmp_path, "gated", heard, steps=3).fit() == first
-    assert not heard.steps
+    recorded = RecordingCallback()
+    assert trainer_of(tmp_path, "gated", recorded, steps=3).fit() == first
+    assert not recorded.steps
     assert trainer_of(tmp_path, steps=3, held_out=HELD_OUT[:4]).fit().samples == 4
     assert trainer_of(tmp_path, steps=3, held_out=()).fit() is None
 
@@ -138,13 +138,13 @@ def test_checkpoints_hold_what_is_learned_and_the_last_one_stays(tmp_path):
 
 def test_a_checkpoint_that_was_being_written_is_not_gone_on_from(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("ragaccel.training.trainer._move_in", lambda *_: crash())
+        patch.setattr("ragaccel.training.trainer._publish_checkpoint", lambda *_: crash())
         with pytest.raises(RuntimeError):
             trainer_of(tmp_path, steps=3, save_every=2).fit()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.part"]
-    heard = Heard()
-    trainer_of(tmp_path, "gated", heard, steps=3, save_every=2).fit()
-    assert heard.steps == [1, 2, 3]
+    recorded = RecordingCallback()
+    trainer_of(tmp_path, "gated", recorded, steps=3, save_every=2).fit()
+    assert recorded.steps == [1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 
@@ -156,26 +156,26 @@ def test_an_interrupted_evaluation_loses_no_step(tmp_path, monkeypatch):
         patch.setattr("ragaccel.training.trainer.evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(tmp_path, steps=3).fit()
-    heard = Heard()
-    trainer_of(tmp_path, "gated", heard, steps=3).fit()
-    assert not heard.steps
+    recorded = RecordingCallback()
+    trainer_of(tmp_path, "gated", recorded, steps=3).fit()
+    assert not recorded.steps
 
 
 def test_another_runs_folder_is_refused_by_what_differs(tmp_path):
     file = tmp_path / "deep" / "run.json"
-    claim(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
-    claim(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
+    claim_run_folder(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
+    claim_run_folder(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
     with pytest.raises(ConfigurationError, match=r"\(recipe\.rank 8 there, 9 here; seed 1 th"):
-        claim(file, {"recipe": {"rank": 9, "steps": None}, "seed": 2})
+        claim_run_folder(file, {"recipe": {"rank": 9, "steps": None}, "seed": 2})
     file.write_text("[")
     with pytest.raises(ConfigurationError, match="damaged: delete"):
-        claim(file, {})
+        claim_run_folder(file, {})
 
 
 def test_another_trainings_checkpoints_are_not_taken_for_the_runs_own(tmp_path):
     (tmp_path / "checkpoint-7").mkdir()
     with pytest.raises(ConfigurationError, match="holds checkpoints of another training"):
-        claim(tmp_path / "run.json", {"seed": 1})
+        claim_run_folder(tmp_path / "run.json", {"seed": 1})
     assert not (tmp_path / "run.json").exists()
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
         trainer_of(tmp_path, steps=2).fit()
 
 
-def test_a_run_without_hope_ends_early(tmp_path):
+def test_a_diverging_run_ends_early(tmp_path):
     trainer = trainer_of(tmp_path, "paper", steps=50, learning_rate=1e30)
     with pytest.raises(ConfigurationError, match="take a lower learning rate"):
         trainer.fit()
@@ -210,7 +210,9 @@ def test_rows_of_a_step_are_averaged(tmp_path):
     found = {}
 
     def look():
-        found.update({name: weight.grad.clone() for name, weight in network.trained().items()})
+        found.update(
+            {name: weight.grad.clone() for name, weight in network.trained_parameters().items()}
+        )
 
     class Looking(TrainerCallback):
         def on_pre_optimizer_step(self, *_, **__):
@@ -224,7 +226,7 @@ def test_rows_of_a_step_are_averaged(tmp_path):
     for number in range(3):
         batch = trainer.data_collator([trainer.rows[number]])
         torch.autograd.backward(trainer.compute_loss(network, batch) / 3)
-    for name, weight in network.trained().items():
+    for name, weight in network.trained_parameters().items():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-7)
 
 
