@@ -26,12 +26,24 @@ from eval.recordings import add_set_options, read_recorded, set_files, set_token
 from eval.replay import Contender, Tally
 from eval.script import measured, new_parser, note, result
 from ragaccel.drafting import expansion as growth
-from ragaccel.drafting import expansion as votes
+from ragaccel.drafting import expansion as scores
 from ragaccel.drafting.arrays import compiled
 from ragaccel.drafting.calibration import Calibration
-from ragaccel.drafting.expansion import SOURCES, Evidence, Votes, collect, default_evidence
-from ragaccel.drafting.history import History, first_of
-from ragaccel.drafting.suffix_array import Corpus, Ids, Successors, match_length, no_successors
+from ragaccel.drafting.expansion import (
+    SOURCES,
+    MatchWeights,
+    Scores,
+    default_match_weights,
+    score_matches,
+)
+from ragaccel.drafting.history import History, bucket_starts
+from ragaccel.drafting.suffix_array import (
+    BigramTable,
+    Ids,
+    SuffixArray,
+    empty_bigrams,
+    match_length,
+)
 from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
 
 if TYPE_CHECKING:
@@ -46,17 +58,19 @@ Figures = dict[str, float]
 
 def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
     """The full drafter and others that each lack one thing; without a past, none of it is lost."""
-    weights = default_evidence()
+    weights = default_match_weights()
     drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
     made = {
         "full": drafter(),
         "longest_only": LongestOnly(nodes, past=past),
-        "no_beyond": drafter(evidence=weights._replace(beyond=np.ones_like(weights.beyond))),
+        "no_beyond": drafter(match_weights=weights._replace(beyond=np.ones_like(weights.beyond))),
         "one_branch": drafter(mode="one"),
         "parallel_branches": drafter(mode="parallel"),
         "no_calibration": drafter(calibration=Unlearning()),
-        "no_support": drafter(evidence=weights._replace(support=np.ones_like(weights.support))),
-        "no_frequent": drafter(evidence=without_frequency(weights)),
+        "no_support": drafter(
+            match_weights=weights._replace(support=np.ones_like(weights.support))
+        ),
+        "no_frequent": drafter(match_weights=without_frequency(weights)),
     }
     for source in ("reference", "prompt", "output"):
         made[f"no_{source}"] = WithoutSource(nodes, past=past, kind=SOURCES.index(source))
@@ -64,7 +78,7 @@ def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
         for source in ("past prompt", "past answer"):
             name = f"no_{source.replace(' ', '_')}"
             made[name] = drafter(past=PartOfPast(past, hidden=SOURCES.index(source)))
-        made["no_successors"] = drafter(past=PartOfPast(past, has_successors=False))
+        made["no_successors"] = drafter(past=PartOfPast(past, has_bigrams=False))
         made["no_past"] = drafter(past=NoPast())
     return made
 
@@ -76,7 +90,7 @@ class Unlearning(Calibration):
         """Learn nothing."""
 
 
-def without_frequency(weights: Evidence) -> Evidence:
+def without_frequency(weights: MatchWeights) -> MatchWeights:
     """No token is likelier for being frequent, whether something matches or not."""
     frequency = weights.frequency.copy()
     frequency[:2] = 0.0
@@ -86,21 +100,21 @@ def without_frequency(weights: Evidence) -> Evidence:
 class PartOfPast:
     """Past requests without one kind of text, or without what followed each token."""
 
-    def __init__(self, past: PastTexts, *, hidden: int = -1, has_successors: bool = True) -> None:
-        self._past, self._hidden, self._has_successors = past, hidden, has_successors
+    def __init__(self, past: PastTexts, *, hidden: int = -1, has_bigrams: bool = True) -> None:
+        self._past, self._hidden, self._has_bigrams = past, hidden, has_bigrams
 
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """Return what is left to search."""
-        left = without(self._past.corpus(), self._hidden)
-        return left._replace(first_of=first_of(left.token_ids, left.places))
+        left = without(self._past.suffix_array(), self._hidden)
+        return left._replace(bucket_starts=bucket_starts(left.token_ids, left.positions))
 
     def counts(self) -> Ids:
         """Return how often each token occurs, in what is hidden too."""
         return self._past.counts()
 
-    def successors(self) -> Successors:
+    def bigrams(self) -> BigramTable:
         """Return what follows each token, or a table that knows no token."""
-        return self._past.successors() if self._has_successors else no_successors()
+        return self._past.bigrams() if self._has_bigrams else empty_bigrams()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,28 +139,31 @@ class HiddenText:
         return getattr(self._text, name)
 
     @property
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """What can be searched now."""
-        return without(self._text.corpus, self._kind)
+        return without(self._text.suffix_array, self._kind)
 
 
-def without(corpus: Corpus, kind: int) -> Corpus:
-    """A corpus in which no place of a kind is found; ``first_of`` is not made anew."""
-    places = corpus.places[: corpus.num_places]
-    places = places[corpus.kinds[places] != kind]
-    return corpus._replace(places=places, num_places=len(places))
+def without(suffix_array: SuffixArray, kind: int) -> SuffixArray:
+    """A corpus in which no place of a kind is found; ``bucket_starts`` is not made anew."""
+    positions = suffix_array.positions[: suffix_array.num_positions]
+    positions = positions[suffix_array.kinds[positions] != kind]
+    return suffix_array._replace(positions=positions, num_positions=len(positions))
 
 
 @compiled
-def collect_longest(
-    corpus: Corpus, at: int, context: Ids, end: int, most: int, least: int, evidence: Evidence,
-    votes: Votes, count: int,
+def score_longest_matches(
+    suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
+    match_weights: MatchWeights, scores: Scores, count: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Hear the places whose match is as long as the longest, and no others."""
     for i in (at - 1, at):
-        if 0 <= i < corpus.num_places:
-            least = max(least, match_length(corpus.token_ids, corpus.places[i], context, end))
-    return collect(corpus, at, context, end, most, least, evidence, votes, count)
+        if 0 <= i < suffix_array.num_positions:
+            length = match_length(suffix_array.token_ids, suffix_array.positions[i], context, end)
+            min_length = max(min_length, length)
+    return score_matches(
+        suffix_array, at, context, end, max_matches, min_length, match_weights, scores, count
+    )
 
 
 def calling(function: Any, **others: Any) -> Any:
@@ -169,9 +186,9 @@ def calling(function: Any, **others: Any) -> Any:
 class LongestOnly(TrieDrafter):
     """Of this request and of past ones each, only the longest matches have votes."""
 
-    _poll = calling(votes.poll, collect=collect_longest)
-    _grow = calling(growth.grow, think=calling(growth.think, poll=_poll))
-    _grown = calling(TrieDrafter._grown, grow=_grow)
+    _poll = calling(scores.score_candidates, score_matches=score_longest_matches)
+    _grow = calling(growth.build_tree, expand=calling(growth.expand, score_candidates=_poll))
+    _build = calling(TrieDrafter._build, build_tree=_grow)
 
 
 def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:

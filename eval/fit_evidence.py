@@ -1,6 +1,6 @@
 """Fit what matches are worth: the weights of the trie drafter, from recorded answers.
 
-    python -m eval.fit_evidence --data DATA --out ragaccel/drafting/evidence.json
+    python -m eval.fit_evidence --data DATA --out ragaccel/drafting/match_weights.json
 
 At each token of each answer all votes are gathered, as the drafter would have them, and the weights
 follow the gradient of the log-loss of the token that came. The rows are ``recordings.FITTED``:
@@ -25,25 +25,25 @@ from eval.script import new_parser, note
 from ragaccel.decoding.session import Context
 from ragaccel.drafting.arrays import compiled
 from ragaccel.drafting.expansion import (
-    BEYOND_UP_TO,
-    CLEAR,
-    LEAST_PAST,
-    LONGEST_SUPPORT,
-    MAX_PAST_VOTES,
-    MAX_VOTES,
+    MAX_BEYOND_MATCH,
+    MAX_MATCHES,
+    MAX_PAST_MATCHES,
+    MAX_SUPPORT,
+    MIN_CLEAR_MATCH,
+    MIN_PAST_MATCH,
     PAST_PROMPT,
 )
 from ragaccel.drafting.history import History
 from ragaccel.drafting.suffix_array import (
     MAX_GAP,
     MAX_MATCH,
-    Corpus,
     Ids,
+    SuffixArray,
+    insertion_rank,
     match_beyond,
     match_length,
-    position,
 )  # fmt: skip
-from ragaccel.drafting.trie import SearchedText
+from ragaccel.drafting.trie import RequestText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,30 +58,41 @@ VOCABULARY = 32_000  # over which tokens never seen are alike
 
 @compiled
 def gather(
-    corpus: Corpus, context: Ids, end: int, least: int, true: int, found: npt.NDArray[np.int8]
+    suffix_array: SuffixArray,
+    context: Ids,
+    end: int,
+    least: int,
+    true: int,
+    found: npt.NDArray[np.int8],
 ) -> int:
     """Write what is known of each match to ``found`` [votes, 4]; return the longest's length."""
-    at = position(corpus, context, end)
+    at = insertion_rank(suffix_array, context, end)
     before, after, num, longest = at - 1, at, 0, 0
     while num < len(found):
         left = right = 0
         if before >= 0:
-            left = match_length(corpus.token_ids, corpus.places[before], context, end)
-        if after < corpus.num_places:
-            right = match_length(corpus.token_ids, corpus.places[after], context, end)
+            left = match_length(
+                suffix_array.token_ids, suffix_array.positions[before], context, end
+            )
+        if after < suffix_array.num_positions:
+            right = match_length(
+                suffix_array.token_ids, suffix_array.positions[after], context, end
+            )
         length = max(left, right)
         longest = max(longest, length)
         if length < least:
             break
         if left >= right:
-            place = corpus.places[before]
+            position = suffix_array.positions[before]
             before -= 1
         else:
-            place = corpus.places[after]
+            position = suffix_array.positions[after]
             after += 1
-        found[num, SAME] = corpus.token_ids[place] == true
-        found[num, LENGTH], found[num, KIND] = length, corpus.kinds[place]
-        found[num, BEYOND] = match_beyond(corpus.token_ids, place - length, context, end - length)
+        found[num, SAME] = suffix_array.token_ids[position] == true
+        found[num, LENGTH], found[num, KIND] = length, suffix_array.kinds[position]
+        found[num, BEYOND] = match_beyond(
+            suffix_array.token_ids, position - length, context, end - length
+        )
         num += 1
     return longest
 
@@ -91,16 +102,16 @@ def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
     history, votes, figures = History(), [], []
     for one in recorded:
         context = Context(one.prompt_ids, one.references)
-        text, past, pairs = SearchedText(context), history.corpus(), history.successors()
+        text, past, pairs = RequestText(context), history.suffix_array(), history.bigrams()
         before = history.counts()
         for token in one.answer_ids:
-            own = np.full((MAX_VOTES, 4), -1, np.int8)
-            old = np.full((MAX_PAST_VOTES, 4), -1, np.int8)
-            ids = text.corpus.token_ids[: text.end]
-            longest = gather(text.corpus, ids, text.end, 1, token, own)
+            own = np.full((MAX_MATCHES, 4), -1, np.int8)
+            old = np.full((MAX_PAST_MATCHES, 4), -1, np.int8)
+            ids = text.suffix_array.token_ids[: text.end]
+            longest = gather(text.suffix_array, ids, text.end, 1, token, own)
             longest_past = 0
-            if longest < CLEAR:
-                longest_past = gather(past, ids, text.end, LEAST_PAST, token, old)
+            if longest < MIN_CLEAR_MATCH:
+                longest_past = gather(past, ids, text.end, MIN_PAST_MATCH, token, old)
             here = text.counts(0)
             share = here[token] / here.sum() if token < len(here) else 0.0
             share_before = before[token] / before.sum() if token < len(before) else 0.0
@@ -117,14 +128,14 @@ def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
 
 
 class Weights(nn.Module):
-    """The logarithms of the weights, named as in ``Evidence``."""
+    """The logarithms of the weights, named as in ``MatchWeights``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.length = nn.Parameter(torch.linspace(0, 3, MAX_MATCH + 1).repeat(5, 1))
-        self.beyond = nn.Parameter(torch.zeros(2, BEYOND_UP_TO + 1, MAX_GAP + 1))
-        self.doubt = nn.Parameter(torch.ones(2, MAX_MATCH + 1))
-        self.support = nn.Parameter(torch.zeros(2, LONGEST_SUPPORT + 1))
+        self.beyond = nn.Parameter(torch.zeros(2, MAX_BEYOND_MATCH + 1, MAX_GAP + 1))
+        self.backoff = nn.Parameter(torch.ones(2, MAX_MATCH + 1))
+        self.support = nn.Parameter(torch.zeros(2, MAX_SUPPORT + 1))
         self.frequency = nn.Parameter(torch.zeros(3))
 
     def forward(self, votes: Tensor, figures: Tensor) -> Tensor:
@@ -133,19 +144,19 @@ class Weights(nn.Module):
         is_vote, past = kind >= 0, (kind >= PAST_PROMPT).long()
         kind, length, beyond = kind.clamp(min=0), length.clamp(min=0), beyond.clamp(min=0)
         scores = self.length[kind, length]
-        scores = scores + self.beyond[past, length.clamp(max=BEYOND_UP_TO), beyond]
+        scores = scores + self.beyond[past, length.clamp(max=MAX_BEYOND_MATCH), beyond]
         scores = scores.masked_fill(~is_vote, -1e9)
-        doubt = self._doubt(is_vote, past, length, figures[:, :2].long())
-        weight = torch.logsumexp(torch.cat([scores, doubt[:, None]], 1), 1)
+        backoff = self._backoff(is_vote, past, length, figures[:, :2].long())
+        weight = torch.logsumexp(torch.cat([scores, backoff[:, None]], 1), 1)
         foretold = torch.logsumexp(scores.masked_fill(same != 1, -1e9), 1)
-        return torch.logaddexp(foretold, doubt + self._share(figures).log()) - weight
+        return torch.logaddexp(foretold, backoff + self._share(figures).log()) - weight
 
-    def _doubt(self, is_vote: Tensor, past: Tensor, length: Tensor, longest: Tensor) -> Tensor:
-        doubt = self.doubt[0, longest[:, 0]] + self.doubt[1, longest[:, 1]]
+    def _backoff(self, is_vote: Tensor, past: Tensor, length: Tensor, longest: Tensor) -> Tensor:
+        backoff = self.backoff[0, longest[:, 0]] + self.backoff[1, longest[:, 1]]
         for i in (0, 1):
             as_long = is_vote & (past == i) & (length == longest[:, i : i + 1])
-            doubt = doubt + self.support[i, (as_long.sum(1) + 1.0).log2().round().long()]
-        return doubt
+            backoff = backoff + self.support[i, (as_long.sum(1) + 1.0).log2().round().long()]
+        return backoff
 
     def _share(self, figures: Tensor) -> Tensor:
         here, before, times, total, distinct = figures[:, 2:].unbind(1)
@@ -179,7 +190,7 @@ def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000
             group["lr"] = 0.05 if step < 2 * steps // 3 else 0.01
         rows = torch.randint(len(votes), (2_000,))
         rough = 1e-3 * (weights.beyond**2).mean()
-        for table in (weights.length, weights.doubt):
+        for table in (weights.length, weights.backoff):
             rough = rough + 1e-2 * ((table[:, 1:] - table[:, :-1]) ** 2).mean()
         loss = rough - weights(votes[rows], figures[rows]).mean()
         optimizer.zero_grad()

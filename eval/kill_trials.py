@@ -526,8 +526,8 @@ class Remembered(Numbered):
     @override
     def read(self) -> int | None:
         memory = self._opened(self.place)
-        if memory.refused:
-            self.lose(f"the memory is refused: {memory.refused}")
+        if memory.load_error:
+            self.lose(f"the memory is refused: {memory.load_error}")
         return int(memory.of("mine").history.num_requests)
 
 

@@ -11,13 +11,13 @@ from ragaccel.decoding.tree import Origin
 from ragaccel.drafting.arrays import Table, compiled
 from ragaccel.drafting.calibration import Calibration
 from ragaccel.drafting.expansion import (
-    LEAST_PROB,
-    Evidence,
+    MIN_PROB,
     Limits,
-    default_evidence,
-    grow,
-    new_pool,
-    new_votes,
+    MatchWeights,
+    build_tree,
+    default_match_weights,
+    new_candidates,
+    new_scores,
     tree_of,
 )
 from ragaccel.drafting.ngram import BOUNDARY
@@ -25,11 +25,11 @@ from ragaccel.drafting.suffix_array import (
     CONTEXT,
     ROW_BYTES,
     WIDTH,
+    BigramTable,
     Ids,
-    Successors,
-    count_pair,
-    empty_corpus,
-    no_successors,
+    count_bigram,
+    empty_bigrams,
+    empty_suffix_array,
     with_rows,
 )
 
@@ -49,7 +49,7 @@ class Adjacency:
 
     def __init__(self, max_bytes: int = 16 << 20) -> None:
         self._max_rows = max_bytes // ROW_BYTES
-        self.table: Successors = no_successors()
+        self.table: BigramTable = empty_bigrams()
 
     def learn(self, token_ids: Ids, ranked: Ids) -> None:
         """See what was ranked highest [N, K] after each of some tokens [N], the best first.
@@ -64,7 +64,7 @@ class Adjacency:
 
 
 @compiled
-def recycle(table: Successors, token_ids: Ids, ranked: Ids, weights: Table) -> None:
+def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> None:
     """Write rankings into a table, in place."""
     for i in range(len(token_ids)):
         if not 0 <= token_ids[i] < len(table.row_of) or table.row_of[token_ids[i]] < 0:
@@ -75,7 +75,7 @@ def recycle(table: Successors, token_ids: Ids, ranked: Ids, weights: Table) -> N
         table.distinct[row] *= _FADE
         for rank in range(ranked.shape[1]):
             if ranked[i, rank] >= 0:
-                count_pair(table, row, ranked[i, rank], weights[rank])
+                count_bigram(table, row, ranked[i, rank], weights[rank])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class RecyclingDrafter:
     calibration: Calibration = field(default_factory=Calibration)
     decoding_length: int = 64
     branch_length: int = 12
-    evidence: Evidence = field(default_factory=default_evidence)
+    match_weights: MatchWeights = field(default_factory=default_match_weights)
 
     mask_ids: ClassVar[tuple[int, ...]] = ()
     num_alternatives: ClassVar[int] = 7
@@ -101,16 +101,16 @@ class RecyclingDrafter:
         grown: _Grown = context.shared(self._open)
         self._learn(context, grown)
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, LEAST_PROB, hope=1.0)
+        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, MIN_PROB, prior=1.0)
         text = np.array([BOUNDARY] * (CONTEXT - 1) + context.token_ids[-1:], np.int32)
-        pool, empty, grown.num_tokens = grown.pool, grown.empty, len(context.token_ids)
-        pool.token_ids[0] = context.token_ids[-1]
-        nodes = grown.nodes = grow(
-            empty._replace(token_ids=text), empty, self.adjacency.table, text, self.evidence,
-            self.calibration.odds, grown.none, grown.no_shares, limits, grown.votes, pool,
+        candidates, empty, grown.num_tokens = grown.candidates, grown.empty, len(context.token_ids)
+        candidates.token_ids[0] = context.token_ids[-1]
+        nodes = grown.nodes = build_tree(
+            empty._replace(token_ids=text), empty, self.adjacency.table, text, self.match_weights,
+            self.calibration.odds, grown.none, grown.no_shares, limits, grown.scores, candidates,
         )  # fmt: skip
         origins = ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1))
-        return tree_of(pool, nodes, origins)
+        return tree_of(candidates, nodes, origins)
 
     def _open(self, context: Context) -> _Grown:  # noqa: ARG002
         return _Grown(self.decoding_length)
@@ -122,7 +122,7 @@ class RecyclingDrafter:
         grown.learned = last
         came = context.token_ids[grown.num_tokens :]
         if len(grown.nodes) and came:
-            self.calibration.learn(grown.pool, grown.nodes, np.array(came, np.int32))
+            self.calibration.learn(grown.candidates, grown.nodes, np.array(came, np.int32))
         if not last.sampled.alternatives:
             return
         num = last.tree.num_drafts + 1
@@ -137,9 +137,9 @@ class _Grown:
     """What was grown last for one request, and the arrays it is grown in."""
 
     def __init__(self, budget: int) -> None:
-        self.empty = empty_corpus()
+        self.empty = empty_suffix_array()
         self.none, self.no_shares = np.zeros(0, np.int32), np.zeros(0)
-        self.votes, self.pool = new_votes(), new_pool(budget, 0)
+        self.scores, self.candidates = new_scores(), new_candidates(budget, 0)
         self.nodes: Ids = np.zeros(0, np.int32)
         self.learned: object = None
         self.num_tokens = 0  # of the context, when it was grown

@@ -44,18 +44,18 @@ def test_an_earlier_answer_is_drafted_the_next_time():
     assert first.text == second.text == SAID
     assert second.stats.verify_passes < first.stats.verify_passes / 3
     assert second.stats.accepted_by_source["past answer"] > 20
-    assert llm.memory.figures().requests == 2
-    assert llm.memory.figures().hits == 1
+    assert llm.memory.stats().requests == 2
+    assert llm.memory.stats().hits == 1
 
 
 def test_a_request_that_is_not_to_remember_knows_nothing_and_teaches_nothing():
     llm = new_llm()
     alone = ask(llm, remember=False)
-    assert llm.memory.figures().requests == 0
+    assert llm.memory.stats().requests == 0
     ask(llm)
     assert ask(llm, remember=False).stats.verify_passes == alone.stats.verify_passes
     assert "past answer" not in ask(llm, remember=False).stats.accepted_by_source
-    assert llm.memory.figures().requests == 1
+    assert llm.memory.stats().requests == 1
 
 
 def test_namespaces_are_separate():
@@ -74,7 +74,7 @@ def test_a_drafter_of_the_callers_leaves_the_memory_alone(where):
         answer = ask(llm, **({} if where == "llm" else {"drafter": NoDrafter()}))
         assert answer.text == SAID
         assert "past answer" not in answer.stats.accepted_by_source
-    assert llm.memory.figures().requests == 0
+    assert llm.memory.stats().requests == 0
 
 
 def test_an_answer_that_was_left_is_remembered_as_far_as_it_came():
@@ -82,15 +82,15 @@ def test_an_answer_that_was_left_is_remembered_as_far_as_it_came():
     stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, SAID)], max_new_tokens=99)
     next(stream)
     stream.close()
-    figures = llm.memory.figures()
-    assert figures.requests == 1
-    assert figures.tokens < len(llm.tokenizer.encode(PROMPT + SAID))
+    stats = llm.memory.stats()
+    assert stats.requests == 1
+    assert stats.tokens < len(llm.tokenizer.encode(PROMPT + SAID))
 
 
 def test_a_stream_nobody_reads_is_not_remembered():
     llm = new_llm()
     llm.stream(PROMPT)
-    assert llm.memory.figures().requests == 0
+    assert llm.memory.stats().requests == 0
 
 
 def test_two_models_share_nothing_unless_they_are_given_one_memory():
@@ -122,8 +122,8 @@ def test_a_file_of_another_vocabulary_or_a_damaged_one_is_refused_and_the_answer
         with caplog.at_level(logging.WARNING, "ragaccel"):
             llm = new_llm(memory=path)
             assert ask(llm).text == SAID
-        assert path.name in llm.memory.refused
-        assert llm.memory.refused in caplog.text
+        assert path.name in llm.memory.load_error
+        assert llm.memory.load_error in caplog.text
         with pytest.raises(ConfigurationError):
             llm.memory.save()
         assert path.read_bytes() == before
@@ -168,7 +168,7 @@ def test_before_the_jit_warm_up_ends_one_span_is_copied_and_nothing_remembered(m
     monkeypatch.setattr(JitWarmup, "is_ready", lambda self: False)
     answer = ask(llm)
     assert answer.text == SAID
-    assert llm.memory.figures().requests == 0
+    assert llm.memory.stats().requests == 0
 
 
 def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
@@ -184,7 +184,7 @@ def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
 
 def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
     commands = []
-    monkeypatch.setattr("ragaccel.drafting.arrays.is_missing", lambda function: True)
+    monkeypatch.setattr("ragaccel.drafting.arrays.is_uncompiled", lambda function: True)
     monkeypatch.setattr(
         subprocess, "run", lambda command, **settings: commands.append((command, settings))
     )
@@ -221,7 +221,7 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
     )
     path = tmp_path / "file.memory"
     subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True)
-    assert new_llm(memory=path).memory.figures().requests == 1
+    assert new_llm(memory=path).memory.stats().requests == 1
 
 
 class EmptyAtFirst:
@@ -266,7 +266,7 @@ def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatc
     next(stream)
     ready.append(True)
     assert stream.finish().text == SAID
-    assert llm.memory.figures().requests == 1
+    assert llm.memory.stats().requests == 1
 
 
 def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_path):

@@ -185,7 +185,7 @@ def test_answers_to_similar_questions_are_drafted_from(quietly):
     assert again.stats.verify_passes < first.stats.verify_passes / 2
     other = ask_for(rag, "How high does the tide rise at the mole?", **quietly)
     assert other.stats.verify_passes > again.stats.verify_passes
-    assert rag.answers.figures().entries == 3
+    assert rag.answers.stats().entries == 3
     assert again.passages == first.passages  # what is remembered is nothing to cite
 
 
@@ -201,7 +201,7 @@ def test_an_answer_that_is_not_to_be_remembered_is_not_embedded(quietly):
     rag = remembering(embed)
     ask_for(rag, QUESTION, remember=False, **quietly)
     assert embed.calls == 0
-    assert rag.answers.figures().entries == 0
+    assert rag.answers.stats().entries == 0
 
 
 def test_only_whole_answers_are_remembered():
@@ -209,10 +209,10 @@ def test_only_whole_answers_are_remembered():
     stream = rag.stream(QUESTION, logits_processors=processors(rag, SAID))
     next(stream)
     stream.close()
-    assert rag.answers.figures().entries == 0
+    assert rag.answers.stats().entries == 0
     with rag.stream(QUESTION, logits_processors=processors(rag, SAID)) as stream:
         assert "".join(stream) == stream.answer.text == SAID
-    assert rag.answers.figures().entries == 1
+    assert rag.answers.stats().entries == 1
 
 
 def test_a_prediction_of_the_callers_goes_beside_the_remembered(quietly):
@@ -243,4 +243,4 @@ def test_an_answer_comes_though_its_question_cannot_be_embedded(caplog):
 def test_whatever_is_false_forbids_to_remember(value):
     rag = remembering(Bag())
     ask_for(rag, QUESTION, remember=value)
-    assert rag.answers.figures().entries == 0
+    assert rag.answers.stats().entries == 0

@@ -117,7 +117,7 @@ class Frozen:
     """Past requests to which none is added."""
 
     def __init__(self, past: PastTexts) -> None:
-        self.corpus, self.counts, self.successors = past.corpus, past.counts, past.successors
+        self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

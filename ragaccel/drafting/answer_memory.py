@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.drafting.arrays import checked
-from ragaccel.drafting.history import AnswerFigures
-from ragaccel.drafting.memory import Filed, named
+from ragaccel.drafting.arrays import checked_array
+from ragaccel.drafting.history import AnswerMemoryStats
+from ragaccel.drafting.memory import PersistentMemory, name_list
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Vector = npt.NDArray[np.float32]
-_INEXACT = 1e-3  # how far the length of a vector may be from 1
+_NORM_TOLERANCE = 1e-3  # how far the length of a vector may be from 1
 
 
 class Key(NamedTuple):
@@ -78,40 +78,40 @@ def unit_vector(found: Any) -> Vector:
     return unit
 
 
-def packed(entries: Sequence[tuple[Key, Entry]]) -> tuple[Header, State]:
+def pack(entries: Sequence[tuple[Key, Entry]]) -> tuple[Header, State]:
     """Return entries, in their order, as a header and arrays."""
     names = list(dict.fromkeys(key.namespace for key, _ in entries))
     number_of = {name: number for number, name in enumerate(names)}
     questions = [_utf8(key.question) for key, _ in entries]
     answers = [_utf8(entry.answer) for _, entry in entries]
-    came = np.argsort(np.array([entry.number for _, entry in entries], np.int64))
+    ranks = np.argsort(np.array([entry.number for _, entry in entries], np.int64))
     vectors = [entry.vector for _, entry in entries]
     return {"namespaces": names}, {
         "text": np.frombuffer(b"".join([*questions, *answers]), np.uint8),
         "question_lengths": np.array([len(text) for text in questions], np.int32),
         "answer_lengths": np.array([len(text) for text in answers], np.int32),
         "namespace_of": np.array([number_of[key.namespace] for key, _ in entries], np.int32),
-        "came": np.argsort(came).astype(np.int32),  # each one's rank
+        "came": np.argsort(ranks).astype(np.int32),  # each one's rank
         "vectors": np.stack(vectors) if vectors else np.zeros((0, 0), np.float32),
     }
 
 
-def unpacked(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
+def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
     """Return the entries that were packed, in their order.
 
     Raises:
         ValueError: arrays that are no entries.
     """
-    names = named(header, "namespaces")
-    text = checked(arrays, "text", np.uint8, (None,), low=0, high=255).tobytes()
+    names = name_list(header, "namespaces")
+    text = checked_array(arrays, "text", np.uint8, (None,), low=0, high=255).tobytes()
     size = len(text)
-    questions = checked(arrays, "question_lengths", np.int32, (None,), low=1, high=size)
+    questions = checked_array(arrays, "question_lengths", np.int32, (None,), low=1, high=size)
     num = len(questions)
-    answers = checked(arrays, "answer_lengths", np.int32, (num,), low=1, high=size)
-    of = checked(arrays, "namespace_of", np.int32, (num,), low=0, high=len(names) - 1)
-    came = checked(arrays, "came", np.int32, (num,), low=0, high=num - 1)
-    vectors = checked(arrays, "vectors", np.float32, (num, None), low=-2, high=2)
-    if np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > _INEXACT):
+    answers = checked_array(arrays, "answer_lengths", np.int32, (num,), low=1, high=size)
+    of = checked_array(arrays, "namespace_of", np.int32, (num,), low=0, high=len(names) - 1)
+    ranks = checked_array(arrays, "came", np.int32, (num,), low=0, high=num - 1)
+    vectors = checked_array(arrays, "vectors", np.float32, (num, None), low=-2, high=2)
+    if np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > _NORM_TOLERANCE):
         raise ValueError("vectors are not of length 1")
     ends = np.cumsum(np.concatenate([questions, answers]), dtype=np.int64).tolist()
     if (ends[-1] if ends else 0) != size:
@@ -121,9 +121,9 @@ def unpacked(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
         for start, end in zip([0, *ends], ends, strict=False)
     ]
     keys = [Key(names[of[i]], texts[i]) for i in range(num)]
-    if len(set(keys)) < num or len(np.unique(came)) < num:
+    if len(set(keys)) < num or len(np.unique(ranks)) < num:
         raise ValueError("an entry stands there twice")
-    made = [Entry(texts[num + i], vectors[i].copy(), int(came[i])) for i in range(num)]
+    made = [Entry(texts[num + i], vectors[i].copy(), int(ranks[i])) for i in range(num)]
     return list(zip(keys, made, strict=True))
 
 
@@ -132,7 +132,7 @@ def _utf8(text: str) -> bytes:
 
 
 DEFAULT_BYTES = 16 << 20
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 _SAME_EMBEDDER = 0.99  # similarity of one question's vectors, that of the file and one made now
 
 
@@ -145,19 +145,19 @@ class SimilarAnswer:
     similarity: float
 
 
-class AnswerMemory(Filed):
+class AnswerMemory(PersistentMemory):
     """Answers to earlier questions, found again by what a question means.
 
     The source of drafts of LLMA's cache-assisted generation (Yang et al., 2023, arXiv 2304.04487):
     a question much like an earlier one is likely to have an answer much like its answer. When it
     would outgrow ``max_bytes`` the answers used longest ago are let go; an answer counts as used
     when it is added or found. Shared by threads; nothing of one namespace is found in another.
-    With a path it outlives the process: see :class:`ragaccel.drafting.memory.Filed`.
+    With a path it outlives the process: see :class:`ragaccel.drafting.memory.PersistentMemory`.
 
     Args:
         embed: turns N texts into an array [N, D]; called without a lock being held.
         max_bytes: of questions, answers, the names of their namespaces and their vectors, together.
-        least_similarity: below this cosine, from -1 to 1, an earlier question is not similar.
+        min_similarity: below this cosine, from -1 to 1, an earlier question is not similar.
         path: the file it is kept in; one made with another embedder is refused. If it holds
             something, one of its questions is embedded at once to tell.
         fingerprint: of the embedder, if it has one.
@@ -173,25 +173,23 @@ class AnswerMemory(Filed):
         embed: Callable[[list[str]], npt.NDArray[Any]],
         *,
         max_bytes: int = DEFAULT_BYTES,
-        least_similarity: float = 0.6,
+        min_similarity: float = 0.6,
         path: str | Path | None = None,
         fingerprint: str = "",
     ) -> None:
-        if max_bytes < LEAST_BYTES:
-            raise ConfigurationError(f"max_bytes must be {LEAST_BYTES} or more, not {max_bytes}")
-        if not -1 <= least_similarity <= 1:
-            raise ConfigurationError(
-                f"least_similarity must be from -1 to 1, not {least_similarity}"
-            )
+        if max_bytes < MIN_BYTES:
+            raise ConfigurationError(f"max_bytes must be {MIN_BYTES} or more, not {max_bytes}")
+        if not -1 <= min_similarity <= 1:
+            raise ConfigurationError(f"min_similarity must be from -1 to 1, not {min_similarity}")
         super().__init__(path, fingerprint, max_bytes)
-        self.max_bytes, self.least_similarity = max_bytes, least_similarity
+        self.max_bytes, self.min_similarity = max_bytes, min_similarity
         self._embed = embed
         self._lock = Lock()
         self._hits = self._misses = self._evictions = 0
         self._dimension: int | None = None
-        self._forget_all()
+        self._reset()
         self._load()
-        self._require_same_embedder()
+        self._check_embedder()
 
     def add(self, question: str, answer: str, namespace: str = "") -> None:
         """Remember an answer, in the place of an earlier one to the same question.
@@ -205,10 +203,10 @@ class AnswerMemory(Filed):
             return
         key = Key(namespace, question)
         with self._lock:
-            known = self._kept.get(key)
+            known = self._entries.get(key)
         vector = known.vector if known is not None else self._vector(question)
         with self._lock:
-            self._put(key, Entry(answer, vector, self._next))
+            self._insert(key, Entry(answer, vector, self._next))
         self.changes.mark()
 
     def similar(self, question: str, namespace: str = "", k: int = 2) -> list[SimilarAnswer]:
@@ -222,12 +220,12 @@ class AnswerMemory(Filed):
         if k < 1:
             raise ConfigurationError(f"k must be 1 or more, not {k}")
         found: list[SimilarAnswer] = []
-        if question.strip() and (known := self._of(namespace)):
+        if question.strip() and (known := self._entries_of(namespace)):
             found = self._nearest(self._vector(question), known, k)
         with self._lock:
             for one in reversed(found):  # the best is used last
-                if (key := Key(namespace, one.question)) in self._kept:
-                    self._kept.move_to_end(key)
+                if (key := Key(namespace, one.question)) in self._entries:
+                    self._entries.move_to_end(key)
             if found:
                 self._hits += 1
             else:
@@ -237,28 +235,28 @@ class AnswerMemory(Filed):
     def forget(self, namespace: str) -> None:
         """Forget a namespace."""
         with self._lock:
-            for key in [key for key in self._kept if key.namespace == namespace]:
-                self._take_out(key)
+            for key in [key for key in self._entries if key.namespace == namespace]:
+                self._remove(key)
         self.changes.mark()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._forget_all()
+            self._reset()
         self.changes.mark()
 
-    def figures(self) -> AnswerFigures:
+    def stats(self) -> AnswerMemoryStats:
         """Count what is remembered, was let go and was of use, since this memory was made."""
         with self._lock:
-            return AnswerFigures(
-                len(self._kept), self._num_bytes, self._evictions, self._hits, self._misses
+            return AnswerMemoryStats(
+                len(self._entries), self._num_bytes, self._evictions, self._hits, self._misses
             )
 
-    def _of(self, namespace: str) -> list[tuple[str, Entry]]:
+    def _entries_of(self, namespace: str) -> list[tuple[str, Entry]]:
         with self._lock:
             return [
                 (key.question, entry)
-                for key, entry in self._kept.items()
+                for key, entry in self._entries.items()
                 if key.namespace == namespace
             ]
 
@@ -273,7 +271,7 @@ class AnswerMemory(Filed):
         return [
             SimilarAnswer(candidates[i][0], candidates[i][1].answer, float(cosines[i]))
             for i in best.tolist()
-            if cosines[i] >= self.least_similarity
+            if cosines[i] >= self.min_similarity
         ]
 
     def _vector(self, question: str) -> Vector:
@@ -293,45 +291,45 @@ class AnswerMemory(Filed):
                 )
         return vector
 
-    def _forget_all(self) -> None:
-        self._kept: OrderedDict[Key, Entry] = OrderedDict()  # used longest ago first
+    def _reset(self) -> None:
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # used longest ago first
         self._num_bytes = 0
         self._next = 0
 
-    def _put(self, key: Key, entry: Entry) -> None:
+    def _insert(self, key: Key, entry: Entry) -> None:
         """Take an entry in, the lock being held, and let go what there is no more room for."""
-        if key in self._kept:
-            self._take_out(key)
+        if key in self._entries:
+            self._remove(key)
         size = num_bytes(key, entry)
         if size > self.max_bytes:
             return
-        self._kept[key] = entry
+        self._entries[key] = entry
         self._num_bytes += size
         self._next = max(self._next, entry.number + 1)
         while self._num_bytes > self.max_bytes:
-            self._take_out(next(iter(self._kept)))
+            self._remove(next(iter(self._entries)))
             self._evictions += 1
 
-    def _take_out(self, key: Key) -> None:
-        self._num_bytes -= num_bytes(key, self._kept.pop(key))
+    def _remove(self, key: Key) -> None:
+        self._num_bytes -= num_bytes(key, self._entries.pop(key))
 
     def _state(self) -> tuple[Header, State]:
         with self._lock:
-            kept = list(self._kept.items())
-        return packed(kept)
+            kept = list(self._entries.items())
+        return pack(kept)
 
     def _restore(self, header: Header, arrays: State) -> None:
-        for key, entry in unpacked(header, arrays):
-            self._put(key, entry)
+        for key, entry in unpack(header, arrays):
+            self._insert(key, entry)
             self._dimension = len(entry.vector)
 
-    def _require_same_embedder(self) -> None:
+    def _check_embedder(self) -> None:
         """Refuse the file if a question of it has another vector now."""
-        if not self._kept:
+        if not self._entries:
             return
-        key, entry = next(reversed(self._kept.items()))
+        key, entry = next(reversed(self._entries.items()))
         vector = unit_vector(self._embed([key.question]))
         if len(vector) != len(entry.vector) or vector @ entry.vector < _SAME_EMBEDDER:
-            self._forget_all()
+            self._reset()
             self._dimension, self._evictions = None, 0
             self._refuse("it was made with another embedder")

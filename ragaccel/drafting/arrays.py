@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _NUMBA_SETTINGS = ".numba_config.yaml"
 # By what a compiled function asks in Python: for the types of new arguments, and for code for them.
-_ASKED = ("typeof_pyval", "_compile_for_args")
+_DISPATCHER_METHODS = ("typeof_pyval", "_compile_for_args")
 
 
 def compiled(function: Function) -> Function:
@@ -64,17 +64,17 @@ def _compiled(function: Function, inline: str) -> Function:
     if numba.config.DISABLE_JIT:
         made.py_func = function
     else:
-        if not _kept_for_these_sources(made):
+        if not _invalidate_with_sources(made):
             made = numba.njit(nogil=True, inline=inline)(function)
-        _load_in_turn(made)
+        _serialize_loading(made)
     kept: Function = made
     return kept
 
 
-_LOADING = PerProcess(RLock)  # held where functions are compiled, or loaded
+_COMPILE_LOCK = PerProcess(RLock)  # held where functions are compiled, or loaded
 
 
-def _load_in_turn(made: Any) -> None:
+def _serialize_loading(made: Any) -> None:
     """Have one thread at a time find a function's types and load its code.
 
     The first function that a process calls adds types to numba's table of them, while other
@@ -84,12 +84,12 @@ def _load_in_turn(made: Any) -> None:
     def in_turn(asked: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(asked)
         def wait(*args: Any, **kwargs: Any) -> Any:
-            with _LOADING.get():
+            with _COMPILE_LOCK.get():
                 return asked(*args, **kwargs)
 
         return wait
 
-    for name in _ASKED:
+    for name in _DISPATCHER_METHODS:
         setattr(made, name, in_turn(getattr(made, name)))
 
 
@@ -99,7 +99,7 @@ def _import_numba() -> Any:
     That folder may be a stranger's, and the file says, among other things, where compiled functions
     are kept: they are unpickled from there. A program that imported numba before has chosen itself.
     """
-    with _LOADING.get():
+    with _COMPILE_LOCK.get():
         if "numba" not in sys.modules:
             exists = os.path.exists
             os.path.exists = lambda path: path != _NUMBA_SETTINGS and exists(path)
@@ -114,7 +114,7 @@ def _import_numba() -> Any:
         return numba
 
 
-def never_compiles() -> bool:
+def is_jit_disabled() -> bool:
     """Whether functions run as they are written here, slowly."""
     try:
         numba = _import_numba()
@@ -123,7 +123,7 @@ def never_compiles() -> bool:
     return bool(numba.config.DISABLE_JIT)
 
 
-def is_missing(function: Any) -> bool:
+def is_uncompiled(function: Any) -> bool:
     """Whether a function has yet to be compiled and could then be kept for other processes."""
     try:
         return not function._cache._cache_file._load_index()
@@ -131,7 +131,7 @@ def is_missing(function: Any) -> bool:
         return False
 
 
-def _kept_for_these_sources(made: Any) -> bool:
+def _invalidate_with_sources(made: Any) -> bool:
     """Let what is kept of a function count for all sources as they are now, not for its own only.
 
     numba forgets it when the file of the function changes, but not when a file changes whose
@@ -154,32 +154,32 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-LARGE = 1 << 16  # bytes from which the pages' rounding, half a page, is next to nothing
+MIN_MMAP_BYTES = 1 << 16  # bytes from which the pages' rounding, half a page, is next to nothing
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An array of zeros, writable and contiguous."""
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
-    if num_bytes < LARGE:
+    if num_bytes < MIN_MMAP_BYTES:
         return np.zeros(shape, dtype)
     # A forked process must not write into its parent's.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     return np.frombuffer(mmap.mmap(-1, num_bytes, **flags), dtype).reshape(shape)
 
 
-def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def concatenate(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """One array of several of one type, one after another along the first axis."""
     size = sum(len(part) for part in parts)
     return np.concatenate(parts, out=zeros((size, *parts[0].shape[1:]), parts[0].dtype))
 
 
-def inserted(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+def insert(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     """A row of numbers with others put in before those at ``at``, ascending, as numpy inserts."""
     made = zeros((len(array) + len(new),), array.dtype)
-    places = at + np.arange(len(at))
-    made[places] = new
+    positions = at + np.arange(len(at))
+    made[positions] = new
     is_old = np.ones(len(made), bool)
-    is_old[places] = False
+    is_old[positions] = False
     made[is_old] = array
     return made
 
@@ -187,11 +187,11 @@ def inserted(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArra
 Table = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
 """What a learner knows, as named arrays."""
-MAX_IDS = 1 << 24
+MAX_VOCAB_SIZE = 1 << 24
 """Token ids are below this where no vocabulary is given: arrays by token id stay of a sane size."""
 
 
-def checked(
+def checked_array(
     state: State, name: str, dtype: type, shape: tuple[int | None, ...], *, low: float, high: float
 ) -> npt.NDArray[Any]:
     """Return a copy of one array of a state, in which every number is from ``low`` to ``high``.

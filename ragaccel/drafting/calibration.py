@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.drafting.arrays import State, Table, checked, compiled
-from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Pool
+from ragaccel.drafting.arrays import State, Table, checked_array, compiled
+from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Candidates
 from ragaccel.drafting.suffix_array import Ids
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RATE = 0.02
 """How much one outcome moves a correction; constant, so that old outcomes fade."""
-_LARGEST = 3.0  # a factor of twenty in the odds
+_MAX_LOG_ODDS = 3.0  # a factor of twenty in the odds
 
 
 class Calibration:
@@ -46,14 +46,14 @@ class Calibration:
         self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
         self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
 
-    def learn(self, pool: Pool, nodes: Ids, emitted: Ids) -> None:
+    def learn(self, candidates: Candidates, nodes: Ids, emitted: Ids) -> None:
         """Learn from a grown tree and the tokens that came after its root.
 
         Every guess under a node that came true has an outcome, whether it was verified or not.
         """
         with self._lock:
-            follow(
-                pool, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
+            update_corrections(
+                candidates, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
                 self.odds,
             )  # fmt: skip
 
@@ -72,12 +72,12 @@ class Calibration:
         Raises:
             ValueError: arrays of another kind, or corrections beyond the bound.
         """
-        sources, most = len(SOURCES), _LARGEST
-        by_source = checked(state, "by_source", np.float64, (sources,), low=-most, high=most)
+        sources, most = len(SOURCES), _MAX_LOG_ODDS
+        by_source = checked_array(state, "by_source", np.float64, (sources,), low=-most, high=most)
         shape = (sources, ODDS_LENGTHS + 1)
-        by_length = checked(state, "by_length", np.float64, shape, low=-most, high=most)
+        by_length = checked_array(state, "by_length", np.float64, shape, low=-most, high=most)
         shape = (sources, ODDS_DEPTHS + 1)
-        by_depth = checked(state, "by_depth", np.float64, shape, low=-most, high=most)
+        by_depth = checked_array(state, "by_depth", np.float64, shape, low=-most, high=most)
         with self._lock:
             self._reset()
             self._by_source, self._by_length, self._by_depth = by_source, by_length, by_depth
@@ -85,14 +85,14 @@ class Calibration:
 
 
 @compiled
-def bounded(logarithm: float) -> float:
+def clip_log_odds(logarithm: float) -> float:
     """A correction's logarithm, no larger than may be: what winds up takes long to come back."""
-    return min(max(logarithm, -_LARGEST), _LARGEST)
+    return min(max(logarithm, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
 @compiled
-def follow(
-    pool: Pool, nodes: Ids, emitted: Ids, rate: float,
+def update_corrections(
+    candidates: Candidates, nodes: Ids, emitted: Ids, rate: float,
     by_source: Table, by_length: Table, by_depth: Table, odds: Table,
 ) -> None:  # fmt: skip
     """Move the corrections a step towards the outcomes, and write their product to ``odds``."""
@@ -101,21 +101,21 @@ def follow(
         if node < 0:
             break
         depth = min(step, ODDS_DEPTHS)
-        true_child = -1
-        before = pool.path_probs[nodes[node]]
+        right_child = -1
+        before = candidates.path_probs[nodes[node]]
         for child in range(node + 1, len(nodes)):
-            guess = nodes[child]
-            if pool.parents[guess] != node:
+            draft = nodes[child]
+            if candidates.parents[draft] != node:
                 continue
-            came_true = pool.token_ids[guess] == emitted[step]
-            if came_true:
-                true_child = child
-            kind, length = pool.kinds[guess], min(pool.lengths[guess], ODDS_LENGTHS)
-            error = rate * ((1.0 if came_true else 0.0) - pool.path_probs[guess] / before)
-            by_source[kind] = bounded(by_source[kind] + error)
-            by_length[kind, length] = bounded(by_length[kind, length] + error)
-            by_depth[kind, depth] = bounded(by_depth[kind, depth] + error)
-        node = true_child
+            is_right = candidates.token_ids[draft] == emitted[step]
+            if is_right:
+                right_child = child
+            kind, length = candidates.kinds[draft], min(candidates.lengths[draft], ODDS_LENGTHS)
+            error = rate * ((1.0 if is_right else 0.0) - candidates.path_probs[draft] / before)
+            by_source[kind] = clip_log_odds(by_source[kind] + error)
+            by_length[kind, length] = clip_log_odds(by_length[kind, length] + error)
+            by_depth[kind, depth] = clip_log_odds(by_depth[kind, depth] + error)
+        node = right_child
     write_odds(by_source, by_length, by_depth, odds)
 
 
@@ -126,23 +126,23 @@ def write_odds(by_source: Table, by_length: Table, by_depth: Table, odds: Table)
         for length in range(odds.shape[1]):
             for depth in range(odds.shape[2]):
                 logarithm = by_source[kind] + by_length[kind, length] + by_depth[kind, depth]
-                odds[kind, length, depth] = np.exp(bounded(logarithm))
+                odds[kind, length, depth] = np.exp(clip_log_odds(logarithm))
 
 
 DEPTHS, RANKS = 8, 4  # beyond, all count as the last
 SPACE_RATE = 0.05
 """How much one outcome moves a correction; constant, so that old outcomes fade."""
-VALUE = 0.8
+INITIAL_VALUE = 0.8
 """Tokens that mask tokens are expected to add, until it is known."""
 VALUE_RATE = 0.05
-RETURN_RATE = 0.01
+DECAY_RATE = 0.01
 """How much a value that is not tried comes back to what was expected at first, each pass."""
-_SPACE_LARGEST = 4.0  # a factor of fifty in the odds
-_MOST_VALUE = 64.0
-_CLEAR = 1e-4  # chances nearer to 0 or 1 count as this
+_MAX_SPACE_LOG_ODDS = 4.0  # a factor of fifty in the odds
+_MAX_VALUE = 64.0
+_MIN_CHANCE = 1e-4  # chances nearer to 0 or 1 count as this
 
 
-Ranked = list[list[tuple[int, float]]]
+Predictions = list[list[tuple[int, float]]]
 """For each place ahead the likeliest tokens and their chances, the likeliest first."""
 
 
@@ -151,7 +151,7 @@ class Ending(IntEnum):
 
     ROOT = 0
     """No guess was right, or there was none."""
-    WITHIN = 1
+    INNER = 1
     """The model went another way than the guesses below."""
     END = 2
     """All of a branch was right: what was copied may go on."""
@@ -161,7 +161,7 @@ class Ending(IntEnum):
         """Tell it of a node."""
         if node == 0:
             return cls.ROOT
-        return cls.WITHIN if has_children else cls.END
+        return cls.INNER if has_children else cls.END
 
 
 class SpaceCalibration:
@@ -180,47 +180,54 @@ class SpaceCalibration:
         """Forget everything."""
         with self._lock:
             self._by_depth, self._by_rank = [0.0] * DEPTHS, [0.0] * RANKS
-            self.values: list[float] = [VALUE] * len(Ending)
+            self.values: list[float] = [INITIAL_VALUE] * len(Ending)
 
-    def chance(self, depth: int, rank: int, own: float) -> float:
+    def chance(self, depth: int, rank: int, model_prob: float) -> float:
         """Correct the chance the model gave a token so far ahead, if all before it are right."""
-        own = min(max(own, _CLEAR), 1.0 - _CLEAR)
+        model_prob = min(max(model_prob, _MIN_CHANCE), 1.0 - _MIN_CHANCE)
         correction = self._by_depth[min(depth, DEPTHS - 1)] + self._by_rank[min(rank, RANKS - 1)]
-        return 1.0 / (1.0 + (1.0 - own) / own * exp(-correction))
+        return 1.0 / (1.0 + (1.0 - model_prob) / model_prob * exp(-correction))
 
-    def corrected(self, ranked: Ranked) -> Ranked:
+    def corrected(self, predictions: Predictions) -> Predictions:
         """Correct the chances of all that was guessed."""
         return [
-            [(token, self.chance(depth, rank, own)) for rank, (token, own) in enumerate(row)]
-            for depth, row in enumerate(ranked)
+            [
+                (token, self.chance(depth, rank, model_prob))
+                for rank, (token, model_prob) in enumerate(row)
+            ]
+            for depth, row in enumerate(predictions)
         ]
 
-    def learn(self, ranked: Ranked, came: Sequence[int]) -> None:
+    def learn(self, predictions: Predictions, actual: Sequence[int]) -> None:
         """Learn from what was guessed for each place and the tokens that came.
 
         A place tells something only if the tokens before it were among the guesses.
         """
         with self._lock:
-            for depth, (row, token) in enumerate(zip(ranked, came, strict=False)):
-                for rank, (guess, own) in enumerate(row):
-                    error = SPACE_RATE * (float(guess == token) - self.chance(depth, rank, own))
+            for depth, (row, token) in enumerate(zip(predictions, actual, strict=False)):
+                for rank, (draft, model_prob) in enumerate(row):
+                    error = SPACE_RATE * (
+                        float(draft == token) - self.chance(depth, rank, model_prob)
+                    )
                     _move(self._by_depth, min(depth, DEPTHS - 1), error)
                     _move(self._by_rank, min(rank, RANKS - 1), error)
-                if all(guess != token for guess, _ in row):
+                if all(draft != token for draft, _ in row):
                     break
 
-    def count(self, ending: Ending, added: int) -> None:
+    def record(self, ending: Ending, added: int) -> None:
         """Note how many tokens mask tokens added after a pass that ended so."""
         with self._lock:
             values = self.values
             for other in Ending:
-                rate = VALUE_RATE if other == ending else RETURN_RATE
-                values[other] += rate * ((added if other == ending else VALUE) - values[other])
+                rate = VALUE_RATE if other == ending else DECAY_RATE
+                values[other] += rate * (
+                    (added if other == ending else INITIAL_VALUE) - values[other]
+                )
 
-    def rest(self) -> None:
+    def decay(self) -> None:
         """Note a pass without mask tokens: what they would have added is less sure."""
         with self._lock:
-            self.values = [value + RETURN_RATE * (VALUE - value) for value in self.values]
+            self.values = [value + DECAY_RATE * (INITIAL_VALUE - value) for value in self.values]
 
     def state(self) -> State:
         """What it learned, as arrays; ``restore`` takes them in again."""
@@ -240,14 +247,18 @@ class SpaceCalibration:
         if not state:
             self.clear()
             return
-        most = _SPACE_LARGEST
-        by_depth = checked(state, "by_depth", np.float64, (DEPTHS,), low=-most, high=most)
-        by_rank = checked(state, "by_rank", np.float64, (RANKS,), low=-most, high=most)
-        values = checked(state, "values", np.float64, (len(Ending),), low=0.0, high=_MOST_VALUE)
+        most = _MAX_SPACE_LOG_ODDS
+        by_depth = checked_array(state, "by_depth", np.float64, (DEPTHS,), low=-most, high=most)
+        by_rank = checked_array(state, "by_rank", np.float64, (RANKS,), low=-most, high=most)
+        values = checked_array(
+            state, "values", np.float64, (len(Ending),), low=0.0, high=_MAX_VALUE
+        )
         with self._lock:
             self._by_depth, self._by_rank = by_depth.tolist(), by_rank.tolist()
             self.values = values.tolist()
 
 
-def _move(corrections: list[float], place: int, step: float) -> None:
-    corrections[place] = min(max(corrections[place] + step, -_SPACE_LARGEST), _SPACE_LARGEST)
+def _move(corrections: list[float], position: int, step: float) -> None:
+    corrections[position] = min(
+        max(corrections[position] + step, -_MAX_SPACE_LOG_ODDS), _MAX_SPACE_LOG_ODDS
+    )

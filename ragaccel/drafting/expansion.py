@@ -15,12 +15,12 @@ from ragaccel.drafting.suffix_array import (
     CONTEXT,
     ROOT,
     WIDTH,
-    Corpus,
+    BigramTable,
     Ids,
-    Successors,
+    SuffixArray,
+    insertion_rank,
     match_beyond,
     match_length,
-    position,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 REFERENCE, PROMPT, OUTPUT, PAST_PROMPT, PAST_ANSWER, FREQUENT = range(6)
 SOURCES = ("reference", "prompt", "output", "past prompt", "past answer", "frequent")
 """Names of the kinds of text a token can be guessed from; the last is no text: common tokens."""
-LONGEST_SUPPORT = 8  # log2 of the number of equally long matches
+MAX_SUPPORT = 8  # log2 of the number of equally long matches
 
 
-class Evidence(NamedTuple):
+class MatchWeights(NamedTuple):
     """Weights of votes. Every matching place votes for the token that follows it.
 
     A token's chance is its votes over all votes and the *doubt*, the weight of what no match
@@ -55,31 +55,31 @@ class Evidence(NamedTuple):
 
     length: Table
     beyond: Table
-    doubt: Table
+    backoff: Table
     support: Table
     frequency: Table
 
 
 @cache
-def default_evidence() -> Evidence:
+def default_match_weights() -> MatchWeights:
     """Load the weights that ship; the file holds logarithms."""
-    path = Path(__file__).with_name("evidence.json")
+    path = Path(__file__).with_name("match_weights.json")
     tables = json.loads(path.read_text(encoding="utf-8"))
-    return Evidence(*(np.exp(np.array(tables[name])) for name in Evidence._fields))
+    return MatchWeights(*(np.exp(np.array(tables[name])) for name in MatchWeights._fields))
 
 
-MAX_VOTES, MAX_PAST_VOTES = 20, 8
+MAX_MATCHES, MAX_PAST_MATCHES = 20, 8
 """How many matching places of this request and of past ones are heard, the longest first."""
-LEAST_PAST = 2
+MIN_PAST_MATCH = 2
 """The shortest match heard in past requests; what follows a single token is counted instead."""
-CLEAR = 4
+MIN_CLEAR_MATCH = 4
 """Where so many tokens match in this request, past ones are not searched: it would take longest."""
-SUPPORT = np.rint(np.log2(np.arange(MAX_VOTES + 1) + 1)).astype(np.int8)
+SUPPORT_BUCKETS = np.rint(np.log2(np.arange(MAX_MATCHES + 1) + 1)).astype(np.int8)
 """By the number of equally long matches, its binary logarithm, rounded."""
-BEYOND_UP_TO = 4  # tokens of match; what agrees beyond longer ones tells the same for all
+MAX_BEYOND_MATCH = 4  # tokens of match; what agrees beyond longer ones tells the same for all
 
 
-class Votes(NamedTuple):
+class Scores(NamedTuple):
     """Who votes for which token: scratch arrays of one growth, [all votes there may be].
 
     ``kinds``, ``lengths`` and ``places`` tell of the first vote for each that was heard.
@@ -89,152 +89,161 @@ class Votes(NamedTuple):
     weights: Table
     kinds: Ids
     lengths: Ids
-    places: Ids
+    positions: Ids
 
 
-def new_votes() -> Votes:
+def new_scores() -> Scores:
     """Scratch arrays for growing a tree."""
-    size = MAX_VOTES + MAX_PAST_VOTES + WIDTH
+    size = MAX_MATCHES + MAX_PAST_MATCHES + WIDTH
     ids = [np.zeros(size, np.int32) for _ in range(4)]
-    return Votes(ids[0], np.zeros(size), *ids[1:])
+    return Scores(ids[0], np.zeros(size), *ids[1:])
 
 
 @compiled
-def add_vote(
-    votes: Votes, count: int, token: int, weight: float, kind: int, length: int, place: int
+def add_score(
+    scores: Scores, count: int, token: int, weight: float, kind: int, length: int, position: int
 ) -> int:
     """Add a vote to its token; return how many tokens there are now."""
     i = 0
-    while i < count and votes.token_ids[i] != token:
+    while i < count and scores.token_ids[i] != token:
         i += 1
     if i < count:
-        votes.weights[i] += weight
+        scores.weights[i] += weight
     else:
-        votes.token_ids[count], votes.weights[count] = token, weight
-        votes.kinds[count], votes.lengths[count], votes.places[count] = kind, length, place
+        scores.token_ids[count], scores.weights[count] = token, weight
+        scores.kinds[count], scores.lengths[count], scores.positions[count] = kind, length, position
         count += 1
     return count
 
 
 @compiled
-def collect(
-    corpus: Corpus, at: int, context: Ids, end: int, most: int, least: int, evidence: Evidence,
-    votes: Votes, count: int,
+def score_matches(
+    suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
+    match_weights: MatchWeights, scores: Scores, count: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Hear at most so many places around position ``at``, the longest matches first.
 
-    No match shorter than ``least`` is heard.
+    No match shorter than ``min_length`` is heard.
 
     Returns how many tokens have votes, how long the longest match is, and how many are as long.
     """
-    token_ids, places = corpus.token_ids, corpus.places
+    token_ids, positions = suffix_array.token_ids, suffix_array.positions
     before, after = at - 1, at
     left = right = 0
     if before >= 0:
-        left = match_length(token_ids, places[before], context, end)
-    if after < corpus.num_places:
-        right = match_length(token_ids, places[after], context, end)
+        left = match_length(token_ids, positions[before], context, end)
+    if after < suffix_array.num_positions:
+        right = match_length(token_ids, positions[after], context, end)
     longest, num_longest = max(left, right), 0
-    for _ in range(most):
+    for _ in range(max_matches):
         length = max(left, right)
-        if length < least:
+        if length < min_length:
             break
         if left >= right:
-            place = places[before]
+            position = positions[before]
             before -= 1
             left = 0
             if before >= 0:
-                left = min(length, match_length(token_ids, places[before], context, end))
+                left = min(length, match_length(token_ids, positions[before], context, end))
         else:
-            place = places[after]
+            position = positions[after]
             after += 1
             right = 0
-            if after < corpus.num_places:
-                right = min(length, match_length(token_ids, places[after], context, end))
+            if after < suffix_array.num_positions:
+                right = min(length, match_length(token_ids, positions[after], context, end))
         num_longest += length == longest
-        kind = corpus.kinds[place]
-        beyond = match_beyond(token_ids, place - length, context, end - length)
-        weight = evidence.length[kind, length]
-        weight *= evidence.beyond[int(kind >= PAST_PROMPT), min(length, BEYOND_UP_TO), beyond]
-
-        count = add_vote(votes, count, token_ids[place], weight, kind, length, place)
+        kind = suffix_array.kinds[position]
+        beyond = match_beyond(token_ids, position - length, context, end - length)
+        weight = match_weights.length[kind, length]
+        is_past = int(kind >= PAST_PROMPT)
+        weight *= match_weights.beyond[is_past, min(length, MAX_BEYOND_MATCH), beyond]
+        count = add_score(scores, count, token_ids[position], weight, kind, length, position)
     return count, longest, num_longest
 
 
 @compiled
-def poll(
-    request: Corpus, past: Corpus, successors: Successors, context: Ids, end: int,
-    evidence: Evidence, shares: Table, votes: Votes,
+def score_candidates(
+    request: SuffixArray, past: SuffixArray, bigrams: BigramTable, context: Ids, end: int,
+    match_weights: MatchWeights, shares: Table, scores: Scores,
 ) -> tuple[float, float, int]:  # fmt: skip
     """Hear all that match the context.
 
     ``shares`` [vocabulary] are those of each token where nothing matches. Returns the doubt that is
     left for tokens without votes, the weight of doubt and all votes, and how many tokens have some.
     """
-    at = position(request, context, end)
-    count, longest, num = collect(request, at, context, end, MAX_VOTES, 1, evidence, votes, 0)
+    at = insertion_rank(request, context, end)
+    count, longest, num = score_matches(
+        request, at, context, end, MAX_MATCHES, 1, match_weights, scores, 0
+    )
     longest_past = num_past = 0
-    if longest < CLEAR:
-        at = position(past, context, end)
-        count, longest_past, num_past = collect(
-            past, at, context, end, MAX_PAST_VOTES, LEAST_PAST, evidence, votes, count
+    if longest < MIN_CLEAR_MATCH:
+        at = insertion_rank(past, context, end)
+        count, longest_past, num_past = score_matches(
+            past, at, context, end, MAX_PAST_MATCHES, MIN_PAST_MATCH, match_weights, scores, count
         )
-    doubt = evidence.doubt[0, longest] * evidence.support[0, SUPPORT[num]]
-    doubt *= evidence.doubt[1, longest_past] * evidence.support[1, SUPPORT[num_past]]
-    weight = doubt
+    backoff = match_weights.backoff[0, longest] * match_weights.support[0, SUPPORT_BUCKETS[num]]
+    backoff *= (
+        match_weights.backoff[1, longest_past] * match_weights.support[1, SUPPORT_BUCKETS[num_past]]
+    )
+    weight = backoff
     for i in range(count):
-        weight += votes.weights[i]
-    doubt, count = follow_on(successors, context[end - 1], doubt, evidence, votes, count)
+        weight += scores.weights[i]
+    backoff, count = score_bigrams(bigrams, context[end - 1], backoff, match_weights, scores, count)
     for i in range(count):
-        token = votes.token_ids[i]
+        token = scores.token_ids[i]
         if token < len(shares):  # the answer may hold tokens that nothing held when it began
-            votes.weights[i] += doubt * shares[token]
-    return doubt, weight, count
+            scores.weights[i] += backoff * shares[token]
+    return backoff, weight, count
 
 
 @compiled
-def follow_on(
-    successors: Successors, last: int, doubt: float, evidence: Evidence, votes: Votes, count: int
+def score_bigrams(
+    bigrams: BigramTable,
+    last: int,
+    backoff: float,
+    match_weights: MatchWeights,
+    scores: Scores,
+    count: int,
 ) -> tuple[float, int]:
     """Give a part of the doubt to what followed the last token before; return what is left."""
-    if not 0 <= last < len(successors.row_of) or successors.row_of[last] < 0:
-        return doubt, count
-    row = successors.row_of[last]
-    total = successors.totals[row]
-    part = doubt / (total + evidence.frequency[2] * successors.distinct[row] + 1e-9)
+    if not 0 <= last < len(bigrams.row_of) or bigrams.row_of[last] < 0:
+        return backoff, count
+    row = bigrams.row_of[last]
+    total = bigrams.totals[row]
+    part = backoff / (total + match_weights.frequency[2] * bigrams.distinct[row] + 1e-9)
     for i in range(WIDTH):
-        times = successors.counts[row, i]
+        times = bigrams.counts[row, i]
         if times == 0.0:
             break
-        token = successors.token_ids[row, i]
-        count = add_vote(votes, count, token, part * times, FREQUENT, 1, -1)
-    return max(0.0, doubt - part * total), count
+        token = bigrams.token_ids[row, i]
+        count = add_score(scores, count, token, part * times, FREQUENT, 1, -1)
+    return max(0.0, backoff - part * total), count
 
 
 @inlined
-def has_votes(votes: Votes, count: int, token: int) -> bool:
+def has_score(scores: Scores, count: int, token: int) -> bool:
     """Whether a token has votes already."""
     i = 0
-    while i < count and votes.token_ids[i] != token:
+    while i < count and scores.token_ids[i] != token:
         i += 1
     return i < count
 
 
 @compiled
-def keep_weightiest(votes: Votes, count: int, most: int) -> None:
-    """Bring the ``most`` weightiest tokens to the front."""
-    for i in range(most):
+def move_best_first(scores: Scores, count: int, num_best: int) -> None:
+    """Bring the ``num_best`` weightiest tokens to the front."""
+    for i in range(num_best):
         best = i
         for j in range(i + 1, count):
-            if votes.weights[j] > votes.weights[best]:
+            if scores.weights[j] > scores.weights[best]:
                 best = j
         if best != i:
-            for ids in (votes.token_ids, votes.kinds, votes.lengths, votes.places):
+            for ids in (scores.token_ids, scores.kinds, scores.lengths, scores.positions):
                 ids[i], ids[best] = ids[best], ids[i]
-            votes.weights[i], votes.weights[best] = votes.weights[best], votes.weights[i]
+            scores.weights[i], scores.weights[best] = scores.weights[best], scores.weights[i]
 
 
-LEAST_PROB = 1e-4
+MIN_PROB = 1e-4
 """The least chance of acceptance that is worth a node."""
 ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # beyond, all count as these
 
@@ -250,11 +259,11 @@ class Limits(NamedTuple):
     depth: int
     root_children: int
     children: int
-    least_prob: float
-    hope: float
+    min_prob: float
+    prior: float
 
 
-class Pool(NamedTuple):
+class Candidates(NamedTuple):
     """Guesses that were thought of, the root first: arrays of one growth.
 
     ``parents`` are numbers of tree nodes; ``kinds``, ``lengths`` and ``places`` tell of the
@@ -267,27 +276,27 @@ class Pool(NamedTuple):
     depths: Ids
     kinds: Ids
     lengths: Ids
-    places: Ids
+    positions: Ids
 
 
-def new_pool(budget: int, num_common: int) -> Pool:
+def new_candidates(budget: int, num_common: int) -> Candidates:
     """Arrays for all that can be thought of while a tree of so many guesses grows."""
-    size = 1 + (budget + 1) * (MAX_VOTES + MAX_PAST_VOTES + WIDTH + num_common)
+    size = 1 + (budget + 1) * (MAX_MATCHES + MAX_PAST_MATCHES + WIDTH + num_common)
     ids = [np.zeros(size, np.int32) for _ in range(6)]
-    return Pool(ids[0], ids[1], np.zeros(size), *ids[2:])
+    return Candidates(ids[0], ids[1], np.zeros(size), *ids[2:])
 
 
-def tree_of(pool: Pool, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
+def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
     """Make the draft tree of the nodes that were grown."""
     return DraftTree(
-        tuple(pool.token_ids[nodes].tolist()),
-        tuple(pool.parents[nodes].tolist()),
-        tuple(pool.path_probs[nodes].tolist()),
+        tuple(candidates.token_ids[nodes].tolist()),
+        tuple(candidates.parents[nodes].tolist()),
+        tuple(candidates.path_probs[nodes].tolist()),
         origins,
     )
 
 
-def require_lengths(decoding_length: int, branch_length: int) -> None:
+def check_lengths(decoding_length: int, branch_length: int) -> None:
     """Raise ConfigurationError for a tree of no guesses or branches of none."""
     lengths = {"decoding_length": decoding_length, "branch_length": branch_length}
     for name, length in lengths.items():
@@ -296,34 +305,36 @@ def require_lengths(decoding_length: int, branch_length: int) -> None:
 
 
 @compiled
-def write_path(pool: Pool, nodes: Ids, node: int, context: Ids) -> None:
+def write_path(candidates: Candidates, nodes: Ids, node: int, context: Ids) -> None:
     """Write the guesses down to a node behind the context they follow."""
     while node > 0:
-        guess = nodes[node]
-        context[CONTEXT + pool.depths[guess] - 1] = pool.token_ids[guess]
-        node = pool.parents[guess]
+        candidate = nodes[node]
+        depth = candidates.depths[candidate]
+        context[CONTEXT + depth - 1] = candidates.token_ids[candidate]
+        node = candidates.parents[candidate]
 
 
 @compiled
-def put_in_order(probs: Table, waiting: Ids, head: int, tail: int, room: int, new: int) -> int:
-    """Put a guess in its place in ``waiting[head:tail]``, of which only ``room`` can be taken."""
-    if tail - head >= room:
-        tail = head + room
-        if probs[waiting[tail - 1]] >= probs[new]:
+def insert_sorted(probs: Table, frontier: Ids, head: int, tail: int, slots: int, new: int) -> int:
+    """Put a guess in its place in ``frontier[head:tail]``, of which only ``slots`` can be taken."""
+    if tail - head >= slots:
+        tail = head + slots
+        if probs[frontier[tail - 1]] >= probs[new]:
             return tail
         tail -= 1
     at = tail
-    while at > head and probs[waiting[at - 1]] < probs[new]:
-        waiting[at] = waiting[at - 1]
+    while at > head and probs[frontier[at - 1]] < probs[new]:
+        frontier[at] = frontier[at - 1]
         at -= 1
-    waiting[at] = new
+    frontier[at] = new
     return tail + 1
 
 
 @compiled
-def grow(
-    request: Corpus, past: Corpus, successors: Successors, before: Ids, evidence: Evidence,
-    odds: Table, common: Ids, shares: Table, limits: Limits, votes: Votes, pool: Pool,
+def build_tree(
+    request: SuffixArray, past: SuffixArray, bigrams: BigramTable, before: Ids,
+    match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
+    scores: Scores, candidates: Candidates,
 ) -> Ids:  # fmt: skip
     """Grow a tree under the last of the tokens ``before`` [CONTEXT]: the likeliest guess first.
 
@@ -332,83 +343,95 @@ def grow(
     most], the root first.
     """
     nodes = np.zeros(limits.budget + 1, np.int32)
-    waiting = np.zeros(limits.budget + 1, np.int32)  # the likeliest first
+    frontier = np.zeros(limits.budget + 1, np.int32)  # the likeliest first
     context = np.empty(CONTEXT + limits.depth, np.int32)
     context[:CONTEXT] = before
-    pool.path_probs[0], pool.depths[0], pool.parents[0], pool.places[0] = 1.0, 0, -1, ROOT
+    candidates.path_probs[0], candidates.depths[0] = 1.0, 0
+    candidates.parents[0], candidates.positions[0] = -1, ROOT
     head = tail = 0
-    num_nodes = num_thought = 1
+    num_nodes = num_candidates = 1
     while True:
         node = num_nodes - 1
-        room = limits.budget - node
-        depth = pool.depths[nodes[node]]
-        least = least_of_use(pool.path_probs, waiting, head, tail, room, limits.least_prob)
-        prob = pool.path_probs[nodes[node]]
-        if node > 0 and pool.kinds[nodes[node]] == FREQUENT:
-            prob *= limits.hope
-        if room > 0 and depth < limits.depth and prob > least:
-            write_path(pool, nodes, node, context)
-            first = num_thought
-            num_thought = think(
-                request, past, successors, context, CONTEXT + depth, evidence, odds, common,
-                shares, limits, votes, pool, nodes, node, least, first,
+        slots = limits.budget - node
+        depth = candidates.depths[nodes[node]]
+        min_prob = min_useful_prob(
+            candidates.path_probs, frontier, head, tail, slots, limits.min_prob
+        )
+        prob = candidates.path_probs[nodes[node]]
+        if node > 0 and candidates.kinds[nodes[node]] == FREQUENT:
+            prob *= limits.prior
+        if slots > 0 and depth < limits.depth and prob > min_prob:
+            write_path(candidates, nodes, node, context)
+            first = num_candidates
+            num_candidates = expand(
+                request, past, bigrams, context, CONTEXT + depth, match_weights, odds, common,
+                shares, limits, scores, candidates, nodes, node, min_prob, first,
             )  # fmt: skip
-            for new in range(first, num_thought):
-                tail = put_in_order(pool.path_probs, waiting, head, tail, room, new)
-        if room == 0 or head == tail:
+            for new in range(first, num_candidates):
+                tail = insert_sorted(candidates.path_probs, frontier, head, tail, slots, new)
+        if slots == 0 or head == tail:
             return nodes[:num_nodes]
-        nodes[num_nodes] = waiting[head]
+        nodes[num_nodes] = frontier[head]
         head += 1
         num_nodes += 1
 
 
 @compiled
-def least_of_use(
-    probs: Table, waiting: Ids, head: int, tail: int, room: int, least: float
+def min_useful_prob(
+    probs: Table, frontier: Ids, head: int, tail: int, slots: int, min_prob: float
 ) -> float:
     """The chance a guess must exceed to be taken: that of the last one there is room for."""
-    if 0 < room <= tail - head:
-        return float(max(least, probs[waiting[head + room - 1]]))
-    return least
+    if 0 < slots <= tail - head:
+        return float(max(min_prob, probs[frontier[head + slots - 1]]))
+    return min_prob
 
 
 @compiled
-def think(
-    request: Corpus, past: Corpus, successors: Successors, context: Ids, end: int,
-    evidence: Evidence, odds: Table, common: Ids, shares: Table, limits: Limits,
-    votes: Votes, pool: Pool, nodes: Ids, node: int, least: float, num_thought: int,
+def expand(
+    request: SuffixArray, past: SuffixArray, bigrams: BigramTable, context: Ids, end: int,
+    match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
+    scores: Scores, candidates: Candidates, nodes: Ids, node: int, min_prob: float,
+    num_candidates: int,
 ) -> int:  # fmt: skip
-    """Put the children of a node that are likelier than ``least`` into the pool, behind others.
+    """Put the children of a node that are likelier than ``min_prob`` into the pool, behind others.
 
     Returns how many guesses the pool holds then.
     """
-    doubt, weight, count = poll(request, past, successors, context, end, evidence, shares, votes)
-    most = limits.root_children if node == 0 else limits.children
-    num_voted = min(count, most)
-    if most < count:
-        keep_weightiest(votes, count, most)
-    prob, depth = pool.path_probs[nodes[node]], pool.depths[nodes[node]]
-    for i in range(num_voted):
-        kind, length = votes.kinds[i], votes.lengths[i]
-        share = min(1.0, votes.weights[i] / weight)
+    backoff, weight, count = score_candidates(
+        request, past, bigrams, context, end, match_weights, shares, scores
+    )
+    max_children = limits.root_children if node == 0 else limits.children
+    num_scored = min(count, max_children)
+    if max_children < count:
+        move_best_first(scores, count, max_children)
+    prob, depth = candidates.path_probs[nodes[node]], candidates.depths[nodes[node]]
+    for i in range(num_scored):
+        kind, length = scores.kinds[i], scores.lengths[i]
+        share = min(1.0, scores.weights[i] / weight)
         factor = odds[kind, min(length, ODDS_LENGTHS), min(depth, ODDS_DEPTHS)]
-        guess = min(prob, prob * share * factor / (1.0 - share + share * factor))
-        if guess > least:
-            pool.token_ids[num_thought], pool.parents[num_thought] = votes.token_ids[i], node
-            pool.path_probs[num_thought], pool.depths[num_thought] = guess, depth + 1
-            pool.kinds[num_thought], pool.lengths[num_thought] = kind, length
-            pool.places[num_thought] = votes.places[i]
-            num_thought += 1
+        path_prob = min(prob, prob * share * factor / (1.0 - share + share * factor))
+        if path_prob > min_prob:
+            candidates.token_ids[num_candidates] = scores.token_ids[i]
+            candidates.parents[num_candidates] = node
+            candidates.path_probs[num_candidates] = path_prob
+            candidates.depths[num_candidates] = depth + 1
+            candidates.kinds[num_candidates] = kind
+            candidates.lengths[num_candidates] = length
+            candidates.positions[num_candidates] = scores.positions[i]
+            num_candidates += 1
     factor = odds[FREQUENT, 0, min(depth, ODDS_DEPTHS)]
-    for i in range(min(len(common), most - num_voted)):
-        share = doubt * shares[common[i]] / weight
-        guess = min(prob, prob * share * factor / (1.0 - share + share * factor))
-        if guess <= least:
+    for i in range(min(len(common), max_children - num_scored)):
+        share = backoff * shares[common[i]] / weight
+        path_prob = min(prob, prob * share * factor / (1.0 - share + share * factor))
+        if path_prob <= min_prob:
             break
-        if not has_votes(votes, count, common[i]):
-            pool.token_ids[num_thought], pool.parents[num_thought] = common[i], node
-            pool.path_probs[num_thought], pool.depths[num_thought] = guess, depth + 1
-            pool.kinds[num_thought], pool.lengths[num_thought] = FREQUENT, 0
-            pool.places[num_thought] = -1
-            num_thought += 1
-    return num_thought
+        if not has_score(scores, count, common[i]):
+            candidates.token_ids[num_candidates] = common[i]
+            candidates.parents[num_candidates] = node
+            candidates.path_probs[num_candidates] = path_prob
+            candidates.depths[num_candidates] = depth + 1
+            candidates.kinds[num_candidates] = FREQUENT
+            candidates.lengths[num_candidates] = 0
+            candidates.positions[num_candidates] = -1
+            num_candidates += 1
+    return num_candidates

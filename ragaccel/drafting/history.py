@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ragaccel.drafting import arrays as large_arrays
-from ragaccel.drafting.arrays import MAX_IDS, checked, compiled
+from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, checked_array, compiled
 from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT
-from ragaccel.drafting.ngram import BOUNDARY, sorted_places
+from ragaccel.drafting.ngram import BOUNDARY, sort_positions
 from ragaccel.drafting.suffix_array import (
     CONTEXT,
     ROW_BYTES,
-    SORTED_BY,
-    Corpus,
+    SORT_DEPTH,
+    BigramTable,
     Ids,
     Kinds,
-    Successors,
-    count_pairs,
-    empty_corpus,
-    no_successors,
-    position,
-    with_pairs,
+    SuffixArray,
+    count_bigrams,
+    empty_bigrams,
+    empty_suffix_array,
+    insertion_rank,
+    with_bigrams,
     with_rows,
 )
 from ragaccel.errors import ConfigurationError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HistoryStats:
     """Of one namespace: what it remembers, and how many requests it has let go to make room."""
 
     requests: int
@@ -46,7 +46,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFigures(Figures):
+class MemoryStats(HistoryStats):
     """Of all namespaces together.
 
     ``hits`` and ``misses`` count how often a namespace was asked for and something, or nothing,
@@ -61,7 +61,7 @@ class MemoryFigures(Figures):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFigures:
+class AnswerMemoryStats:
     """Of an answer memory; ``hits`` are questions to which something similar was found."""
 
     entries: int
@@ -71,86 +71,88 @@ class AnswerFigures:
     misses: int
 
 
-ANSWER_COUNTS = 3  # an answer's token counts as so many of a prompt's, for what is common
+ANSWER_WEIGHT = 3  # an answer's token counts as so many of a prompt's, for what is common
 
 
-class Remembered(NamedTuple):
+class Snapshot(NamedTuple):
     """Requests in one corpus, each a prompt, its answer and a boundary; none of it ever changes.
 
     ``counts`` [largest id + 1] are weighted; ``starts`` [requests] are places in the corpus;
     ``evicted`` requests have been let go.
     """
 
-    corpus: Corpus
+    suffix_array: SuffixArray
     counts: Ids
-    successors: Successors
+    bigrams: BigramTable
     starts: Ids
     evicted: int
 
 
-def nothing(evicted: int = 0) -> Remembered:
+def empty_snapshot(evicted: int = 0) -> Snapshot:
     """No requests."""
     none = np.zeros(0, np.int32)
-    return Remembered(empty_corpus(), none, no_successors(), none, evicted)
+    return Snapshot(empty_suffix_array(), none, empty_bigrams(), none, evicted)
 
 
-def with_request(now: Remembered, prompt: Ids, answer: Ids, max_rows: int) -> Remembered:
+def with_request(snapshot: Snapshot, prompt: Ids, answer: Ids, max_rows: int) -> Snapshot:
     """What is remembered with one more request; successors get ``max_rows`` at most."""
-    ids = np.concatenate([prompt, *[answer] * ANSWER_COUNTS])
-    size = max(len(now.counts), int(ids.max(initial=-1)) + 1)
+    ids = np.concatenate([prompt, *[answer] * ANSWER_WEIGHT])
+    size = max(len(snapshot.counts), int(ids.max(initial=-1)) + 1)
     counts = np.bincount(ids, minlength=size).astype(np.int32)
-    counts[: len(now.counts)] += now.counts
+    counts[: len(snapshot.counts)] += snapshot.counts
     weights = np.ones(len(prompt) + len(answer))
-    weights[len(prompt) :] = ANSWER_COUNTS
+    weights[len(prompt) :] = ANSWER_WEIGHT
     both = np.concatenate([prompt, answer])
-    return Remembered(
-        joined(now.corpus, prompt, answer),
+    return Snapshot(
+        with_appended(snapshot.suffix_array, prompt, answer),
         counts,
-        with_pairs(now.successors, both, weights, max_rows),
-        np.append(now.starts, np.int32(len(now.corpus.token_ids))),
-        now.evicted,
+        with_bigrams(snapshot.bigrams, both, weights, max_rows),
+        np.append(snapshot.starts, np.int32(len(snapshot.suffix_array.token_ids))),
+        snapshot.evicted,
     )
 
 
-def without_oldest(now: Remembered, keep: int) -> Remembered:
+def without_oldest(snapshot: Snapshot, keep: int) -> Snapshot:
     """What is left when the oldest requests go until there are at most ``keep`` tokens."""
-    token_ids, kinds, places, _, _ = now.corpus
-    first = int(np.searchsorted(now.starts, len(token_ids) - keep))
-    cut = int(now.starts[first]) if first < len(now.starts) else len(token_ids)
+    token_ids, kinds, positions, _, _ = snapshot.suffix_array
+    first = int(np.searchsorted(snapshot.starts, len(token_ids) - keep))
+    cut = int(snapshot.starts[first]) if first < len(snapshot.starts) else len(token_ids)
     gone, kinds_gone = token_ids[CONTEXT:cut], kinds[CONTEXT:cut]
     shift = cut - CONTEXT
-    empty = empty_corpus()
-    left = places[places >= cut] - np.int32(shift)
+    empty = empty_suffix_array()
+    left = positions[positions >= cut] - np.int32(shift)
     token_ids = np.concatenate([empty.token_ids, token_ids[cut:]])
     kinds = np.concatenate([empty.kinds, kinds[cut:]])
-    each = np.where(kinds_gone == PAST_ANSWER, ANSWER_COUNTS, 1)[gone >= 0]
-    counts_gone = np.bincount(gone[gone >= 0], weights=each, minlength=len(now.counts))
-    return Remembered(
-        Corpus(token_ids, kinds, left, len(left), first_of(token_ids, left)),
-        now.counts - counts_gone.astype(np.int32),
-        now.successors,
-        now.starts[first:] - np.int32(shift),
-        now.evicted + first,
+    each = np.where(kinds_gone == PAST_ANSWER, ANSWER_WEIGHT, 1)[gone >= 0]
+    counts_gone = np.bincount(gone[gone >= 0], weights=each, minlength=len(snapshot.counts))
+    return Snapshot(
+        SuffixArray(token_ids, kinds, left, len(left), bucket_starts(token_ids, left)),
+        snapshot.counts - counts_gone.astype(np.int32),
+        snapshot.bigrams,
+        snapshot.starts[first:] - np.int32(shift),
+        snapshot.evicted + first,
     )
 
 
-def state_of(now: Remembered) -> State:
+def state_of(snapshot: Snapshot) -> State:
     """The texts alone, as arrays; all else follows from them, see :func:`rebuilt`.
 
     ``token_ids`` [tokens] without boundaries; ``prompt_lengths`` and ``answer_lengths`` [requests].
     """
-    token_ids, kinds = now.corpus.token_ids, now.corpus.kinds
-    ends = np.append(now.starts[1:], len(token_ids)) if len(now.starts) else now.starts
+    token_ids, kinds = snapshot.suffix_array.token_ids, snapshot.suffix_array.kinds
+    ends = (
+        np.append(snapshot.starts[1:], len(token_ids)) if len(snapshot.starts) else snapshot.starts
+    )
     so_far = np.concatenate([[0], np.cumsum(kinds == PAST_PROMPT)])
-    prompts = so_far[ends] - so_far[now.starts]
+    prompts = so_far[ends] - so_far[snapshot.starts]
     return {
         "token_ids": token_ids[token_ids >= 0],
         "prompt_lengths": prompts.astype(np.int32),
-        "answer_lengths": (ends - now.starts - 1 - prompts).astype(np.int32),
+        "answer_lengths": (ends - snapshot.starts - 1 - prompts).astype(np.int32),
     }
 
 
-class Texts(NamedTuple):
+class RequestTexts(NamedTuple):
     """Requests one after another; see :func:`state_of`."""
 
     token_ids: Ids
@@ -158,22 +160,22 @@ class Texts(NamedTuple):
     answer_lengths: Ids
 
 
-def texts_from(state: State, vocab_size: int) -> Texts:
+def parse_texts(state: State, vocab_size: int) -> RequestTexts:
     """Return the texts of a state.
 
     Raises:
         ValueError: arrays that are no texts, or ids of ``vocab_size`` or more.
     """
-    token_ids = checked(state, "token_ids", np.int32, (None,), low=0, high=vocab_size - 1)
+    token_ids = checked_array(state, "token_ids", np.int32, (None,), low=0, high=vocab_size - 1)
     num = len(token_ids)
-    prompts = checked(state, "prompt_lengths", np.int32, (None,), low=0, high=num)
-    answers = checked(state, "answer_lengths", np.int32, (len(prompts),), low=0, high=num)
+    prompts = checked_array(state, "prompt_lengths", np.int32, (None,), low=0, high=num)
+    answers = checked_array(state, "answer_lengths", np.int32, (len(prompts),), low=0, high=num)
     if int(prompts.sum(dtype=np.int64) + answers.sum(dtype=np.int64)) != num:
         raise ValueError("the lengths of the requests do not add up to their tokens")
-    return Texts(token_ids, prompts, answers)
+    return RequestTexts(token_ids, prompts, answers)
 
 
-def rebuilt(texts: Texts, max_rows: int) -> Remembered:
+def build_snapshot(texts: RequestTexts, max_rows: int) -> Snapshot:
     """What is remembered of texts that were added one by one; the same, made in one go."""
     lengths = texts.prompt_lengths + texts.answer_lengths
     starts = np.cumsum(np.concatenate([[CONTEXT], lengths + 1]))[: len(lengths)].astype(np.int32)
@@ -186,70 +188,74 @@ def rebuilt(texts: Texts, max_rows: int) -> Remembered:
     at = starts[request_of] + offsets
     token_ids[at] = texts.token_ids
     kinds[at[offsets < texts.prompt_lengths[request_of]]] = PAST_PROMPT
-    weights = np.where(kinds == PAST_ANSWER, float(ANSWER_COUNTS), 1.0)
+    weights = np.where(kinds == PAST_ANSWER, float(ANSWER_WEIGHT), 1.0)
     counts = np.bincount(texts.token_ids, weights=weights[at]).astype(np.int32)
     # rows go to tokens in the order in which they came, request by request
     tokens, first = np.unique(texts.token_ids, return_index=True)
     tokens = tokens[np.lexsort((tokens, request_of[first]))]
-    successors = with_rows(no_successors(), tokens, max_rows)
-    count_pairs(successors, token_ids, weights)
-    places = in_order(token_ids)
-    corpus = Corpus(token_ids, kinds, places, len(places), first_of(token_ids, places))
-    return Remembered(corpus, counts, successors, starts, 0)
+    bigrams = with_rows(empty_bigrams(), tokens, max_rows)
+    count_bigrams(bigrams, token_ids, weights)
+    positions = order_positions(token_ids)
+    suffix_array = SuffixArray(
+        token_ids, kinds, positions, len(positions), bucket_starts(token_ids, positions)
+    )
+    return Snapshot(suffix_array, counts, bigrams, starts, 0)
 
 
-def joined(corpus: Corpus, prompt: Ids, answer: Ids) -> Corpus:
+def with_appended(suffix_array: SuffixArray, prompt: Ids, answer: Ids) -> SuffixArray:
     """A corpus with one more request at its end; the old one stays as it is."""
     added = np.concatenate([prompt, answer, np.array([BOUNDARY], np.int32)])
-    start = len(corpus.token_ids)
-    token_ids = large_arrays.joined([corpus.token_ids, added])
+    start = len(suffix_array.token_ids)
+    token_ids = large_arrays.concatenate([suffix_array.token_ids, added])
     kinds: Kinds = np.full(len(added), PAST_ANSWER, np.int8)
     kinds[: len(prompt)] = PAST_PROMPT
     alone = np.concatenate([np.full(CONTEXT, BOUNDARY, np.int32), added])
-    new = in_order(alone) + np.int32(start - CONTEXT)
-    at = positions(corpus, token_ids, new)
-    places = large_arrays.inserted(corpus.places, at, new)
-    kinds = large_arrays.joined([corpus.kinds, kinds])
-    return Corpus(token_ids, kinds, places, len(places), first_of(token_ids, places))
+    new = order_positions(alone) + np.int32(start - CONTEXT)
+    at = insertion_ranks(suffix_array, token_ids, new)
+    positions = large_arrays.insert(suffix_array.positions, at, new)
+    kinds = large_arrays.concatenate([suffix_array.kinds, kinds])
+    return SuffixArray(
+        token_ids, kinds, positions, len(positions), bucket_starts(token_ids, positions)
+    )
 
 
-def in_order(token_ids: Ids) -> Ids:
+def order_positions(token_ids: Ids) -> Ids:
     """All places in the order of their contexts, the latest first where these are the same.
 
     So the order does not depend on how a machine sorts, nor on whether the requests came one by
     one or from a file.
     """
-    places = sorted_places(token_ids.tolist())
-    one, other = places[:-1], places[1:]
+    positions = sort_positions(token_ids.tolist())
+    one, other = positions[:-1], positions[1:]
     same, inside = np.ones(len(one), bool), np.ones(len(one), bool)
-    for i in range(1, SORTED_BY + 1):
+    for i in range(1, SORT_DEPTH + 1):
         here = token_ids[one - i]
         same &= (here == token_ids[other - i]) | ~inside
         inside &= here >= 0  # what stands before a boundary is another text
-    group = np.cumsum(np.concatenate([[True], ~same]))[: len(places)]
-    return places[np.lexsort((-places, group))].astype(np.int32)
+    group = np.cumsum(np.concatenate([[True], ~same]))[: len(positions)]
+    return positions[np.lexsort((-positions, group))].astype(np.int32)
 
 
-def first_of(token_ids: Ids, places: Ids) -> Ids:
+def bucket_starts(token_ids: Ids, positions: Ids) -> Ids:
     """Where the places that follow each token begin; one entry more than there are tokens."""
-    counts = np.bincount(token_ids[places - 1] + 1)
+    counts = np.bincount(token_ids[positions - 1] + 1)
     return np.cumsum(counts).astype(np.int32)
 
 
 @compiled
-def positions(corpus: Corpus, token_ids: Ids, places: Ids) -> Ids:
+def insertion_ranks(suffix_array: SuffixArray, token_ids: Ids, positions: Ids) -> Ids:
     """Where each of some sorted places would stand among those of a corpus."""
-    found = np.empty(len(places), np.int32)
-    for i in range(len(places)):
-        found[i] = position(corpus, token_ids, places[i])
+    found = np.empty(len(positions), np.int32)
+    for i in range(len(positions)):
+        found[i] = insertion_rank(suffix_array, token_ids, positions[i])
     return found
 
 
-__all__ = ["ANSWER_COUNTS", "BYTES_A_TOKEN", "History"]
+__all__ = ["ANSWER_WEIGHT", "BYTES_PER_TOKEN", "History"]
 
-BYTES_A_TOKEN = 9  # its id, its place in order, its kind
-_SHARE_OF_PAIRS = 8  # what follows each token may take an eighth of the bytes; its counts only fade
-_SHARE_LET_GO = 4  # when full, a quarter goes: the oldest requests
+BYTES_PER_TOKEN = 9  # its id, its place in order, its kind
+_BIGRAM_SHARE = 8  # what follows each token may take an eighth of the bytes; its counts only fade
+_EVICTED_SHARE = 4  # when full, a quarter goes: the oldest requests
 
 
 class History:
@@ -273,70 +279,72 @@ class History:
     def __init__(self, max_bytes: int = 64 << 20, vocab_size: int | None = None) -> None:
         if max_bytes < 1024:
             raise ConfigurationError(f"max_bytes is {max_bytes}: a history needs 1024 or more")
-        if vocab_size is not None and not 1 <= vocab_size <= MAX_IDS:
-            raise ConfigurationError(f"vocab_size must be from 1 to {MAX_IDS}, not {vocab_size}")
+        if vocab_size is not None and not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+            raise ConfigurationError(
+                f"vocab_size must be from 1 to {MAX_VOCAB_SIZE}, not {vocab_size}"
+            )
         self.max_bytes = max_bytes
-        self.vocab_size = MAX_IDS if vocab_size is None else vocab_size
-        self._max_rows = max_bytes // _SHARE_OF_PAIRS // ROW_BYTES
-        self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_A_TOKEN
-        self._limit = self._max_tokens - CONTEXT - 1
-        self._keep = self._limit * (_SHARE_LET_GO - 1) // _SHARE_LET_GO
+        self.vocab_size = MAX_VOCAB_SIZE if vocab_size is None else vocab_size
+        self._max_rows = max_bytes // _BIGRAM_SHARE // ROW_BYTES
+        self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_PER_TOKEN
+        self._max_total_tokens = self._max_tokens - CONTEXT - 1
+        self._num_kept_tokens = self._max_total_tokens * (_EVICTED_SHARE - 1) // _EVICTED_SHARE
         self._lock = RLock()  # of those who change it; who reads takes what stands there
-        self._now = nothing()
+        self._snapshot = empty_snapshot()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._now = nothing(self._now.evicted)
+            self._snapshot = empty_snapshot(self._snapshot.evicted)
 
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """What can be searched; it does not change later."""
-        return self._now.corpus
+        return self._snapshot.suffix_array
 
     def counts(self) -> Ids:
         """How often each token occurs; those of answers count more."""
-        return self._now.counts
+        return self._snapshot.counts
 
-    def successors(self) -> Successors:
+    def bigrams(self) -> BigramTable:
         """What follows each token most often; it does not change later."""
-        return self._now.successors
+        return self._snapshot.bigrams
 
     @property
     def num_bytes(self) -> int:
         """How large it is; beside it stand twelve bytes for each token of the vocabulary."""
-        return _num_bytes(self._now)
+        return _num_bytes(self._snapshot)
 
     @property
     def num_requests(self) -> int:
         """How many requests it remembers."""
-        return len(self._now.starts)
+        return len(self._snapshot.starts)
 
-    def figures(self) -> Figures:
+    def stats(self) -> HistoryStats:
         """Count what it remembers and has let go; waits for nobody."""
-        now = self._now
-        requests = len(now.starts)
-        tokens = len(now.corpus.token_ids) - CONTEXT - requests
-        return Figures(requests, tokens, _num_bytes(now), now.evicted)
+        snapshot = self._snapshot
+        requests = len(snapshot.starts)
+        tokens = len(snapshot.suffix_array.token_ids) - CONTEXT - requests
+        return HistoryStats(requests, tokens, _num_bytes(snapshot), snapshot.evicted)
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Remember a request that has ended; of one that is too large, its end.
 
         One that holds an id outside the vocabulary is not remembered.
         """
-        prompt, answer = self._ids(prompt_ids), self._ids(answer_ids)
+        prompt, answer = self._as_ids(prompt_ids), self._as_ids(answer_ids)
         if prompt is None or answer is None:
             return
-        prompt, answer = self._end_of(prompt, answer)
+        prompt, answer = self._truncate(prompt, answer)
         added = len(prompt) + len(answer) + 1
         with self._lock:
-            now = self._now
-            if len(now.corpus.token_ids) + added > self._limit:
-                now = without_oldest(now, self._keep - added)
-            self._now = with_request(now, prompt, answer, self._max_rows)
+            snapshot = self._snapshot
+            if len(snapshot.suffix_array.token_ids) + added > self._max_total_tokens:
+                snapshot = without_oldest(snapshot, self._num_kept_tokens - added)
+            self._snapshot = with_request(snapshot, prompt, answer, self._max_rows)
 
     def state(self) -> State:
         """Its texts, as arrays that do not change later; ``restore`` takes them in again."""
-        return state_of(self._now)
+        return state_of(self._snapshot)
 
     def restore(self, state: State) -> None:
         """Remember the requests of a state, and nothing else; of too many the newest.
@@ -344,28 +352,28 @@ class History:
         Raises:
             ValueError: arrays that are no texts, or ids outside the vocabulary.
         """
-        texts = texts_from(state, self.vocab_size)
+        texts = parse_texts(state, self.vocab_size)
         sizes = (texts.prompt_lengths + texts.answer_lengths + 1)[::-1]
         num = int(np.searchsorted(np.cumsum(sizes), self._max_tokens - CONTEXT, side="right"))
         if num < len(sizes):
             texts = self._newest(texts, num)
-        made = rebuilt(texts, self._max_rows)
+        made = build_snapshot(texts, self._max_rows)
         with self._lock:
-            evicted = self._now.evicted + len(sizes) - len(made.starts)
-            self._now = made._replace(evicted=evicted)
+            evicted = self._snapshot.evicted + len(sizes) - len(made.starts)
+            self._snapshot = made._replace(evicted=evicted)
 
-    def _newest(self, texts: Texts, num: int) -> Texts:
+    def _newest(self, texts: RequestTexts, num: int) -> RequestTexts:
         """The last ``num`` requests; if not even one fits, its end."""
         prompts = texts.prompt_lengths[-max(1, num) :]
         answers = texts.answer_lengths[-max(1, num) :]
         token_ids = texts.token_ids[len(texts.token_ids) - int(prompts.sum() + answers.sum()) :]
         if num:
-            return Texts(token_ids, prompts, answers)
-        prompt, answer = self._end_of(token_ids[: prompts[0]], token_ids[prompts[0] :])
+            return RequestTexts(token_ids, prompts, answers)
+        prompt, answer = self._truncate(token_ids[: prompts[0]], token_ids[prompts[0] :])
         lengths = np.array([[len(prompt)], [len(answer)]], np.int32)
-        return Texts(np.concatenate([prompt, answer]), *lengths)
+        return RequestTexts(np.concatenate([prompt, answer]), *lengths)
 
-    def _ids(self, token_ids: Sequence[int]) -> Ids | None:
+    def _as_ids(self, token_ids: Sequence[int]) -> Ids | None:
         """Token ids as an array; None if one of them is no token."""
         ids = np.asarray(token_ids)
         if not ids.size:
@@ -374,12 +382,12 @@ class History:
             return None
         return ids.astype(np.int32)
 
-    def _end_of(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
+    def _truncate(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
         """As much of the end of a request as is remembered of one."""
-        answer = answer[-self._keep :]
-        return prompt[max(0, len(prompt) + len(answer) - self._keep) :], answer
+        answer = answer[-self._num_kept_tokens :]
+        return prompt[max(0, len(prompt) + len(answer) - self._num_kept_tokens) :], answer
 
 
-def _num_bytes(now: Remembered) -> int:
-    pairs = len(now.successors.totals) * ROW_BYTES
-    return len(now.corpus.token_ids) * BYTES_A_TOKEN + pairs
+def _num_bytes(snapshot: Snapshot) -> int:
+    pairs = len(snapshot.bigrams.totals) * ROW_BYTES
+    return len(snapshot.suffix_array.token_ids) * BYTES_PER_TOKEN + pairs

@@ -22,7 +22,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from ragaccel.drafting.calibration import Calibration, SpaceCalibration
-from ragaccel.drafting.history import Figures, History, MemoryFigures
+from ragaccel.drafting.history import History, HistoryStats, MemoryStats
 from ragaccel.errors import ConfigurationError, StorageError
 from ragaccel.paths import PerProcess, atomic_write
 
@@ -37,7 +37,7 @@ Header = dict[str, Any]
 _KEY = "ragaccel"  # the one key of the metadata: safetensors keeps several in no order
 
 
-class UnusableError(ValueError):
+class UnusableFileError(ValueError):
     """A file that is not taken in; the message says why and stands after its path."""
 
 
@@ -52,17 +52,17 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
         Exception: whatever safetensors raises for arrays that it cannot hold.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    told = {"crc32": _checksum(header, arrays), "header": header}
-    contents = save(arrays, {_KEY: json.dumps(told)})
+    metadata = {"crc32": _checksum(header, arrays), "header": header}
+    contents = save(arrays, {_KEY: json.dumps(metadata)})
     with atomic_write(path, private=True) as file:
         file.write(contents)
 
 
-def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:
+def read_archive(path: Path, max_bytes: int) -> tuple[Header, State] | None:
     """Read an archive of at most so many bytes; None where there is no file.
 
     Raises:
-        UnusableError: no archive, or too large a one.
+        UnusableFileError: no archive, or too large a one.
         OSError: no permission.
         Exception: whatever a damaged file makes safetensors or numpy raise.
     """
@@ -71,29 +71,29 @@ def read_archive(path: Path, most_bytes: int) -> tuple[Header, State] | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
-        raise UnusableError("it is no file" + " but a folder" * stat.S_ISDIR(found.st_mode))
-    if found.st_size > most_bytes:
-        raise UnusableError(f"it is larger than the {most_bytes} bytes that may be taken in")
+        raise UnusableFileError("it is no file" + " but a folder" * stat.S_ISDIR(found.st_mode))
+    if found.st_size > max_bytes:
+        raise UnusableFileError(f"it is larger than the {max_bytes} bytes that may be taken in")
     with open(path, "rb") as file:  # not mapped: another process may cut the file off
         contents = file.read(found.st_size)
     arrays: State = load(contents)
-    told = _told(contents)
-    header = told.get("header")
+    metadata = _read_metadata(contents)
+    header = metadata.get("header")
     if not isinstance(header, dict):
-        raise UnusableError("its header is not an object")
-    if told.get("crc32") != _checksum(header, arrays):
-        raise UnusableError("it is damaged: its checksum is that of other contents")
+        raise UnusableFileError("its header is not an object")
+    if metadata.get("crc32") != _checksum(header, arrays):
+        raise UnusableFileError("it is damaged: its checksum is that of other contents")
     return header, arrays
 
 
-def _told(contents: bytes) -> dict[str, Any]:
+def _read_metadata(contents: bytes) -> dict[str, Any]:
     """Read the JSON in the metadata of a safetensors file that has been loaded before."""
     size = int.from_bytes(contents[:8], "little")
     metadata = json.loads(contents[8 : 8 + size]).get("__metadata__", {})
     if _KEY not in metadata:
-        raise UnusableError("it has no header")
-    told = json.loads(metadata[_KEY])
-    return told if isinstance(told, dict) else {}
+        raise UnusableFileError("it has no header")
+    contained = json.loads(metadata[_KEY])
+    return contained if isinstance(contained, dict) else {}
 
 
 def _checksum(header: Header, arrays: State) -> int:
@@ -103,11 +103,11 @@ def _checksum(header: Header, arrays: State) -> int:
     return checksum
 
 
-SAVED_EVERY = 64
+SAVE_INTERVAL = 64
 """Changes after which a memory with a path is saved, whatever becomes of the process."""
 VERSION = 1
 """Of the format; a file of a higher one is refused."""
-ROOM = 4
+FILE_SIZE_FACTOR = 4
 """A file may hold so many times the bytes of the memory that takes it in, and a mebibyte more."""
 
 _logger = logging.getLogger("ragaccel")
@@ -116,7 +116,7 @@ _logger = logging.getLogger("ragaccel")
 class Changes:
     """A count of changes of one memory, shared by threads."""
 
-    def __init__(self, owner: Filed | None = None) -> None:
+    def __init__(self, owner: PersistentMemory | None = None) -> None:
         self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
         self._owner = owner
         self.count = 0
@@ -125,13 +125,13 @@ class Changes:
         """Count one more; a memory with changes to save lives until they are saved."""
         with self._lock:
             self.count += 1
-        if self._owner is not None and self._owner.path is not None and not self._owner.refused:
+        if self._owner is not None and self._owner.path is not None and not self._owner.load_error:
             _unsaved.get().add(self._owner)
-            if self.count % SAVED_EVERY == 0:
+            if self.count % SAVE_INTERVAL == 0:
                 _save_quietly(self._owner)
 
 
-class Filed(ABC):
+class PersistentMemory(ABC):
     """What is kept in a file: read when made, written by ``save``, now and then, and at exit.
 
     A missing file is a new one. A file that is damaged, foreign, of a newer version or of another
@@ -152,9 +152,9 @@ class Filed(ABC):
         real = None if path is None else Path(os.path.realpath(os.path.expanduser(path)))
         self.path = real
         self.fingerprint = fingerprint
-        self.refused = ""
+        self.load_error = ""
         self.changes = Changes(self)
-        self._most_bytes = ROOM * max_bytes + (1 << 20)
+        self._max_file_bytes = FILE_SIZE_FACTOR * max_bytes + (1 << 20)
         self._writing = RLock()
         self._saved = 0  # the count of changes then
 
@@ -175,8 +175,8 @@ class Filed(ABC):
         """
         if self.path is None:
             raise ConfigurationError("there is no file to save to: make the memory with path=…")
-        if self.refused:
-            raise ConfigurationError(self.refused)
+        if self.load_error:
+            raise ConfigurationError(self.load_error)
         with self._writing:
             count = self.changes.count
             header, arrays = self._state()
@@ -189,11 +189,11 @@ class Filed(ABC):
                     f"allow writing there, or choose another path"
                 ) from error
             self._saved = count
-            if not self.unsaved:
+            if not self.has_unsaved_changes:
                 _unsaved.get().discard(self)
 
     @property
-    def unsaved(self) -> bool:
+    def has_unsaved_changes(self) -> bool:
         """Whether anything has changed since the last save."""
         return self.changes.count != self._saved
 
@@ -205,56 +205,56 @@ class Filed(ABC):
             if other.path == self.path and type(other) is type(self):
                 _save_quietly(other)
         try:
-            found = read_archive(self.path, self._most_bytes)
+            found = read_archive(self.path, self._max_file_bytes)
             if found is not None:
-                self._require_own(found[0])
+                self._check_header(found[0])
                 self._restore(*found)
         except Exception as error:  # a damaged file raises nearly anything; answers must still come
-            self._refuse(_reason(error))
+            self._refuse(_describe_error(error))
 
-    def _require_own(self, header: Header) -> None:
-        """Raise UnusableError for a header of another format, version or fingerprint."""
+    def _check_header(self, header: Header) -> None:
+        """Raise UnusableFileError for a header of another format, version or fingerprint."""
         if header.get("format") != self.file_format:
-            raise UnusableError(f"it holds something other than {self.file_format}")
+            raise UnusableFileError(f"it holds something other than {self.file_format}")
         version = header.get("version")
         if type(version) is not int or version < 1:
-            raise UnusableError("it has no version")
+            raise UnusableFileError("it has no version")
         if version > VERSION:
-            raise UnusableError(
+            raise UnusableFileError(
                 f"a newer ragaccel wrote it, in version {version}; this one reads up to {VERSION}"
             )
         if header.get("fingerprint") != self.fingerprint:
-            raise UnusableError(
+            raise UnusableFileError(
                 f"it was made with another model, {header.get('fingerprint')!r}, "
                 f"not with {self.fingerprint!r}"
             )
 
     def _refuse(self, reason: str) -> None:
         """Leave the file alone from now on, and say why."""
-        self.refused = (
+        self.load_error = (
             f"{self.path} is not used: {reason}. Delete it or choose another path; "
             f"until then nothing is saved."
         )
         _unsaved.get().discard(self)
-        _logger.warning("%s", self.refused)
+        _logger.warning("%s", self.load_error)
 
 
-def named(header: Header, name: str) -> list[str]:
+def name_list(header: Header, name: str) -> list[str]:
     """Return a list of different strings from a header.
 
     Raises:
-        UnusableError: it is something else.
+        UnusableFileError: it is something else.
     """
     found = header.get(name)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise UnusableError(f"its header has no list of {name}")
+        raise UnusableFileError(f"its header has no list of {name}")
     if len(set(found)) < len(found):
-        raise UnusableError(f"its header names one of the {name} twice")
+        raise UnusableFileError(f"its header names one of the {name} twice")
     return found
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnusableError):
+def _describe_error(error: Exception) -> str:
+    if isinstance(error, UnusableFileError):
         return str(error)
     if isinstance(error, OSError):
         return f"it cannot be read ({error.strerror or error})"
@@ -262,19 +262,19 @@ def _reason(error: Exception) -> str:
 
 
 # Held, so that what a function's local LLM learned is saved; by the process in which it did.
-_unsaved: PerProcess[set[Filed]] = PerProcess(set)
+_unsaved: PerProcess[set[PersistentMemory]] = PerProcess(set)
 
 
 @atexit.register
 def _save_all_at_exit() -> None:
-    for filed in list(_unsaved.get()):
-        _save_quietly(filed)
+    for memory in list(_unsaved.get()):
+        _save_quietly(memory)
 
 
-def _save_quietly(filed: Filed) -> None:
+def _save_quietly(memory: PersistentMemory) -> None:
     """Save; an error is only logged: nobody asked for it now."""
     try:
-        filed.save()
+        memory.save()
     except Exception as error:
         _logger.warning("%s", error)
 
@@ -283,7 +283,7 @@ DEFAULT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Recollection:
+class NamespaceMemory:
     """What is remembered of one namespace; each drafter has a calibration of its own.
 
     ``changes`` are those of the memory it belongs to.
@@ -320,9 +320,9 @@ class Recollection:
         self.space_calibration.clear()
         self.changes.mark()
 
-    def figures(self) -> Figures:
+    def stats(self) -> HistoryStats:
         """Count what is remembered and was let go; waits for no request that is being added."""
-        return self.history.figures()
+        return self.history.stats()
 
     def state(self) -> State:
         """All that is kept of it in a file; ``restore`` takes it in again."""
@@ -339,27 +339,27 @@ class Recollection:
         Raises:
             ValueError: arrays that cannot be what was remembered.
         """
-        self.history.restore(part(state, "history/"))
-        self.calibration.restore(part(state, "calibration/"))
-        self.space_calibration.restore(part(state, "space_calibration/"))
+        self.history.restore(with_prefix(state, "history/"))
+        self.calibration.restore(with_prefix(state, "calibration/"))
+        self.space_calibration.restore(with_prefix(state, "space_calibration/"))
 
 
 _LEARNERS = ("history", "calibration", "space_calibration")
 
 
-def part(state: State, prefix: str) -> State:
+def with_prefix(state: State, prefix: str) -> State:
     """Return the arrays of a state whose names begin so, by the rest of their names."""
     return {
         name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)
     }
 
 
-class Memory(Filed):
+class Memory(PersistentMemory):
     """Recollections by namespace: nothing learned in one is ever drafted in another.
 
     Of more than ``max_namespaces`` the one asked for longest ago is forgotten; each may hold at
     most an equal share of ``max_bytes``. Shared by threads. With a path it outlives the process:
-    see :class:`Filed`. A file of a larger memory is taken in as far as there
+    see :class:`PersistentMemory`. A file of a larger memory is taken in as far as there
     is room: the namespaces asked for last, of each the newest requests.
 
     Args:
@@ -391,14 +391,14 @@ class Memory(Filed):
         self.max_bytes, self.max_namespaces = max_bytes, max_namespaces
         self.vocab_size = vocab_size
         self._lock = RLock()
-        self._kept: OrderedDict[str, Recollection] = OrderedDict()
-        self._share = max_bytes // max_namespaces
+        self._namespaces: OrderedDict[str, NamespaceMemory] = OrderedDict()
+        self._namespace_bytes = max_bytes // max_namespaces
         self._hits = self._misses = self._evicted = 0
         self._evicted_requests = 0  # of namespaces that are gone
-        self._made()  # so that bounds which cannot work are refused now
+        self._new_namespace_memory()  # so that bounds which cannot work are refused now
         self._load()
 
-    def of(self, namespace: str) -> Recollection:
+    def of(self, namespace: str) -> NamespaceMemory:
         """Return what is remembered of a namespace, empty when it is new.
 
         Raises:
@@ -407,16 +407,16 @@ class Memory(Filed):
         if not isinstance(namespace, str):
             raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
         with self._lock:
-            found = self._kept.get(namespace)
+            found = self._namespaces.get(namespace)
             if found is None:
-                found = self._kept[namespace] = self._made()
+                found = self._namespaces[namespace] = self._new_namespace_memory()
             if found.is_empty:
                 self._misses += 1
             else:
                 self._hits += 1
-            self._kept.move_to_end(namespace)
-            while len(self._kept) > self.max_namespaces:
-                self._drop(next(iter(self._kept)))
+            self._namespaces.move_to_end(namespace)
+            while len(self._namespaces) > self.max_namespaces:
+                self._drop(next(iter(self._namespaces)))
                 self._evicted += 1
                 self.changes.mark()
             return found
@@ -439,19 +439,19 @@ class Memory(Filed):
     def namespaces(self) -> list[str]:
         """Those that are remembered, the one asked for longest ago first."""
         with self._lock:
-            return list(self._kept)
+            return list(self._namespaces)
 
     @property
     def num_bytes(self) -> int:
         """How large all of them are."""
         with self._lock:
-            return sum(kept.num_bytes for kept in self._kept.values())
+            return sum(kept.num_bytes for kept in self._namespaces.values())
 
-    def figures(self) -> MemoryFigures:
+    def stats(self) -> MemoryStats:
         """Count what is remembered, was let go and was of use, since this memory was made."""
         with self._lock:
-            each = [kept.figures() for kept in self._kept.values()]
-            return MemoryFigures(
+            each = [kept.stats() for kept in self._namespaces.values()]
+            return MemoryStats(
                 requests=sum(one.requests for one in each),
                 tokens=sum(one.tokens for one in each),
                 num_bytes=sum(one.num_bytes for one in each),
@@ -462,32 +462,34 @@ class Memory(Filed):
                 misses=self._misses,
             )
 
-    def _drop(self, namespace: str) -> Recollection | None:
+    def _drop(self, namespace: str) -> NamespaceMemory | None:
         """Take a namespace out, the lock being held; what it had let go still counts."""
-        kept = self._kept.pop(namespace, None)
+        kept = self._namespaces.pop(namespace, None)
         if kept is not None:
-            self._evicted_requests += kept.figures().evicted_requests
+            self._evicted_requests += kept.stats().evicted_requests
         return kept
 
-    def _made(self) -> Recollection:
-        return Recollection(History(self._share, self.vocab_size), changes=self.changes)
+    def _new_namespace_memory(self) -> NamespaceMemory:
+        return NamespaceMemory(
+            History(self._namespace_bytes, self.vocab_size), changes=self.changes
+        )
 
     def _state(self) -> tuple[Header, State]:
         with self._lock:
-            kept = dict(self._kept)
+            kept = dict(self._namespaces)
         arrays = {
             f"{number}/{name}": array
-            for number, recollection in enumerate(kept.values())
-            for name, array in recollection.state().items()
+            for number, namespace_memory in enumerate(kept.values())
+            for name, array in namespace_memory.state().items()
         }
         return {"namespaces": list(kept)}, arrays
 
     def _restore(self, header: Header, arrays: State) -> None:
-        names = named(header, "namespaces")
-        left_out = max(0, len(names) - self.max_namespaces)
-        kept = OrderedDict((name, self._made()) for name in names[left_out:])
-        for number, recollection in enumerate(kept.values(), start=left_out):
-            recollection.restore(part(arrays, f"{number}/"))
-        self._kept, self._evicted = kept, left_out
-        if left_out:
+        names = name_list(header, "namespaces")
+        num_dropped = max(0, len(names) - self.max_namespaces)
+        kept = OrderedDict((name, self._new_namespace_memory()) for name in names[num_dropped:])
+        for number, namespace_memory in enumerate(kept.values(), start=num_dropped):
+            namespace_memory.restore(with_prefix(arrays, f"{number}/"))
+        self._namespaces, self._evicted = kept, num_dropped
+        if num_dropped:
             self.changes.mark()

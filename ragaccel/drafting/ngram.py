@@ -26,14 +26,14 @@ BOUNDARY = -1  # stands before every text; no token equals it, so no match cross
 PADDING = 32  # boundaries in front, so that this many tokens can be read before any place
 
 
-class Match(NamedTuple):
+class NgramMatch(NamedTuple):
     """An earlier occurrence of the last ``length`` tokens; the token at ``place`` follows it."""
 
     length: int
-    place: int
+    position: int
 
 
-class Texts:
+class SourceTexts:
     """References, then the running text (prompt and output), which grows with the context.
 
     A *place* is an index into ``token_ids``; the running text starts at ``text_start``.
@@ -57,25 +57,25 @@ class Texts:
         for start, after in pairwise(self._starts):
             yield start, after - 1
 
-    def grow(self) -> int:
+    def update(self) -> int:
         """Append what the context has gained; return the place where that begins."""
         end = len(self.token_ids)
         self.token_ids += self._context.token_ids[end - self.text_start :]
         return end
 
-    def following(self, place: int, count: int) -> list[int]:
+    def tokens_from(self, position: int, count: int) -> list[int]:
         """Read at most ``count`` tokens from a place on, to the end of its text."""
-        text = bisect_right(self._starts, place)
+        text = bisect_right(self._starts, position)
         if text < len(self._starts):
-            count = min(count, self._starts[text] - 1 - place)
-        return self.token_ids[place : place + count]
+            count = min(count, self._starts[text] - 1 - position)
+        return self.token_ids[position : position + count]
 
-    def origins(self, match: Match, count: int) -> list[tuple[Origin, ...]]:
+    def origins(self, match: NgramMatch, count: int) -> list[tuple[Origin, ...]]:
         """Say of each of the ``count`` tokens that follow a match where it was copied from."""
-        text = bisect_right(self._starts, match.place) - 1
-        offset = match.place - self._starts[text]
-        source = "reference" if match.place < self.text_start else "prompt"
-        if match.place >= self.output_start:
+        text = bisect_right(self._starts, match.position) - 1
+        offset = match.position - self._starts[text]
+        source = "reference" if match.position < self.text_start else "prompt"
+        if match.position >= self.output_start:
             source = "output"
         passage_id = self._passage_ids[text]
         return [(Origin(source, match.length + i, passage_id, offset + i),) for i in range(count)]
@@ -90,7 +90,7 @@ MAX_FIRST_N = 5
 MAX_REFERENCE_TOKENS = 768
 
 
-class FirstOccurrences:
+class FirstMatchIndex:
     """Finds where the last tokens of the output occur first in the references.
 
     Follows the released code of LLMA (Yang et al., 2023): the prompt is neither matched nor copied
@@ -99,38 +99,38 @@ class FirstOccurrences:
     """
 
     def __init__(self, context: Context) -> None:
-        self.texts = Texts(
+        self.texts = SourceTexts(
             context,
             [replace(r, token_ids=r.token_ids[:MAX_REFERENCE_TOKENS]) for r in context.references],
         )
         self._first: dict[tuple[int, ...], int] = {}
         for start, end in self.texts.references():
             for n in range(1, MAX_FIRST_N + 1):
-                for place in range(start + n, end + 1):
-                    ngram = tuple(self.texts.token_ids[place - n : place])
-                    self._first.setdefault(ngram, place)
+                for position in range(start + n, end + 1):
+                    ngram = tuple(self.texts.token_ids[position - n : position])
+                    self._first.setdefault(ngram, position)
 
-    def find(self, min_n: int = 1, max_n: int = MAX_FIRST_N) -> Match | None:
+    def find(self, min_n: int = 1, max_n: int = MAX_FIRST_N) -> NgramMatch | None:
         """Find the first occurrence of the last n output tokens, the longest n of the bounds."""
-        self.texts.grow()
+        self.texts.update()
         tokens = self.texts.token_ids
         for n in range(min(max_n, len(tokens) - self.texts.output_start), min_n - 1, -1):
-            place = self._first.get(tuple(tokens[-n:]))
-            if place is not None:
-                return Match(n, place)
+            position = self._first.get(tuple(tokens[-n:]))
+            if position is not None:
+                return NgramMatch(n, position)
         return None
 
 
 MAX_N = 8
 """The longest n-gram that is looked up; longer matches are told apart by comparing further."""
-LONGER = (16, PADDING)
+LONGER_NS = (16, PADDING)
 """How many tokens are compared to rank matches of ``MAX_N`` tokens."""
 MAX_CANDIDATES = 64
 """How many matches of ``MAX_N`` tokens are compared further."""
-NEAR = (-2, 200)
+SEQUEL_RANGE = (-2, 200)
 """From where to where, seen from the end of the last copied span, a match counts as its sequel."""
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 class NgramIndex:
@@ -145,14 +145,14 @@ class NgramIndex:
 
     def __init__(self, context: Context) -> None:
         by_weight = sorted(context.references, key=lambda reference: -reference.weight)
-        self.texts = Texts(context, by_weight)
-        self._places = sorted_places(self.texts.token_ids)
-        self._place_list: list[int] = self._places.tolist()
+        self.texts = SourceTexts(context, by_weight)
+        self._positions = sort_positions(self.texts.token_ids)
+        self._position_list: list[int] = self._positions.tolist()
         self._output: dict[tuple[int, ...], int] = {}
-        self._last = Match(0, -1)
-        self._copied_to: int | None = None  # where the span copied last would go on
+        self._last = NgramMatch(0, -1)
+        self._copy_end: int | None = None  # where the span copied last would go on
 
-    def find(self, min_n: int = 1, max_n: int = MAX_N) -> Match | None:
+    def find(self, min_n: int = 1, max_n: int = MAX_N) -> NgramMatch | None:
         """Find the best earlier occurrence of the last n tokens, the longest n of the two bounds.
 
         Matches of ``MAX_N`` tokens are ranked by whether 16 and 32 tokens agree. Of equal ones
@@ -161,7 +161,7 @@ class NgramIndex:
         the running text. Recorded answers of three sets gave 2-4 % more tokens a pass with sequels
         first than with the order alone.
         """
-        self._grow()
+        self._update()
         tokens = self.texts.token_ids
         longest = min(max_n, MAX_N, len(tokens) - self.texts.text_start)
         tail = tokens[: -longest - 1 : -1]  # the last token first
@@ -170,91 +170,98 @@ class NgramIndex:
         length = max(n, recent_n)
         if length < max(1, min_n):
             return None
-        places = self._places[low:high] if n == length else self._places[:0]
+        positions = self._positions[low:high] if n == length else self._positions[:0]
         if recent_n == length:
-            places = np.append(places, recent)
-        if length == MAX_N and len(places) > 1:
-            places = self._agreeing_longest(places)
-        self._last = Match(self._extend(length, max_n, place := self._choose(places)), place)
+            positions = np.append(positions, recent)
+        if length == MAX_N and len(positions) > 1:
+            positions = self._longest_matches(positions)
+        self._last = NgramMatch(
+            self._extend(length, max_n, position := self._choose(positions)), position
+        )
         return self._last
 
-    def _grow(self) -> None:
+    def _update(self) -> None:
         """Take in the new tokens: each makes the n-grams before it findable."""
         texts = self.texts
-        start = texts.grow()
+        start = texts.update()
         tokens, gained = texts.token_ids, len(texts.token_ids) - start
-        for place in range(start, len(tokens)):
-            longest = min(MAX_N, place - texts.text_start)
-            before = tuple(tokens[place - 1 : place - 1 - longest : -1])
+        for position in range(start, len(tokens)):
+            longest = min(MAX_N, position - texts.text_start)
+            before = tuple(tokens[position - 1 : position - 1 - longest : -1])
             for n in range(1, longest + 1):
-                self._output[before[:n]] = place
-        if gained and self._last.length and tokens[self._last.place] == tokens[start]:
-            self._copied_to = self._last.place + gained
-        elif gained and self._copied_to is not None:
-            self._copied_to += gained
+                self._output[before[:n]] = position
+        if gained and self._last.length and tokens[self._last.position] == tokens[start]:
+            self._copy_end = self._last.position + gained
+        elif gained and self._copy_end is not None:
+            self._copy_end += gained
         if gained:
-            self._last = Match(0, -1)
+            self._last = NgramMatch(0, -1)
 
     def _search(self, tail: list[int]) -> tuple[int, int, int]:
         """Find the longest context that agrees with ``tail``, and the range of its places."""
-        tokens, places = self.texts.token_ids, self._place_list
+        tokens, positions = self.texts.token_ids, self._position_list
 
-        def before(place: int, n: int) -> list[int]:
-            return tokens[place - 1 : place - 1 - n : -1]
+        def before(position: int, n: int) -> list[int]:
+            return tokens[position - 1 : position - 1 - n : -1]
 
         longest = len(tail)
-        at = bisect_left(places, tail, key=lambda place: before(place, longest))
+        at = bisect_left(positions, tail, key=lambda position: before(position, longest))
         n = max(
-            (_common(before(place, longest), tail) for place in places[max(0, at - 1) : at + 1]),
+            (
+                _common_prefix(before(position, longest), tail)
+                for position in positions[max(0, at - 1) : at + 1]
+            ),
             default=0,
         )
         if n == 0:
             return 0, 0, 0
         head = tail[:n]
-        low = bisect_left(places, head, hi=at, key=lambda place: before(place, n))
-        high = bisect_right(places, head, lo=at, key=lambda place: before(place, n))
+        low = bisect_left(positions, head, hi=at, key=lambda position: before(position, n))
+        high = bisect_right(positions, head, lo=at, key=lambda position: before(position, n))
         return n, low, high
 
     def _search_output(self, tail: list[int]) -> tuple[int, int]:
         for n in range(len(tail), 0, -1):
-            place = self._output.get(tuple(tail[:n]))
-            if place is not None:
-                return n, place
+            position = self._output.get(tuple(tail[:n]))
+            if position is not None:
+                return n, position
         return 0, -1
 
-    def _agreeing_longest(self, places: Places) -> Places:
+    def _longest_matches(self, positions: Positions) -> Positions:
         tokens = self.texts.token_ids
-        candidates: list[int] = np.sort(places)[:MAX_CANDIDATES].tolist()
-        for n in LONGER:
+        candidates: list[int] = np.sort(positions)[:MAX_CANDIDATES].tolist()
+        for n in LONGER_NS:
             if n > len(tokens) - self.texts.text_start:
                 break
             tail = tokens[-n:]
-            longer = [place for place in candidates if tokens[place - n : place] == tail]
+            longer = [
+                position for position in candidates if tokens[position - n : position] == tail
+            ]
             candidates = longer or candidates
         return np.array(candidates)
 
-    def _choose(self, places: Places) -> int:
-        if len(places) > 1 and self._copied_to is not None:
-            start, stop = self._copied_to + NEAR[0], self._copied_to + NEAR[1]
-            near = places[(places >= start) & (places < stop)]
+    def _choose(self, positions: Positions) -> int:
+        if len(positions) > 1 and self._copy_end is not None:
+            start, stop = self._copy_end + SEQUEL_RANGE[0], self._copy_end + SEQUEL_RANGE[1]
+            near = positions[(positions >= start) & (positions < stop)]
             if len(near):
                 return int(near.min())
-        first = int(places.min())
-        return first if first < self.texts.text_start else int(places.max())
+        first = int(positions.min())
+        return first if first < self.texts.text_start else int(positions.max())
 
-    def _extend(self, length: int, max_n: int, place: int) -> int:
+    def _extend(self, length: int, max_n: int, position: int) -> int:
         """Count how many tokens agree, beyond ``MAX_N`` where that was the bound."""
         tokens, end = self.texts.token_ids, len(self.texts.token_ids)
         if length < MAX_N or max_n < MAX_N:
             return length
-        while length < PADDING and tokens[place - 1 - length] == tokens[end - 1 - length]:
+        while length < PADDING and tokens[position - 1 - length] == tokens[end - 1 - length]:
             if tokens[end - 1 - length] == BOUNDARY:
                 break
             length += 1
         return length
 
 
-def sorted_places(token_ids: list[int]) -> Places:
+def sort_positions(token_ids: list[int]) -> Positions:
     """Sort all places that follow a token, by the ``MAX_N`` tokens before them, the last one first.
 
     ``token_ids`` are texts with boundaries before each; places across a boundary are left out.
@@ -277,11 +284,11 @@ def sorted_places(token_ids: list[int]) -> Places:
         ranks[order] = np.cumsum(np.concatenate(([True], in_order[1:] != in_order[:-1])))
     inside = tokens != BOUNDARY
     inside[1:] &= tokens[:-1] != BOUNDARY
-    places: Places = order[inside[order]]
-    return places
+    positions: Positions = order[inside[order]]
+    return positions
 
 
-def _packed(ranks: Places, depth: int) -> tuple[Places, int]:
+def _packed(ranks: Positions, depth: int) -> tuple[Positions, int]:
     """Join each rank with those ``depth`` and more places before it; say how deep they go."""
     bits = max(1, int(ranks.max()).bit_length()) if len(ranks) else 1
     width = min(63 // bits, -(-MAX_N // depth))
@@ -292,7 +299,7 @@ def _packed(ranks: Places, depth: int) -> tuple[Places, int]:
     return keys, depth * width
 
 
-def _common(left: list[int], right: list[int]) -> int:
+def _common_prefix(left: list[int], right: list[int]) -> int:
     for i, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return i
@@ -301,21 +308,21 @@ def _common(left: list[int], right: list[int]) -> int:
 
 # Replayed with 100 recorded answers of each of llma_msmarco, clapnq, mtrag_un, pubmedqa and qmsum
 # (GPT-2 tokens): how often the first guess held, by the length of the match...
-_FIRST = (0.24, 0.40, 0.46, 0.50, 0.55, 0.60, 0.65, 0.70)
+_FIRST_PROBS = (0.24, 0.40, 0.46, 0.50, 0.55, 0.60, 0.65, 0.70)
 # ...and how often the next one did, by how many guesses of the same copy had held before it.
-_NEXT = (0.60, 0.72, 0.78, 0.81, 0.83, 0.85, 0.86, 0.88, 0.89, 0.90, 0.91, 0.92, 0.93, 0.94)
-_LATER = 0.95
+_NEXT_PROBS = (0.60, 0.72, 0.78, 0.81, 0.83, 0.85, 0.86, 0.88, 0.89, 0.90, 0.91, 0.92, 0.93, 0.94)
+_LATER_PROB = 0.95
 
 
 class CopyIndex(Protocol):
     """Finds earlier occurrences of the last tokens, and reads on from there."""
 
     @property
-    def texts(self) -> Texts:
+    def texts(self) -> SourceTexts:
         """The texts that are searched."""
         ...
 
-    def find(self, min_n: int, max_n: int) -> Match | None:
+    def find(self, min_n: int, max_n: int) -> NgramMatch | None:
         """Find the best earlier occurrence of the last n tokens, None when there is none."""
         ...
 
@@ -343,7 +350,7 @@ class CopyDrafter:
     mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        longest = MAX_FIRST_N if self.index is FirstOccurrences else MAX_N
+        longest = MAX_FIRST_N if self.index is FirstMatchIndex else MAX_N
         if not 1 <= self.min_n <= self.max_n <= longest:
             raise ConfigurationError(
                 f"1 <= min_n <= max_n <= {longest} must hold, got {self.min_n} and {self.max_n}"
@@ -359,7 +366,7 @@ class CopyDrafter:
         to ``n`` tokens of the output, in their first occurrence. Tokenize the references apart from
         the prompt, as the paper does, and give the session a fixed ``token_budget`` of k - 1.
         """
-        return cls(min_n=n, max_n=MAX_FIRST_N, max_length=k - 1, index=FirstOccurrences)
+        return cls(min_n=n, max_n=MAX_FIRST_N, max_length=k - 1, index=FirstMatchIndex)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Guess a chain of at most ``budget`` tokens; the root alone when nothing matches."""
@@ -368,7 +375,7 @@ class CopyDrafter:
         match = index.find(self.min_n, self.max_n)
         if match is None:
             return DraftTree.chain([root])
-        copied = index.texts.following(match.place, min(budget, self.max_length))
+        copied = index.texts.tokens_from(match.position, min(budget, self.max_length))
         return DraftTree.chain(
             [root, *copied],
             path_probs(match.length, len(copied)),
@@ -379,6 +386,6 @@ class CopyDrafter:
 @lru_cache(maxsize=1024)
 def path_probs(length: int, count: int) -> tuple[float, ...]:
     """Estimate for the root and ``count`` tokens copied after a match the chance of acceptance."""
-    first = _FIRST[min(length, len(_FIRST)) - 1]
-    later = [_NEXT[i] if i < len(_NEXT) else _LATER for i in range(count - 1)]
+    first = _FIRST_PROBS[min(length, len(_FIRST_PROBS)) - 1]
+    later = [_NEXT_PROBS[i] if i < len(_NEXT_PROBS) else _LATER_PROB for i in range(count - 1)]
     return tuple(accumulate([1.0, first, *later][: count + 1], mul))

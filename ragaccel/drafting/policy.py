@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragaccel.decoding.request import Request
     from ragaccel.decoding.session import Context, Drafter, Verifier
     from ragaccel.decoding.tree import DraftTree
-    from ragaccel.drafting.memory import Memory, Recollection
+    from ragaccel.drafting.memory import Memory, NamespaceMemory
 
 
 MAX_CONTINUED = 3
@@ -75,9 +75,9 @@ class Mixture:
         probs = tree.path_probs
         for node in nlargest(MAX_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
             if probs[node] >= MIN_CONTINUED_PROB:
-                guesses = [tree.token_ids[i] for i in tree.path(node)[1:]]
+                drafted = [tree.token_ids[i] for i in tree.path(node)[1:]]
                 for drafter in self._continuing_drafters:
-                    branch = drafter.draft_after(context, guesses, budget)
+                    branch = drafter.draft_after(context, drafted, budget)
                     yield graft(tree, node, branch)
 
 
@@ -124,14 +124,14 @@ class JitWarmup:
 
     def _run(self) -> None:
         try:
-            from ragaccel.drafting.arrays import is_missing, never_compiles
+            from ragaccel.drafting.arrays import is_jit_disabled, is_uncompiled
             from ragaccel.drafting.calibration import (
-                follow,  # the last one that the warm-up compiles
+                update_corrections,  # the last one that the warm-up compiles
             )
 
-            if never_compiles():
+            if is_jit_disabled():
                 return
-            if is_missing(follow) and _can_start_python():
+            if is_uncompiled(update_corrections) and _can_start_python():
                 _compile_in_subprocess()
             warm_up_jit()
         except Exception as error:  # answers come without, only more slowly
@@ -247,7 +247,7 @@ class DraftingPolicy:
         """Open a session; however it ends, what it emitted is remembered."""
         drafter = self.drafter if drafter is None else drafter
         remember = remember and self._is_remembering and drafter is None
-        learned: Recollection | None = None
+        learned: NamespaceMemory | None = None
         if drafter is None:
             ready = JIT_WARMUP.is_ready()
             learned = self.memory.of(request.namespace) if ready and remember else None
@@ -262,7 +262,7 @@ class DraftingPolicy:
                 self._remember(learned, request, session.token_ids)
 
     def _remember(
-        self, learned: Recollection | None, request: Request, token_ids: list[int]
+        self, learned: NamespaceMemory | None, request: Request, token_ids: list[int]
     ) -> None:
         try:
             # The compiled functions may have become ready only after the session began.
@@ -284,14 +284,14 @@ class DraftingPolicy:
 
 
 def _add_space_drafter(
-    drafter: Drafter, mask_ids: Sequence[int], learned: Recollection | None
+    drafter: Drafter, mask_ids: Sequence[int], learned: NamespaceMemory | None
 ) -> Drafter:
     if learned is None:
         return Mixture(drafter, SpaceDrafter(mask_ids))
     return Mixture(drafter, SpaceDrafter(mask_ids, learned.space_calibration))
 
 
-def _make_trie_drafter(learned: Recollection | None) -> Drafter:
+def _make_trie_drafter(learned: NamespaceMemory | None) -> Drafter:
     from ragaccel.drafting.trie import TrieDrafter
 
     if learned is None:

@@ -13,7 +13,7 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from ragaccel.decoding.tree import DraftTree, Origin
-from ragaccel.drafting.calibration import Ending, Ranked, SpaceCalibration
+from ragaccel.drafting.calibration import Ending, Predictions, SpaceCalibration
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 SOURCE = "space"
-LEAST_PROB = 0.01
+MIN_PROB = 0.01
 """The least chance of acceptance that is worth a node."""
 
 
@@ -48,20 +48,20 @@ class SpaceDrafter:
     calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
 
     def __post_init__(self) -> None:
-        require_masks(self.mask_ids)
+        check_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from what became of the last guesses, then guess at most ``budget`` tokens."""
-        state: _Drafted = context.shared(self._open)
+        state: _SpaceState = context.shared(self._open)
         self._learn(context, state)
-        state.ranked = (
-            ranked_after(context.last)
+        state.predictions = (
+            predictions_after(context.last)
             if context.last
             else [list(row) for row in context.mask_predictions]
         )
         state.num_tokens = len(context.token_ids)
-        chances = self.calibration.corrected(state.ranked)
-        return likeliest_tree(context.token_ids[-1], chances, budget)
+        chances = self.calibration.corrected(state.predictions)
+        return best_first_tree(context.token_ids[-1], chances, budget)
 
     def mask_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
         """Tell how many tokens the mask tokens under each node are expected to add. [len(tree)]."""
@@ -76,21 +76,21 @@ class SpaceDrafter:
             for node in range(len(tree))
         ]
 
-    def _learn(self, context: Context, state: _Drafted) -> None:
+    def _learn(self, context: Context, state: _SpaceState) -> None:
         last = context.last
         if last is None or last is state.learned:
             return
         state.learned = last
-        came = context.token_ids[state.num_tokens :] if state.num_tokens else []
-        self.calibration.learn(state.ranked, came)
+        actual = context.token_ids[state.num_tokens :] if state.num_tokens else []
+        self.calibration.learn(state.predictions, actual)
         if state.ending is None:
-            self.calibration.rest()
-        elif state.ranked:
-            self.calibration.count(state.ending, added_by_space(last))
+            self.calibration.decay()
+        elif state.predictions:
+            self.calibration.record(state.ending, num_added_by_space(last))
         state.ending = _ending(last)
 
-    def _open(self, context: Context) -> _Drafted:  # noqa: ARG002
-        return _Drafted()
+    def _open(self, context: Context) -> _SpaceState:  # noqa: ARG002
+        return _SpaceState()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,11 +110,11 @@ class PaperSpaceDrafter:
     mask_ids: Sequence[int]
 
     def __post_init__(self) -> None:
-        require_masks(self.mask_ids)
+        check_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Guess the model's first choice at each mask token, at most ``budget`` of them."""
-        best = [row[0] for row in takewhile(len, ranked_after(context.last))][:budget]
+        best = [row[0] for row in takewhile(len, predictions_after(context.last))][:budget]
         probs = accumulate((chance for _, chance in best), mul, initial=1.0)
         origins = ((), *[(Origin(SOURCE, 0),)] * len(best))
         return DraftTree.chain(
@@ -122,17 +122,17 @@ class PaperSpaceDrafter:
         )
 
 
-class _Drafted:
+class _SpaceState:
     """What was drafted last for one request."""
 
     def __init__(self) -> None:
-        self.ranked: Ranked = []
+        self.predictions: Predictions = []
         self.num_tokens = 0  # of the context, when it was drafted
         self.ending: Ending | None = None  # of the pass whose mask tokens were read, if any
         self.learned: Acceptance | None = None
 
 
-def require_masks(mask_ids: Sequence[int]) -> None:
+def check_masks(mask_ids: Sequence[int]) -> None:
     """Raise ConfigurationError where there is no mask token."""
     if not len(mask_ids):
         raise ConfigurationError(
@@ -141,7 +141,7 @@ def require_masks(mask_ids: Sequence[int]) -> None:
         )
 
 
-def ranked_after(last: Acceptance | None) -> Ranked:
+def predictions_after(last: Acceptance | None) -> Predictions:
     """Read what the last pass found at the mask tokens under its accepted leaf.
 
     They stand behind the token that was emitted last, so the first of them tells what follows it.
@@ -154,7 +154,7 @@ def ranked_after(last: Acceptance | None) -> Ranked:
     return [list(last.sampled.mask_predictions[mask - first]) for mask in masks]
 
 
-def likeliest_tree(root: int, chances: Ranked, budget: int) -> DraftTree:
+def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
     """Grow a tree whose likeliest node comes first; what stands at one place follows any before it.
 
     Args:
@@ -164,19 +164,19 @@ def likeliest_tree(root: int, chances: Ranked, budget: int) -> DraftTree:
     """
     tokens, parents, probs = [root], [-1], [1.0]
     depths = [0]
-    waiting: list[tuple[float, int, int]] = []
+    frontier: list[tuple[float, int, int]] = []
     while True:
         node = len(tokens) - 1
         if depths[node] < len(chances):
             seen: set[int] = set()
             for token, chance in chances[depths[node]]:
                 prob = probs[node] * min(1.0, chance)
-                if prob >= LEAST_PROB and token not in seen:
+                if prob >= MIN_PROB and token not in seen:
                     seen.add(token)
-                    heappush(waiting, (-prob, node, token))
-        if not waiting or len(tokens) > budget:
+                    heappush(frontier, (-prob, node, token))
+        if not frontier or len(tokens) > budget:
             break
-        prob, parent, token = heappop(waiting)
+        prob, parent, token = heappop(frontier)
         tokens.append(token)
         parents.append(parent)
         probs.append(-prob)
@@ -185,7 +185,7 @@ def likeliest_tree(root: int, chances: Ranked, budget: int) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents), tuple(probs), origins)
 
 
-def added_by_space(acceptance: Acceptance) -> int:
+def num_added_by_space(acceptance: Acceptance) -> int:
     """Count the accepted guesses that no other drafter had made."""
     origins = acceptance.tree.origins
     return sum(

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.drafting.arrays import Table, compiled, inlined, joined
+from ragaccel.drafting.arrays import Table, compiled, concatenate, inlined
 from ragaccel.drafting.ngram import BOUNDARY
 
-SORTED_BY = 8
+SORT_DEPTH = 8
 """Tokens of context that places are sorted by; longer matches are counted, not sorted by."""
 MAX_MATCH = 16
 """The longest match that is told apart from longer ones."""
@@ -29,32 +29,34 @@ Ids = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.int8]
 
 
-class Corpus(NamedTuple):
+class SuffixArray(NamedTuple):
     """Texts with a boundary before each, and the places that follow a token, in order.
 
     ``token_ids`` [N] begins with ``CONTEXT`` boundaries; ``kinds`` [N] says what each token is part
-    of; of ``places`` the first ``num_places`` count. ``first_of`` [largest id + 2] says where the
-    places that follow each token begin among them, and shortens the search; it may be empty.
+    of; of ``positions`` the first ``num_positions`` count. ``bucket_starts`` [largest id + 2] says
+    where the positions that follow each token begin among them; it may be empty.
     """
 
     token_ids: Ids
     kinds: Kinds
-    places: Ids
-    num_places: int
-    first_of: Ids
+    positions: Ids
+    num_positions: int
+    bucket_starts: Ids
 
 
-def empty_corpus() -> Corpus:
+def empty_suffix_array() -> SuffixArray:
     """A corpus of no text."""
     none = np.zeros(0, np.int32)
-    return Corpus(np.full(CONTEXT, BOUNDARY, np.int32), np.zeros(CONTEXT, np.int8), none, 0, none)
+    return SuffixArray(
+        np.full(CONTEXT, BOUNDARY, np.int32), np.zeros(CONTEXT, np.int8), none, 0, none
+    )
 
 
 @inlined
-def is_before(token_ids: Ids, place: int, context: Ids, end: int) -> bool:
+def is_before(token_ids: Ids, position: int, context: Ids, end: int) -> bool:
     """Whether a place stands before the context ``context[:end]`` in the order of contexts."""
-    for i in range(1, SORTED_BY + 1):
-        one, other = token_ids[place - i], context[end - i]
+    for i in range(1, SORT_DEPTH + 1):
+        one, other = token_ids[position - i], context[end - i]
         if one != other:
             return bool(one < other)
         if one < 0:
@@ -63,17 +65,17 @@ def is_before(token_ids: Ids, place: int, context: Ids, end: int) -> bool:
 
 
 @compiled
-def position(corpus: Corpus, context: Ids, end: int) -> int:
+def insertion_rank(suffix_array: SuffixArray, context: Ids, end: int) -> int:
     """Where the context ``context[:end]`` would stand among the places."""
-    low, high = 0, corpus.num_places
-    if len(corpus.first_of):
-        last = min(context[end - 1], len(corpus.first_of) - 2)
-        low, high = corpus.first_of[last], corpus.first_of[last + 1]
+    low, high = 0, suffix_array.num_positions
+    if len(suffix_array.bucket_starts):
+        last = min(context[end - 1], len(suffix_array.bucket_starts) - 2)
+        low, high = suffix_array.bucket_starts[last], suffix_array.bucket_starts[last + 1]
         if last < context[end - 1]:
             low = high
     while low < high:
         middle = (low + high) // 2
-        if is_before(corpus.token_ids, corpus.places[middle], context, end):
+        if is_before(suffix_array.token_ids, suffix_array.positions[middle], context, end):
             low = middle + 1
         else:
             high = middle
@@ -81,11 +83,11 @@ def position(corpus: Corpus, context: Ids, end: int) -> int:
 
 
 @inlined
-def match_length(token_ids: Ids, place: int, context: Ids, end: int) -> int:
+def match_length(token_ids: Ids, position: int, context: Ids, end: int) -> int:
     """How many tokens before a place are those before ``end``, up to ``MAX_MATCH``."""
     length = 0
     while length < MAX_MATCH:
-        token = token_ids[place - 1 - length]
+        token = token_ids[position - 1 - length]
         if token < 0 or token != context[end - 1 - length]:
             break
         length += 1
@@ -93,16 +95,16 @@ def match_length(token_ids: Ids, place: int, context: Ids, end: int) -> int:
 
 
 @inlined
-def match_beyond(token_ids: Ids, place: int, context: Ids, end: int) -> int:
+def match_beyond(token_ids: Ids, position: int, context: Ids, end: int) -> int:
     """How many tokens agree beyond the first that differs, up to ``MAX_GAP``.
 
     The one that differs may have been substituted, inserted or left out: an answer that changes a
     word of what it copies goes on copying.
     """
     best = 0
-    first = 0 if token_ids[place - 1] >= 0 and context[end - 1] >= 0 else 3  # a text ends here
+    first = 0 if token_ids[position - 1] >= 0 and context[end - 1] >= 0 else 3  # a text ends here
     for change in range(first, 3):
-        here = place - 1 - (change != 1)
+        here = position - 1 - (change != 1)
         there = end - 1 - (change != 2)
         length = 0
         while (
@@ -116,34 +118,35 @@ def match_beyond(token_ids: Ids, place: int, context: Ids, end: int) -> int:
 
 
 @compiled
-def append(corpus: Corpus, end: int, gained: Ids) -> None:
-    """Write tokens from ``end`` on and take in their places, behind ``num_places`` others."""
+def append(suffix_array: SuffixArray, end: int, gained: Ids) -> None:
+    """Write tokens from ``end`` on and take in their places, behind ``num_positions`` others."""
     for i in range(len(gained)):
-        corpus.token_ids[end + i] = gained[i]
-        num_places = corpus.num_places + i
-        so_far = Corpus(
-            corpus.token_ids, corpus.kinds, corpus.places, num_places, corpus.first_of
+        suffix_array.token_ids[end + i] = gained[i]
+        num_positions = suffix_array.num_positions + i
+        so_far = SuffixArray(
+            suffix_array.token_ids, suffix_array.kinds, suffix_array.positions, num_positions,
+            suffix_array.bucket_starts,
         )  # fmt: skip
         insert(so_far, end + i)
 
 
 @compiled
-def insert(corpus: Corpus, place: int) -> None:
-    """Take a place in, behind ``num_places`` others; its token may be of use from now on."""
-    places = corpus.places
-    low = position(corpus, corpus.token_ids, place)
-    later = places[low : corpus.num_places].copy()
-    places[low + 1 : corpus.num_places + 1] = later
-    places[low] = place
+def insert(suffix_array: SuffixArray, position: int) -> None:
+    """Take a place in, behind ``num_positions`` others; its token may be of use from now on."""
+    positions = suffix_array.positions
+    low = insertion_rank(suffix_array, suffix_array.token_ids, position)
+    later = positions[low : suffix_array.num_positions].copy()
+    positions[low + 1 : suffix_array.num_positions + 1] = later
+    positions[low] = position
 
 
 WIDTH = 16
 """How many successors of a token are remembered."""
 ROW_BYTES = WIDTH * 12 + 20  # ids and counts; total, distinct, and the row's number
-_FADING = 1 << 12  # a row whose total exceeds this is halved
+_MAX_ROW_TOTAL = 1 << 12  # a row whose total exceeds this is halved
 
 
-class Successors(NamedTuple):
+class BigramTable(NamedTuple):
     """Rows of the commonest successors, the commonest first.
 
     ``row_of`` [V] is a token's row or -1; ``token_ids`` and ``counts`` are [rows, WIDTH], free
@@ -160,27 +163,27 @@ class Successors(NamedTuple):
     distinct: Table
 
 
-def no_successors() -> Successors:
+def empty_bigrams() -> BigramTable:
     """A table that knows no token."""
     nothing = np.zeros(0, np.int32)
-    return Successors(
+    return BigramTable(
         nothing, np.zeros((0, WIDTH), np.int32), np.zeros((0, WIDTH)),
         np.zeros(0), np.zeros(0),
     )  # fmt: skip
 
 
-def with_pairs(table: Successors, token_ids: Ids, weights: Table, max_rows: int) -> Successors:
+def with_bigrams(table: BigramTable, token_ids: Ids, weights: Table, max_rows: int) -> BigramTable:
     """A new table that has seen each token follow the one before it, with the weight given.
 
     ``token_ids`` and ``weights`` are [N]; nothing follows a boundary, or is one. Tokens beyond the
     first ``max_rows`` different ones get no row.
     """
     made = with_rows(table, np.unique(token_ids[token_ids >= 0]), max_rows)
-    count_pairs(made, token_ids, weights)
+    count_bigrams(made, token_ids, weights)
     return made
 
 
-def with_rows(table: Successors, tokens: Ids, max_rows: int) -> Successors:
+def with_rows(table: BigramTable, tokens: Ids, max_rows: int) -> BigramTable:
     """A copy of a table with rows for some different tokens, as far as there may be so many."""
     size = max(len(table.row_of), int(tokens.max(initial=-1)) + 1)
     row_of = np.concatenate([table.row_of, np.full(size - len(table.row_of), -1, np.int32)])
@@ -188,23 +191,23 @@ def with_rows(table: Successors, tokens: Ids, max_rows: int) -> Successors:
     new = tokens[row_of[tokens] < 0][: max(0, max_rows - num_rows)]
     row_of[new] = np.arange(num_rows, num_rows + len(new))
     parts = (
-        joined([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
+        concatenate([part, np.zeros((len(new), *part.shape[1:]), part.dtype)])
         for part in (table.token_ids, table.counts, table.totals, table.distinct)
     )
-    return Successors(row_of, *parts)
+    return BigramTable(row_of, *parts)
 
 
 @compiled
-def count_pairs(table: Successors, token_ids: Ids, weights: Table) -> None:
+def count_bigrams(table: BigramTable, token_ids: Ids, weights: Table) -> None:
     """Count, in place, how each token follows the one before it."""
     for i in range(1, len(token_ids)):
         before = token_ids[i - 1]
         if token_ids[i] >= 0 and before >= 0 and table.row_of[before] >= 0:
-            count_pair(table, table.row_of[token_ids[i - 1]], token_ids[i], weights[i])
+            count_bigram(table, table.row_of[token_ids[i - 1]], token_ids[i], weights[i])
 
 
 @compiled
-def count_pair(table: Successors, row: int, token: int, weight: float) -> None:
+def count_bigram(table: BigramTable, row: int, token: int, weight: float) -> None:
     """Count one pair; rows stay in order."""
     tokens, counts = table.token_ids[row], table.counts[row]
     at = 0
@@ -220,7 +223,7 @@ def count_pair(table: Successors, row: int, token: int, weight: float) -> None:
         tokens[at], tokens[at - 1] = tokens[at - 1], tokens[at]
         counts[at], counts[at - 1] = counts[at - 1], counts[at]
         at -= 1
-    if table.totals[row] > _FADING:
+    if table.totals[row] > _MAX_ROW_TOTAL:
         for i in range(WIDTH):
             counts[i] *= 0.5
         table.totals[row] *= 0.5

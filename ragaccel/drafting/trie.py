@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, overload
 import numpy as np
 
 from ragaccel.decoding.tree import Origin
-from ragaccel.drafting.arrays import MAX_IDS, Table
+from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Table
 from ragaccel.drafting.calibration import Calibration
 from ragaccel.drafting.expansion import (
-    LEAST_PROB,
+    MIN_PROB,
     OUTPUT,
     PROMPT,
     REFERENCE,
     SOURCES,
-    Evidence,
+    Candidates,
     Limits,
-    Pool,
-    default_evidence,
-    grow,
-    new_pool,
-    new_votes,
-    require_lengths,
+    MatchWeights,
+    build_tree,
+    check_lengths,
+    default_match_weights,
+    new_candidates,
+    new_scores,
     tree_of,
 )
-from ragaccel.drafting.ngram import BOUNDARY, sorted_places
+from ragaccel.drafting.ngram import BOUNDARY, sort_positions
 from ragaccel.drafting.suffix_array import (
     CONTEXT,
     ROOT,
-    Corpus,
+    BigramTable,
     Ids,
-    Successors,
+    SuffixArray,
     append,
-    empty_corpus,
-    no_successors,
+    empty_bigrams,
+    empty_suffix_array,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from ragaccel.decoding.tree import DraftTree
 
 
-_ROOM = 512  # tokens of an answer, before the arrays are made larger
+_INITIAL_CAPACITY = 512  # tokens of an answer, before the arrays are made larger
 
 
-class SearchedText:
+class RequestText:
     """A growing corpus of one request: references that are not in the prompt, prompt, answer.
 
     A reference that stands in the prompt is searched there, and only once.
@@ -77,27 +77,31 @@ class SearchedText:
             self._spans.append((size + start, size + end, 0, passage_id))
         self.output_start = size + len(prompt)
         known = np.concatenate([*parts, prompt])
-        places = sorted_places(known.tolist())
-        self._token_ids = np.concatenate([known, np.zeros(_ROOM, np.int32)])
+        positions = sort_positions(known.tolist())
+        self._token_ids = np.concatenate([known, np.zeros(_INITIAL_CAPACITY, np.int32)])
         self._kinds = np.concatenate(
-            [np.full(size, REFERENCE, np.int8), kinds, np.full(_ROOM, OUTPUT, np.int8)]
+            [np.full(size, REFERENCE, np.int8), kinds, np.full(_INITIAL_CAPACITY, OUTPUT, np.int8)]
         )
-        self._places = np.concatenate([places, np.zeros(_ROOM, np.int64)]).astype(np.int32)
-        self._num_places = len(places)
+        self._positions = np.concatenate([positions, np.zeros(_INITIAL_CAPACITY, np.int64)]).astype(
+            np.int32
+        )
+        self._num_positions = len(positions)
         self._none = np.zeros(0, np.int32)
         self.end = len(known)
 
     @property
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """What can be searched now."""
-        return Corpus(self._token_ids, self._kinds, self._places, self._num_places, self._none)
+        return SuffixArray(
+            self._token_ids, self._kinds, self._positions, self._num_positions, self._none
+        )
 
-    def last(self, guesses: Sequence[int] = ()) -> Ids:
+    def last_tokens(self, drafted: Sequence[int] = ()) -> Ids:
         """The last tokens, with some that are guessed to follow. [CONTEXT]."""
         known = self._token_ids[self.end - CONTEXT : self.end]
-        if not len(guesses):
+        if not len(drafted):
             return known
-        return np.concatenate([known, _as_ids(guesses)])[-CONTEXT:]
+        return np.concatenate([known, _as_ids(drafted)])[-CONTEXT:]
 
     def counts(self, size: int) -> Ids:
         """How often each token id below ``size`` occurs so far."""
@@ -110,36 +114,36 @@ class SearchedText:
         if self.end + len(gained) > len(self._token_ids):
             self._enlarge(len(gained))
         if len(gained):
-            append(self.corpus, self.end, gained)
-            self._num_places += len(gained)
+            append(self.suffix_array, self.end, gained)
+            self._num_positions += len(gained)
             self.end += len(gained)
         return gained
 
-    def origin(self, kind: int, length: int, place: int) -> Origin:
+    def origin(self, kind: int, length: int, position: int) -> Origin:
         """Say where a guess comes from, by the first vote for it."""
         source = SOURCES[kind]
         if kind == REFERENCE:
             for start, end, offset, passage_id in self._spans:
-                if start <= place < end:
-                    return Origin(source, length, passage_id, place - start + offset)
+                if start <= position < end:
+                    return Origin(source, length, passage_id, position - start + offset)
         if kind in (PROMPT, OUTPUT):
-            return Origin(source, length, "", place - self.text_start)
+            return Origin(source, length, "", position - self.text_start)
         return Origin(source, length)
 
     def _enlarge(self, gained: int) -> None:
         more = len(self._token_ids) + gained
         self._token_ids = np.concatenate([self._token_ids, np.zeros(more, np.int32)])
         self._kinds = np.concatenate([self._kinds, np.full(more, OUTPUT, np.int8)])
-        self._places = np.concatenate([self._places, np.zeros(more, np.int32)])
+        self._positions = np.concatenate([self._positions, np.zeros(more, np.int32)])
 
 
 class Origins(Sequence[tuple[Origin, ...]]):
     """The origins of a tree's nodes, made when they are asked for: most are soon forgotten."""
 
-    __slots__ = ("_kinds", "_lengths", "_places", "_text")
+    __slots__ = ("_kinds", "_lengths", "_positions", "_text")
 
-    def __init__(self, text: SearchedText, kinds: Ids, lengths: Ids, places: Ids) -> None:
-        self._text, self._kinds, self._lengths, self._places = text, kinds, lengths, places
+    def __init__(self, text: RequestText, kinds: Ids, lengths: Ids, positions: Ids) -> None:
+        self._text, self._kinds, self._lengths, self._positions = text, kinds, lengths, positions
 
     def __len__(self) -> int:
         """Count the nodes, the root included."""
@@ -154,11 +158,13 @@ class Origins(Sequence[tuple[Origin, ...]]):
     def __getitem__(self, node: int | slice) -> tuple[Origin, ...] | Origins:
         """Return where a node's guess comes from; nothing for the root."""
         if isinstance(node, slice):
-            return Origins(self._text, self._kinds[node], self._lengths[node], self._places[node])
-        place = int(self._places[node])
-        if place == ROOT:
+            return Origins(
+                self._text, self._kinds[node], self._lengths[node], self._positions[node]
+            )
+        position = int(self._positions[node])
+        if position == ROOT:
             return ()
-        return (self._text.origin(int(self._kinds[node]), int(self._lengths[node]), place),)
+        return (self._text.origin(int(self._kinds[node]), int(self._lengths[node]), position),)
 
 
 def _as_ids(token_ids: Sequence[int]) -> Ids:
@@ -166,8 +172,8 @@ def _as_ids(token_ids: Sequence[int]) -> Ids:
     try:
         ids = np.array(token_ids, np.int64)
     except OverflowError:
-        ids = np.array([min(token, MAX_IDS) for token in token_ids], np.int64)
-    return np.where(ids < MAX_IDS, ids, BOUNDARY).astype(np.int32)
+        ids = np.array([min(token, MAX_VOCAB_SIZE) for token in token_ids], np.int64)
+    return np.where(ids < MAX_VOCAB_SIZE, ids, BOUNDARY).astype(np.int32)
 
 
 def _find(text: Ids, part: Ids) -> int:
@@ -182,7 +188,7 @@ def _find(text: Ids, part: Ids) -> int:
 
 NUM_COMMON = 48
 """How many common tokens are guessed where nothing matches."""
-HOPE = 0.5
+PRIOR = 0.5
 """After a common token hardly any is likelier; most of the searches there gave no guess."""
 
 Mode = Literal["hierarchical", "parallel", "one"]
@@ -191,7 +197,7 @@ Mode = Literal["hierarchical", "parallel", "one"]
 class PastTexts(Protocol):
     """What earlier requests said; a corpus that does not change once it was handed out."""
 
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """Prompts and answers of earlier requests."""
         ...
 
@@ -199,7 +205,7 @@ class PastTexts(Protocol):
         """How often each token occurs in them."""
         ...
 
-    def successors(self) -> Successors:
+    def bigrams(self) -> BigramTable:
         """What follows each token in them."""
         ...
 
@@ -207,17 +213,17 @@ class PastTexts(Protocol):
 class NoPast:
     """No earlier requests."""
 
-    def corpus(self) -> Corpus:
+    def suffix_array(self) -> SuffixArray:
         """Return a corpus of no text."""
-        return empty_corpus()
+        return empty_suffix_array()
 
     def counts(self) -> Ids:
         """Return no counts."""
         return np.zeros(0, np.int32)
 
-    def successors(self) -> Successors:
+    def bigrams(self) -> BigramTable:
         """Return a table that knows no token."""
-        return no_successors()
+        return empty_bigrams()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,12 +255,12 @@ class TrieDrafter:
     mode: Mode = "hierarchical"
     past: PastTexts = field(default_factory=NoPast)
     calibration: Calibration = field(default_factory=Calibration)
-    evidence: Evidence = field(default_factory=default_evidence)
+    match_weights: MatchWeights = field(default_factory=default_match_weights)
 
     mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        require_lengths(self.decoding_length, self.branch_length)
+        check_lengths(self.decoding_length, self.branch_length)
         if self.mode not in _CHILDREN:
             raise ConfigurationError(f"mode is {self.mode!r}: take one of {', '.join(_CHILDREN)}")
 
@@ -263,31 +269,34 @@ class TrieDrafter:
         request: _Request = context.shared(self._open)
         emitted = request.text.advance()
         if len(emitted) and len(request.nodes):
-            self.calibration.learn(request.pool, request.nodes, emitted)
-        request.nodes, tree = self._grown(request, (), request.pool, budget)
+            self.calibration.learn(request.candidates, request.nodes, emitted)
+        request.nodes, tree = self._build(request, (), request.candidates, budget)
         return tree
 
-    def draft_after(self, context: Context, guesses: Sequence[int], budget: int) -> DraftTree:
+    def draft_after(self, context: Context, drafted: Sequence[int], budget: int) -> DraftTree:
         """Guess what follows if some guesses are right; the root is the last of them.
 
         For a mixture in which another drafter made them; ``draft`` comes first.
         """
         request: _Request = context.shared(self._open)
-        return self._grown(request, guesses, request.spare, budget)[1]
+        return self._build(request, drafted, request.branch_candidates, budget)[1]
 
-    def _grown(
-        self, request: _Request, guesses: Sequence[int], pool: Pool, budget: int
+    def _build(
+        self, request: _Request, drafted: Sequence[int], candidates: Candidates, budget: int
     ) -> tuple[Ids, DraftTree]:
         budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], LEAST_PROB, HOPE)
-        text, before = request.text, request.text.last(guesses)
-        pool.token_ids[0] = before[-1]
-        nodes = grow(
-            text.corpus, request.past, request.successors, before, self.evidence,
-            self.calibration.odds, request.common, request.shares, limits, request.votes, pool,
+        limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], MIN_PROB, PRIOR)
+        text, before = request.text, request.text.last_tokens(drafted)
+        candidates.token_ids[0] = before[-1]
+        nodes = build_tree(
+            text.suffix_array, request.past, request.bigrams, before, self.match_weights,
+            self.calibration.odds, request.common, request.shares, limits, request.scores,
+            candidates,
         )  # fmt: skip
-        origins = Origins(text, pool.kinds[nodes], pool.lengths[nodes], pool.places[nodes])
-        return nodes, tree_of(pool, nodes, origins)
+        origins = Origins(
+            text, candidates.kinds[nodes], candidates.lengths[nodes], candidates.positions[nodes]
+        )
+        return nodes, tree_of(candidates, nodes, origins)
 
     def _open(self, context: Context) -> _Request:
         return _Request(context, self)
@@ -300,23 +309,25 @@ class _Request:
     """What a drafter keeps of one request."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
-        self.text = SearchedText(context)
-        self.past = drafter.past.corpus()
-        self.successors = drafter.past.successors()
-        self.shares = shares_of_doubt(self.text, drafter.past, drafter.evidence)
+        self.text = RequestText(context)
+        self.past = drafter.past.suffix_array()
+        self.bigrams = drafter.past.bigrams()
+        self.shares = backoff_shares(self.text, drafter.past, drafter.match_weights)
         self.common = most_common(self.shares)
-        self.votes = new_votes()
-        self.pool: Pool = new_pool(drafter.decoding_length, len(self.common))
-        self.spare: Pool = new_pool(drafter.decoding_length, len(self.common))
+        self.scores = new_scores()
+        self.candidates: Candidates = new_candidates(drafter.decoding_length, len(self.common))
+        self.branch_candidates: Candidates = new_candidates(
+            drafter.decoding_length, len(self.common)
+        )
         self.nodes: Ids = np.zeros(0, np.int32)
 
 
-def shares_of_doubt(text: SearchedText, past: PastTexts, evidence: Evidence) -> Table:
+def backoff_shares(text: RequestText, past: PastTexts, match_weights: MatchWeights) -> Table:
     """What each token gets where nothing matches: by how frequent it is here, and was before."""
     before = past.counts()
     here = text.counts(len(before))
-    shares: Table = evidence.frequency[0] * here / max(1, int(here.sum()))
-    shares[: len(before)] += evidence.frequency[1] * before / max(1, int(before.sum()))
+    shares: Table = match_weights.frequency[0] * here / max(1, int(here.sum()))
+    shares[: len(before)] += match_weights.frequency[1] * before / max(1, int(before.sum()))
     return shares
 
 

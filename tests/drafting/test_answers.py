@@ -7,7 +7,7 @@ import pytest
 
 from ragaccel.drafting import memory as files
 from ragaccel.drafting.answer_memory import AnswerMemory, SimilarAnswer
-from ragaccel.drafting.history import AnswerFigures
+from ragaccel.drafting.history import AnswerMemoryStats
 from ragaccel.drafting.memory import Memory
 from ragaccel.errors import ConfigurationError
 
@@ -40,7 +40,7 @@ def test_the_most_similar_questions_answer_first():
 
 
 def test_what_is_not_similar_enough_is_not_found():
-    memory = AnswerMemory(embed, least_similarity=0.9)
+    memory = AnswerMemory(embed, min_similarity=0.9)
     memory.add("ferry leaves seven", "At seven.")
     assert found(memory, "ferry leaves") == []
     assert found(memory, "ferry leaves seven") == ["At seven."]
@@ -62,15 +62,15 @@ def test_the_same_question_has_one_answer_and_is_embedded_once():
     memory.add("ferry", "new")
     assert calls == [["ferry"]]
     assert found(memory, "ferry") == ["new"]
-    assert memory.figures().entries == 1
-    assert memory.figures().num_bytes == len("ferry") + len("new") + 4 * len(WORDS)
+    assert memory.stats().entries == 1
+    assert memory.stats().num_bytes == len("ferry") + len("new") + 4 * len(WORDS)
 
 
 @pytest.mark.parametrize(("question", "answer"), [("", "a"), ("q", ""), (" \n", "a"), ("q", "\t")])
 def test_blank_ones_are_not_remembered(question, answer):
     memory = AnswerMemory(embed)
     memory.add(question, answer)
-    assert memory.figures().entries == 0
+    assert memory.stats().entries == 0
     assert memory.similar("") == []
 
 
@@ -85,7 +85,7 @@ def test_nothing_of_one_namespace_is_found_in_another():
     assert found(memory, "ferry", "a") == []
     assert found(memory, "ferry", "b") == ["theirs"]
     memory.clear()
-    assert memory.figures().entries == memory.figures().num_bytes == 0
+    assert memory.stats().entries == memory.stats().num_bytes == 0
 
 
 def test_the_least_recently_used_is_evicted():
@@ -100,12 +100,17 @@ def test_the_least_recently_used_is_evicted():
         return memory
 
     memory = filled()
-    assert [key.question for key in memory._kept] == ["seven 2", "moon 0", "ferry 3", "returns 4"]
-    assert list(memory._kept) == list(filled()._kept)
-    assert memory.figures().evictions == 1
-    assert memory.figures().num_bytes <= 1024
+    assert [key.question for key in memory._entries] == [
+        "seven 2",
+        "moon 0",
+        "ferry 3",
+        "returns 4",
+    ]
+    assert list(memory._entries) == list(filled()._entries)
+    assert memory.stats().evictions == 1
+    assert memory.stats().num_bytes <= 1024
     memory.add("ferry 5", "x" * 2000)
-    assert memory.figures().entries == 4, "what can never fit drives nothing out"
+    assert memory.stats().entries == 4, "what can never fit drives nothing out"
 
 
 def test_figures_count_hits_and_misses():
@@ -114,7 +119,7 @@ def test_figures_count_hits_and_misses():
     memory.add("ferry", "a")
     memory.similar("ferry")
     memory.similar("moon")
-    assert memory.figures() == AnswerFigures(1, 5 + 1 + 4 * len(WORDS), 0, 1, 2)
+    assert memory.stats() == AnswerMemoryStats(1, 5 + 1 + 4 * len(WORDS), 0, 1, 2)
 
 
 def test_where_nothing_is_remembered_nothing_is_embedded():
@@ -143,7 +148,7 @@ def test_an_embedder_that_gives_no_vector_is_refused(returned, message):
     memory = AnswerMemory(lambda texts: returned)
     with pytest.raises(ConfigurationError, match=message):
         memory.add("question", "answer")
-    assert memory.figures().entries == 0
+    assert memory.stats().entries == 0
 
 
 def test_an_embedder_that_changes_its_dimension_is_refused():
@@ -156,7 +161,7 @@ def test_an_embedder_that_changes_its_dimension_is_refused():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_bytes": 10}, {"least_similarity": 1.5}, {"least_similarity": float("nan")}],
+    [{"max_bytes": 10}, {"min_similarity": 1.5}, {"min_similarity": float("nan")}],
 )
 def test_bounds_that_cannot_work_are_refused(settings):
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
@@ -178,8 +183,8 @@ def test_threads_share_it_and_none_waits_for_an_embedder():
         return embed(texts)
 
     memory = AnswerMemory(slow)
-    waiting = threading.Thread(target=memory.add, args=("slow moon", "cheese"))
-    waiting.start()
+    frontier = threading.Thread(target=memory.add, args=("slow moon", "cheese"))
+    frontier.start()
     assert inside.wait(30)
     threads = [
         threading.Thread(target=lambda n=n: [memory.add(f"ferry {n} {i}", "x") for i in range(30)])
@@ -189,9 +194,9 @@ def test_threads_share_it_and_none_waits_for_an_embedder():
         thread.start()
     for thread in threads:
         thread.join()
-    assert memory.figures().entries == 120
+    assert memory.stats().entries == 120
     go_on.set()
-    waiting.join()
+    frontier.join()
     assert found(memory, "moon") == ["cheese"]
 
 
@@ -210,26 +215,26 @@ def path(tmp_path):
 def state(memory):
     return [
         (key, entry.answer, entry.vector.tolist(), entry.number)
-        for key, entry in memory._kept.items()
+        for key, entry in memory._entries.items()
     ]
 
 
 def test_a_round_trip_keeps_everything(path):
     memory, again = AnswerMemory(embed, path=path), AnswerMemory(embed, path=path)
-    assert memory.refused == ""
+    assert memory.load_error == ""
     assert found(memory, "ferry", "a") == ["Um sieben – täglich."]
     assert found(memory, "ferry", "b") == ["\ud800 half a pair"]
     assert found(memory, "moon", "b") == []
-    assert not again.unsaved
+    assert not again.has_unsaved_changes
     again.add("ferry", "new", "a")
-    assert again.unsaved
+    assert again.has_unsaved_changes
     assert found(again, "ferry", "a") == ["new", "Um sieben – täglich."]
     again.save()
     assert state(AnswerMemory(embed, path=path)) == state(again)
     again.clear()
-    assert again.unsaved
+    assert again.has_unsaved_changes
     again.save()
-    assert AnswerMemory(embed, path=path).figures().entries == 0
+    assert AnswerMemory(embed, path=path).stats().entries == 0
 
 
 def test_a_smaller_memory_keeps_what_was_used_last(tmp_path):
@@ -239,11 +244,11 @@ def test_a_smaller_memory_keeps_what_was_used_last(tmp_path):
         memory.add(f"ferry {number}", "x" * 100)
     memory.save()
     small = AnswerMemory(embed, path=path, max_bytes=1024)
-    assert small.refused == ""
-    assert small.figures().num_bytes <= 1024
-    kept = [key.question for key in small._kept]
+    assert small.load_error == ""
+    assert small.stats().num_bytes <= 1024
+    kept = [key.question for key in small._entries]
     assert kept == [f"ferry {number}" for number in range(20 - len(kept), 20)]
-    assert small.figures().evictions == 20 - len(kept)
+    assert small.stats().evictions == 20 - len(kept)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +260,8 @@ def test_another_embedder_is_refused(path, caplog, other):
     before = path.read_bytes()
     with caplog.at_level(logging.WARNING, "ragaccel"):
         memory = AnswerMemory(other, path=path)
-    assert "another embedder" in memory.refused
-    assert [record.getMessage() for record in caplog.records] == [memory.refused]
+    assert "another embedder" in memory.load_error
+    assert [record.getMessage() for record in caplog.records] == [memory.load_error]
     memory.add("ferry", "a")
     assert found(memory, "ferry") == ["a"]
     with pytest.raises(ConfigurationError, match="another embedder"):
@@ -268,9 +273,9 @@ def test_another_embedder_is_refused(path, caplog, other):
 
 
 def test_a_file_of_another_kind_of_memory_is_refused(path):
-    assert "other than ragaccel memory" in Memory(path=path).refused
+    assert "other than ragaccel memory" in Memory(path=path).load_error
     Memory(path=path.with_name("memory")).save()
-    refused = AnswerMemory(embed, path=path.with_name("memory")).refused
+    refused = AnswerMemory(embed, path=path.with_name("memory")).load_error
     assert "other than ragaccel answers" in refused
 
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from ragaccel.drafting.memory import UnusableError, read_archive, write_archive
+from ragaccel.drafting.memory import UnusableFileError, read_archive, write_archive
 
 ARRAYS = {"a/b": np.arange(5, dtype=np.int32), "none": np.zeros((0, 3)), "c": np.eye(2)}
 
@@ -69,7 +69,7 @@ def test_a_header_of_another_form_is_refused(path, told):
     with pytest.raises(ValueError, match=r"header|checksum|Expecting"):
         read_archive(path, 1 << 20)
     path.write_bytes(save(ARRAYS, {"other": told}))
-    with pytest.raises(UnusableError, match="no header"):
+    with pytest.raises(UnusableFileError, match="no header"):
         read_archive(path, 1 << 20)
 
 
@@ -77,12 +77,12 @@ def test_other_numbers_than_were_written_are_refused(path):
     contents = bytearray(path.read_bytes())
     contents[-1] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(UnusableError, match="checksum"):
+    with pytest.raises(UnusableFileError, match="checksum"):
         read_archive(path, 1 << 20)
 
 
 def test_more_bytes_than_may_be_are_not_read(path):
-    with pytest.raises(UnusableError, match="larger than the 100 bytes"):
+    with pytest.raises(UnusableFileError, match="larger than the 100 bytes"):
         read_archive(path, 100)
 
 
@@ -98,7 +98,7 @@ def test_an_array_is_as_large_as_it_says(path, shape, end):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UnusableError, match="no file"):
+    with pytest.raises(UnusableFileError, match="no file"):
         read_archive(tmp_path / "pipe", 1 << 20)
 
 

@@ -13,13 +13,13 @@ from ragaccel.drafting.suffix_array import (
     CONTEXT,
     MAX_GAP,
     MAX_MATCH,
-    SORTED_BY,
-    empty_corpus,
+    SORT_DEPTH,
+    empty_suffix_array,
+    insertion_rank,
     match_beyond,
     match_length,
-    position,
 )
-from ragaccel.drafting.trie import SearchedText
+from ragaccel.drafting.trie import RequestText
 
 
 def random_text(seed, size, vocab=3):
@@ -27,15 +27,15 @@ def random_text(seed, size, vocab=3):
     return [rng.randrange(vocab) for _ in range(size)]
 
 
-def backwards(token_ids, place):
-    return [int(token_ids[place - i]) for i in range(1, SORTED_BY + 1)]
+def backwards(token_ids, position):
+    return [int(token_ids[position - i]) for i in range(1, SORT_DEPTH + 1)]
 
 
-def contexts_in_order(corpus):
+def contexts_in_order(suffix_array):
     """The contexts of all places, in the order kept; the boundary ends a context."""
     found = []
-    for place in corpus.places[: corpus.num_places]:
-        context = backwards(corpus.token_ids, place)
+    for position in suffix_array.positions[: suffix_array.num_positions]:
+        context = backwards(suffix_array.token_ids, position)
         found.append(context[: context.index(-1) + 1] if -1 in context else context)
     return found
 
@@ -43,16 +43,16 @@ def contexts_in_order(corpus):
 @pytest.mark.parametrize("seed", range(20))
 def test_places_stay_in_order_as_the_answer_grows(seed):
     context = Context(random_text(seed, 40), [Reference(tuple(random_text(seed + 100, 30)))])
-    text = SearchedText(context)
+    text = RequestText(context)
     for _ in range(10):
         gained = random_text(seed + len(context.token_ids), 3)
         context.token_ids += gained
         assert list(text.advance()) == gained
-    corpus = text.corpus
-    contexts = contexts_in_order(corpus)
+    suffix_array = text.suffix_array
+    contexts = contexts_in_order(suffix_array)
     assert contexts == sorted(contexts)
-    assert corpus.num_places == 29 + 39 + 30
-    assert corpus.token_ids[text.text_start : text.end].tolist() == context.token_ids
+    assert suffix_array.num_positions == 29 + 39 + 30
+    assert suffix_array.token_ids[text.text_start : text.end].tolist() == context.token_ids
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,14 +60,14 @@ def test_the_neighbours_of_a_context_are_its_longest_matches(seed):
     history = History()
     for part in range(3):
         history.add(random_text(seed * 9 + part, 30), random_text(seed * 7 + part, 20))
-    corpus = history.corpus()
+    suffix_array = history.suffix_array()
     wanted = np.array([-1] * CONTEXT + random_text(seed + 50, 12), np.int32)
-    at = position(corpus, wanted, len(wanted))
+    at = insertion_rank(suffix_array, wanted, len(wanted))
     lengths = [
-        match_length(corpus.token_ids, place, wanted, len(wanted))
-        for place in corpus.places[: corpus.num_places]
+        match_length(suffix_array.token_ids, position, wanted, len(wanted))
+        for position in suffix_array.positions[: suffix_array.num_positions]
     ]
-    capped = [min(length, SORTED_BY) for length in lengths]
+    capped = [min(length, SORT_DEPTH) for length in lengths]
     assert max(capped) == max(capped[max(0, at - 1) : at + 1])
     left, right = capped[:at], capped[at:]
     assert left[-1:] == [max(left)] if left else True
@@ -103,13 +103,13 @@ def test_agreement_goes_on_beyond_one_changed_token(earlier, now, agreed):
 def test_a_reference_in_the_prompt_is_searched_once_and_told_from_the_rest():
     inside = Reference((3, 4, 5, 6), passage_id="a")
     apart = Reference((7, 8, 9), passage_id="b")
-    text = SearchedText(Context([1, 2, 3, 4, 5, 6, 2], [inside, apart]))
-    corpus = text.corpus
-    known = corpus.token_ids[CONTEXT : text.end].tolist()
+    text = RequestText(Context([1, 2, 3, 4, 5, 6, 2], [inside, apart]))
+    suffix_array = text.suffix_array
+    known = suffix_array.token_ids[CONTEXT : text.end].tolist()
     assert known == [7, 8, 9, -1, 1, 2, 3, 4, 5, 6, 2]
-    kinds = corpus.kinds[CONTEXT : text.end].tolist()
+    kinds = suffix_array.kinds[CONTEXT : text.end].tolist()
     assert kinds == [REFERENCE] * 4 + [PROMPT] * 2 + [REFERENCE] * 4 + [PROMPT]
-    assert corpus.kinds[text.end] == OUTPUT
+    assert suffix_array.kinds[text.end] == OUTPUT
     origins = [text.origin(kinds[i], 2, CONTEXT + i) for i in (1, 5, 7)]
     assert [(o.source, o.passage_id, o.offset) for o in origins] == [
         ("reference", "b", 1), ("prompt", "", 1), ("reference", "a", 1),
@@ -118,15 +118,15 @@ def test_a_reference_in_the_prompt_is_searched_once_and_told_from_the_rest():
 
 def test_an_answer_may_be_longer_than_the_room_that_was_made():
     context = Context([1, 2])
-    text = SearchedText(context)
+    text = RequestText(context)
     context.token_ids += random_text(1, 2000, 50)
     text.advance()
-    assert text.corpus.num_places == 2001
-    assert set(text.corpus.kinds[text.output_start : text.end].tolist()) == {OUTPUT}
-    contexts = contexts_in_order(text.corpus)
+    assert text.suffix_array.num_positions == 2001
+    assert set(text.suffix_array.kinds[text.output_start : text.end].tolist()) == {OUTPUT}
+    contexts = contexts_in_order(text.suffix_array)
     assert contexts == sorted(contexts)
 
 
 def test_nothing_is_found_in_no_text():
-    corpus = empty_corpus()
-    assert position(corpus, np.array([-1] * CONTEXT + [1], np.int32), CONTEXT + 1) == 0
+    suffix_array = empty_suffix_array()
+    assert insertion_rank(suffix_array, np.array([-1] * CONTEXT + [1], np.int32), CONTEXT + 1) == 0

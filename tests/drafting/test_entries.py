@@ -6,11 +6,11 @@ from ragaccel.drafting.answer_memory import (
     Entry,
     Key,
     num_bytes,
-    packed,
+    pack,
     unit_vector,
-    unpacked,
+    unpack,
 )
-from ragaccel.drafting.history import AnswerFigures
+from ragaccel.drafting.history import AnswerMemoryStats
 from ragaccel.drafting.memory import read_archive, write_archive
 
 
@@ -35,12 +35,12 @@ def entries():
 
 
 def test_what_is_packed_is_unpacked_in_its_order():
-    made = unpacked(*packed(entries()))
+    made = unpack(*pack(entries()))
     assert [key for key, _ in made] == [key for key, _ in entries()]
     assert [entry.answer for _, entry in made] == ["1", "22", "333"]
     assert [entry.number for _, entry in made] == [2, 0, 1], "the order in which they came"
     assert all(num_bytes(*one) == num_bytes(*two) for one, two in zip(made, entries(), strict=True))
-    assert unpacked(*packed([])) == []
+    assert unpack(*pack([])) == []
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_what_is_packed_is_unpacked_in_its_order():
     ],
 )
 def test_arrays_that_are_no_entries_are_refused(tmp_path, name, array):
-    header, arrays = packed(entries())
+    header, arrays = pack(entries())
     arrays.pop(name)
     if array is not None:
         arrays[name] = array
     with pytest.raises(ValueError, match=r"."):
-        unpacked(header, arrays)
+        unpack(header, arrays)
     path = tmp_path / "answers"
     AnswerMemory(never, path=path).save()
     written, _ = read_archive(path, 1 << 20)
     write_archive(path, {**written, **header}, arrays)
     memory = AnswerMemory(never, path=path)
-    assert "damaged" in memory.refused
-    assert memory.figures() == AnswerFigures(0, 0, 0, 0, 0)
+    assert "damaged" in memory.load_error
+    assert memory.stats() == AnswerMemoryStats(0, 0, 0, 0, 0)

@@ -24,14 +24,14 @@ def path(tmp_path):
 
 def test_drafts_are_the_same_after_a_round_trip(path, tmp_path):
     memory, other = opened(path), opened(path)
-    assert memory.refused == ""
+    assert memory.load_error == ""
     assert memory.namespaces == ["mine", "theirs"]
     taught = Memory(vocab_size=60)
     teach(taught.of("mine"), 1)
     teach(taught.of("theirs"), 2)
     for namespace in ("mine", "theirs"):
         assert drafts(memory.of(namespace)) == drafts(taught.of(namespace))
-        assert memory.of(namespace).figures() == taught.of(namespace).figures()
+        assert memory.of(namespace).stats() == taught.of(namespace).stats()
         teach(memory.of(namespace), 3)
         teach(other.of(namespace), 3)
         assert drafts(memory.of(namespace)) == drafts(other.of(namespace))
@@ -56,13 +56,13 @@ def test_the_order_of_namespaces_is_kept_and_too_many_are_left_out(path):
     memory.save()
     one = opened(path, max_namespaces=1)
     assert one.namespaces == ["mine"]
-    assert one.figures().evicted_namespaces == 1
+    assert one.stats().evicted_namespaces == 1
     assert drafts(one.of("mine")) == drafts(memory.of("mine"))
 
 
 def test_a_smaller_memory_takes_in_the_newest_requests(path):
     small, again = opened(path, max_bytes=1 << 14), opened(path, max_bytes=1 << 14)
-    assert small.refused == ""
+    assert small.load_error == ""
     assert small.num_bytes <= 1 << 14
     for one, other in ((small, again), (again, opened(path))):
         mine, theirs = one.of("mine").history.state(), other.of("mine").history.state()
@@ -74,7 +74,7 @@ def test_a_smaller_memory_takes_in_the_newest_requests(path):
 def test_a_missing_file_is_a_new_one_and_its_folder_is_made(tmp_path, caplog):
     path = tmp_path / "a" / "b" / "memory"
     memory = opened(path)
-    assert memory.refused == ""
+    assert memory.load_error == ""
     assert not caplog.records
     assert not path.parent.exists(), "nothing is made before something is saved"
     memory.of("").remember([1], [2])
@@ -110,15 +110,15 @@ def test_a_save_that_fails_leaves_the_old_file_whole(path, monkeypatch):
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
-    assert memory.unsaved
+    assert memory.has_unsaved_changes
     memory.save()
-    assert not memory.unsaved
+    assert not memory.has_unsaved_changes
     assert opened(path).of("mine").history.num_requests == 13
 
 
 def test_what_changes_it_is_marked(path):
     memory = opened(path)
-    assert not memory.unsaved, "what was only read is not written again"
+    assert not memory.has_unsaved_changes, "what was only read is not written again"
     for change in (
         lambda: memory.of("mine").remember([1], [2]),
         lambda: memory.of("mine").clear(),
@@ -126,11 +126,11 @@ def test_what_changes_it_is_marked(path):
         memory.clear,
     ):
         change()
-        assert memory.unsaved
+        assert memory.has_unsaved_changes
         memory.save()
-        assert not memory.unsaved
+        assert not memory.has_unsaved_changes
     memory.of("mine")
-    assert not memory.unsaved
+    assert not memory.has_unsaved_changes
     assert opened(path).namespaces == []
 
 
@@ -144,7 +144,7 @@ def test_threads_save_while_others_add(tmp_path):
         while not done.is_set():
             memory.save()
             kept = Memory(path=tmp_path / "memory", vocab_size=60)
-            errors.extend([kept.refused] if kept.refused else [])
+            errors.extend([kept.load_error] if kept.load_error else [])
 
     def add(seed):
         teach(memory.of(f"{seed % 2}"), seed, num=8)
@@ -242,28 +242,28 @@ def test_a_namespace_that_was_forgotten_is_gone_from_the_file_though_it_had_been
     memory.save()
     memory.of("E")  # A makes room
     memory.forget("A")
-    assert memory.unsaved
+    assert memory.has_unsaved_changes
     memory.save()
     assert "A" not in Memory(path=path).namespaces
     narrow = Memory(path=path, max_namespaces=1)
-    assert narrow.unsaved, "what was left out is still in the file"
+    assert narrow.has_unsaved_changes, "what was left out is still in the file"
 
 
 def test_it_is_saved_now_and_then(tmp_path):
     path = tmp_path / "memory"
     memory = Memory(path=path)
-    for _ in range(files.SAVED_EVERY):
+    for _ in range(files.SAVE_INTERVAL):
         assert not path.exists()
         memory.of("").remember([1, 2], [3])
-    assert Memory(path=path).figures().requests == files.SAVED_EVERY
+    assert Memory(path=path).stats().requests == files.SAVE_INTERVAL
 
 
 def test_a_second_one_in_this_process_knows_what_the_first_has_not_saved(tmp_path):
     path = tmp_path / "memory"
     first = Memory(path=path)
     first.of("").remember([1, 2], [3])
-    assert Memory(path=path).figures().requests == 1
-    assert not first.unsaved
+    assert Memory(path=path).stats().requests == 1
+    assert not first.has_unsaved_changes
 
 
 def test_only_what_has_something_to_save_is_kept_alive(tmp_path):
@@ -279,9 +279,9 @@ def test_only_what_has_something_to_save_is_kept_alive(tmp_path):
 def test_a_failed_save_now_and_then_costs_nothing(tmp_path, monkeypatch):
     memory = Memory(path=tmp_path / "memory")
     monkeypatch.setattr(files, "write_archive", lambda *a: (_ for _ in ()).throw(OSError(28, "x")))
-    for _ in range(files.SAVED_EVERY):
+    for _ in range(files.SAVE_INTERVAL):
         memory.of("").remember([1, 2], [3])
-    assert memory.unsaved
+    assert memory.has_unsaved_changes
     files._unsaved.get().discard(memory)
 
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT
-from ragaccel.drafting.history import ANSWER_COUNTS, BYTES_A_TOKEN, Figures, History
+from ragaccel.drafting.history import ANSWER_WEIGHT, BYTES_PER_TOKEN, History, HistoryStats
 from ragaccel.drafting.suffix_array import CONTEXT, ROW_BYTES
 from ragaccel.errors import ConfigurationError
 
 
 def texts(history):
     """What it remembers, request by request."""
-    ids = history.corpus().token_ids[CONTEXT:].tolist()
+    ids = history.suffix_array().token_ids[CONTEXT:].tolist()
     found, current = [], []
     for token in ids:
         if token < 0:
@@ -28,10 +28,10 @@ def test_prompts_and_answers_are_remembered_and_told_apart():
     history.add([1, 2, 3], [4, 5])
     history.add([6], [])
     assert texts(history) == [[1, 2, 3, 4, 5], [6]]
-    corpus = history.corpus()
-    assert corpus.kinds[CONTEXT:].tolist()[:5] == [PAST_PROMPT] * 3 + [PAST_ANSWER] * 2
-    assert corpus.num_places == 4
-    assert history.counts().tolist() == [0, 1, 1, 1, ANSWER_COUNTS, ANSWER_COUNTS, 1]
+    suffix_array = history.suffix_array()
+    assert suffix_array.kinds[CONTEXT:].tolist()[:5] == [PAST_PROMPT] * 3 + [PAST_ANSWER] * 2
+    assert suffix_array.num_positions == 4
+    assert history.counts().tolist() == [0, 1, 1, 1, ANSWER_WEIGHT, ANSWER_WEIGHT, 1]
     assert history.num_requests == 2
 
 
@@ -46,13 +46,13 @@ def test_the_oldest_requests_go_when_it_is_full_and_it_never_outgrows_its_limit(
         assert firsts == list(range(firsts[0], number + 1)), "the newest ones, without a gap"
         assert len(remembered) == history.num_requests
         counts = history.counts()
-        assert counts[number] == 10 + 10 * ANSWER_COUNTS
+        assert counts[number] == 10 + 10 * ANSWER_WEIGHT
         assert counts[: firsts[0]].sum() == 0
     again = History(4096)
     for number in range(100):
         again.add([number] * 10, [number] * 10)
-    assert np.array_equal(again.corpus().token_ids, history.corpus().token_ids)
-    assert np.array_equal(again.corpus().places, history.corpus().places)
+    assert np.array_equal(again.suffix_array().token_ids, history.suffix_array().token_ids)
+    assert np.array_equal(again.suffix_array().positions, history.suffix_array().positions)
 
 
 def test_places_after_letting_go_are_those_of_a_fresh_history():
@@ -65,8 +65,10 @@ def test_places_after_letting_go_are_those_of_a_fresh_history():
         fresh.add(text[:25], text[25:])
 
     def contexts(history):
-        ids = history.corpus().token_ids
-        return [ids[place - 8 : place].tolist() for place in history.corpus().places]
+        ids = history.suffix_array().token_ids
+        return [
+            ids[position - 8 : position].tolist() for position in history.suffix_array().positions
+        ]
 
     assert contexts(full) == contexts(fresh)
     assert full.counts().tolist() == fresh.counts().tolist()
@@ -84,15 +86,15 @@ def test_of_a_request_that_is_too_large_the_end_is_kept():
 def test_what_was_handed_out_does_not_change():
     history = History(4096)
     history.add([1, 2, 3], [4])
-    corpus = history.corpus()
-    before = [array.copy() for array in corpus[:3]]
+    suffix_array = history.suffix_array()
+    before = [array.copy() for array in suffix_array[:3]]
     for _ in range(50):
         history.add(list(range(30)), [9])
-    assert all(np.array_equal(a, b) for a, b in zip(corpus[:3], before, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(suffix_array[:3], before, strict=True))
     history.clear()
     assert history.num_requests == 0
-    assert history.corpus().num_places == 0
-    assert corpus.num_places == 3
+    assert history.suffix_array().num_positions == 0
+    assert suffix_array.num_positions == 3
 
 
 def test_threads_share_it():
@@ -160,25 +162,25 @@ def test_arrays_that_are_no_texts_are_not_taken_in(name, array):
     state = {key: value for key, value in history.state().items() if key != name}
     if array is not None:
         state[name] = array
-    before = history.corpus()
+    before = history.suffix_array()
     with pytest.raises(ValueError, match=r"token_ids|lengths"):
         history.restore(state)
-    assert history.corpus() is before
+    assert history.suffix_array() is before
 
 
 def test_figures_wait_for_no_request_that_is_being_added():
     history = History(4096)
     history.add([1, 2, 3], [4])
     with history._lock:  # as while a request is added
-        assert history.figures() == Figures(1, 4, history.num_bytes, 0)
+        assert history.stats() == HistoryStats(1, 4, history.num_bytes, 0)
     for _ in range(100):
         history.add([1] * 10, [2] * 10)
-    figures = history.figures()
-    assert figures.requests + figures.evicted_requests == 101
-    assert figures.tokens == 20 * figures.requests
+    stats = history.stats()
+    assert stats.requests + stats.evicted_requests == 101
+    assert stats.tokens == 20 * stats.requests
     history.clear()
-    assert history.figures().evicted_requests == figures.evicted_requests
-    assert history.figures().tokens == 0
+    assert history.stats().evicted_requests == stats.evicted_requests
+    assert history.stats().tokens == 0
 
 
 @pytest.mark.slow
@@ -190,5 +192,5 @@ def test_a_hundred_thousand_inserts_stay_under_the_cap():
         history.add(rng.integers(0, 32_000, 150), rng.integers(0, 32_000, 50))
         assert history.num_bytes <= 1 << 20
     assert history.num_bytes > (1 << 20) // 2
-    pairs = len(history.successors().totals) * ROW_BYTES
-    assert BYTES_A_TOKEN * len(history.corpus().token_ids) + pairs == history.num_bytes
+    pairs = len(history.bigrams().totals) * ROW_BYTES
+    assert BYTES_PER_TOKEN * len(history.suffix_array().token_ids) + pairs == history.num_bytes

@@ -113,10 +113,10 @@ def test_a_strangers_folder_does_not_say_where_compiled_code_is_kept(tmp_path):
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: ./theirs\ndisable_jit: 1\n")
     script = (
         "import sys; sys.path[:] = sys.argv[1:]\n"
-        "from ragaccel.drafting.calibration import follow\n"
+        "from ragaccel.drafting.calibration import update_corrections\n"
         "import numba, os\n"
         "assert numba.njit(lambda n: n + 1)(1) == 2  # reads its settings again\n"
-        "kept = os.path.abspath(follow._cache._cache_file._index_path)\n"
+        "kept = os.path.abspath(update_corrections._cache._cache_file._index_path)\n"
         "assert not kept.startswith(os.getcwd()), kept\n"
         "assert not (numba.config.CACHE_DIR or numba.config.DISABLE_JIT)\n"
     )

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ragaccel.drafting import arrays as large_arrays
-from ragaccel.drafting.arrays import LARGE
+from ragaccel.drafting.arrays import MIN_MMAP_BYTES
 
-SIZES = (0, 1, 100, LARGE // 4, LARGE)  # of four bytes each
+SIZES = (0, 1, 100, MIN_MMAP_BYTES // 4, MIN_MMAP_BYTES)  # of four bytes each
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -23,9 +23,9 @@ def test_zeros_are_like_numpys(size):
 
 
 def test_only_large_ones_have_pages_of_their_own():
-    assert large_arrays.zeros((LARGE // 8 - 1,), np.float64).base is None
-    large = large_arrays.zeros((LARGE // 16, 2), np.float64)
-    assert large.shape == (LARGE // 16, 2)
+    assert large_arrays.zeros((MIN_MMAP_BYTES // 8 - 1,), np.float64).base is None
+    large = large_arrays.zeros((MIN_MMAP_BYTES // 16, 2), np.float64)
+    assert large.shape == (MIN_MMAP_BYTES // 16, 2)
     while not isinstance(large, mmap.mmap):
         large = large.base if isinstance(large, np.ndarray) else large.obj
 
@@ -36,15 +36,15 @@ def test_joined_and_inserted_are_as_numpy_makes_them(size):
     array = rng.integers(0, 99, size, dtype=np.int32)
     new = rng.integers(0, 99, 40, dtype=np.int32)
     at = np.sort(rng.integers(0, size + 1, 40))
-    assert np.array_equal(large_arrays.joined([array, new]), np.concatenate([array, new]))
-    assert np.array_equal(large_arrays.inserted(array, at, new), np.insert(array, at, new))
+    assert np.array_equal(large_arrays.concatenate([array, new]), np.concatenate([array, new]))
+    assert np.array_equal(large_arrays.insert(array, at, new), np.insert(array, at, new))
     table = array.reshape(-1, 1)
-    assert np.array_equal(large_arrays.joined([table, table]), np.concatenate([table, table]))
+    assert np.array_equal(large_arrays.concatenate([table, table]), np.concatenate([table, table]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_forked_process_writes_into_its_own():
-    array = large_arrays.zeros((LARGE,), np.int32)
+    array = large_arrays.zeros((MIN_MMAP_BYTES,), np.int32)
     if (child := os.fork()) == 0:
         array[:] = 1
         os._exit(0)

@@ -104,20 +104,20 @@ def test_figures_count_hits_misses_and_what_was_let_go():
     for _ in range(60):
         memory.of("a").remember([1] * 10, [2] * 10)
     memory.of("b")
-    figures = memory.figures()
-    own = memory.of("a").figures()
-    assert (figures.hits, figures.misses) == (59, 2)
-    assert figures.namespaces == 2
-    assert figures.requests == own.requests
-    assert figures.requests + figures.evicted_requests == 60
-    assert figures.evicted_requests > 0
-    assert figures.tokens == 20 * figures.requests
-    assert figures.num_bytes == memory.num_bytes > own.num_bytes > 0
+    stats = memory.stats()
+    own = memory.of("a").stats()
+    assert (stats.hits, stats.misses) == (59, 2)
+    assert stats.namespaces == 2
+    assert stats.requests == own.requests
+    assert stats.requests + stats.evicted_requests == 60
+    assert stats.evicted_requests > 0
+    assert stats.tokens == 20 * stats.requests
+    assert stats.num_bytes == memory.num_bytes > own.num_bytes > 0
     memory.of("c"), memory.of("d")
-    later = memory.figures()
+    later = memory.stats()
     assert later.evicted_namespaces == 2
     assert later.requests == 0
-    assert later.evicted_requests == figures.evicted_requests, "what was counted stays counted"
+    assert later.evicted_requests == stats.evicted_requests, "what was counted stays counted"
     assert (later.hits, later.misses) == (60, 4)
 
 
@@ -126,8 +126,8 @@ def test_figures_wait_for_no_request_that_is_being_added():
     kept = memory.of("a")
     kept.remember([1], [2])
     with kept.history._lock, kept.calibration._lock:
-        assert memory.figures().requests == 1
-        assert kept.figures().tokens == 2
+        assert memory.stats().requests == 1
+        assert kept.stats().tokens == 2
 
 
 def test_ids_beyond_the_vocabulary_are_not_remembered():

@@ -8,11 +8,11 @@ from ragaccel.decoding.session import Context
 from ragaccel.drafting.ngram import (
     MAX_CANDIDATES,
     MAX_N,
-    NEAR,
-    FirstOccurrences,
-    Match,
+    SEQUEL_RANGE,
+    FirstMatchIndex,
     NgramIndex,
-    sorted_places,
+    NgramMatch,
+    sort_positions,
 )
 
 
@@ -21,7 +21,7 @@ class PlainIndex:
 
     def __init__(self, context):
         self.context, self.last, self.copied_to, self.seen = context, None, None, None
-        self.places, self.tokens = [], [-1] * 32
+        self.positions, self.tokens = [], [-1] * 32
         for reference in sorted(context.references, key=lambda r: -r.weight):
             self.tokens += [-1, *reference.token_ids]
         self.tokens.append(-1)
@@ -43,23 +43,23 @@ class PlainIndex:
             found = found[:MAX_CANDIDATES]
             for n in (16, 32):
                 found = [p for p in found if lengths[p] >= n] or found
-        place = self._choose(found)
+        position = self._choose(found)
         if length == MAX_N and max_n >= MAX_N:
-            length = lengths[place]
-        self.last = Match(length, place)
+            length = lengths[position]
+        self.last = NgramMatch(length, position)
         return self.last
 
-    def _agree(self, tokens, place):
+    def _agree(self, tokens, position):
         n = 0
-        while n < 32 and tokens[place - 1 - n] == tokens[-1 - n] != -1:
+        while n < 32 and tokens[position - 1 - n] == tokens[-1 - n] != -1:
             n += 1
         return n
 
     def _follow(self, tokens):
         if self.seen is not None and len(tokens) > self.seen:
             gained = len(tokens) - self.seen
-            if self.last and tokens[self.last.place] == tokens[self.seen]:
-                self.copied_to = self.last.place + gained
+            if self.last and tokens[self.last.position] == tokens[self.seen]:
+                self.copied_to = self.last.position + gained
             elif self.copied_to is not None:
                 self.copied_to += gained
         if self.seen is None or len(tokens) > self.seen:
@@ -68,7 +68,7 @@ class PlainIndex:
 
     def _choose(self, found):
         if len(found) > 1 and self.copied_to is not None:
-            near = [p for p in found if NEAR[0] <= p - self.copied_to < NEAR[1]]
+            near = [p for p in found if SEQUEL_RANGE[0] <= p - self.copied_to < SEQUEL_RANGE[1]]
             if near:
                 return min(near)
         return found[0] if found[0] < self.text_start else found[-1]
@@ -104,7 +104,7 @@ def test_finds_what_plain_loops_find(seed):
         assert found == plain.find(min_n, max_n)
         if found:
             assert (
-                fast.texts.token_ids[found.place - found.length : found.place]
+                fast.texts.token_ids[found.position - found.length : found.position]
                 == (context.token_ids[-found.length :])
             )
         context.token_ids += block
@@ -115,10 +115,10 @@ def test_places_are_sorted_by_what_precedes_them(seed):
     rng = random.Random(seed)
     vocab = rng.choice([2, 50, 40_000, 2**45])
     tokens = [rng.choice([-1, *(rng.randrange(vocab) for _ in range(9))]) for _ in range(300)]
-    places = sorted_places(tokens).tolist()
+    positions = sort_positions(tokens).tolist()
     inside = [p for p in range(len(tokens)) if tokens[p] != -1 and (p == 0 or tokens[p - 1] != -1)]
-    assert sorted(places) == inside
-    before = [tokens[max(0, p - MAX_N) : p][::-1] for p in places]
+    assert sorted(positions) == inside
+    before = [tokens[max(0, p - MAX_N) : p][::-1] for p in positions]
     assert before == sorted(before)
 
 
@@ -126,8 +126,8 @@ def test_a_match_never_crosses_into_another_reference():
     context = Context([1, 2, 3], [Reference((9, 1, 2)), Reference((3, 4))])
     index = NgramIndex(context)
     match = index.find()
-    assert match == Match(1, match.place)
-    assert index.texts.following(match.place, 10) == [4]
+    assert match == NgramMatch(1, match.position)
+    assert index.texts.tokens_from(match.position, 10) == [4]
 
 
 def test_a_match_ends_where_its_texts_begin():
@@ -170,7 +170,7 @@ def test_the_sequel_of_the_last_copy_goes_first():
     index.find(2)
     context.token_ids += [10, 9]  # the passage goes on with 9, 6, 7; the other stands first
     match = index.find()
-    assert index.texts.following(match.place, 2) == [6, 7]
+    assert index.texts.tokens_from(match.position, 2) == [6, 7]
 
 
 def test_the_output_is_copied_from_and_the_latest_first():
@@ -179,7 +179,7 @@ def test_the_output_is_copied_from_and_the_latest_first():
     assert index.find() is None
     context.token_ids += [1, 2, 4, 1, 5, 6, 1]
     match = index.find()
-    assert index.texts.following(match.place, 2) == [5, 6]
+    assert index.texts.tokens_from(match.position, 2) == [5, 6]
     origin = index.texts.origins(match, 2)[1][0]
     assert (origin.source, origin.match_length, origin.offset) == ("output", 2, 6)
 
@@ -214,12 +214,12 @@ def test_the_papers_index_finds_what_the_paper_finds(seed):
     rng = random.Random(seed)
     references, prompt, blocks = random_case(rng)
     context = Context(prompt, references)
-    ours, plain, n = FirstOccurrences(context), PlainPaper(context), rng.choice([1, 1, 2])
+    ours, plain, n = FirstMatchIndex(context), PlainPaper(context), rng.choice([1, 1, 2])
     for block in blocks:
         match, expected = ours.find(n, 5), plain.find(n)
         assert (match is None) == (expected is None)
         if match:
-            assert (match.length, ours.texts.following(match.place, 19)) == expected
+            assert (match.length, ours.texts.tokens_from(match.position, 19)) == expected
         context.token_ids += block
 
 

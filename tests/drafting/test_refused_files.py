@@ -21,10 +21,10 @@ def assert_refused(path, reason, caplog, **changes):
     before = path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else None
     with caplog.at_level(logging.WARNING, "ragaccel"):
         memory = opened(path, **changes)
-    assert str(path) in memory.refused
-    assert reason in memory.refused
-    assert "Delete it or choose another path" in memory.refused
-    assert [record.getMessage() for record in caplog.records] == [memory.refused]
+    assert str(path) in memory.load_error
+    assert reason in memory.load_error
+    assert "Delete it or choose another path" in memory.load_error
+    assert [record.getMessage() for record in caplog.records] == [memory.load_error]
     assert memory.namespaces == []
     memory.of("new").remember([1, 2], [3])
     assert memory.of("new").history.num_requests == 1
@@ -115,8 +115,8 @@ def test_flipped_bytes_are_refused_or_change_nothing(path):
         flipped[at] ^= 0x55
         path.write_bytes(flipped)
         memory = opened(path)
-        refused += bool(memory.refused)
-        if not memory.refused:
+        refused += bool(memory.load_error)
+        if not memory.load_error:
             assert drafts(memory.of("mine")) == expected
     assert refused > 60
 

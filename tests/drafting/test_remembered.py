@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ragaccel.drafting.history import History, in_order
+from ragaccel.drafting.history import History, order_positions
 from ragaccel.drafting.suffix_array import CONTEXT
 
 
@@ -22,7 +22,7 @@ def restored(history, max_bytes=1 << 20):
 
 
 def flat(history):
-    return [*history.corpus(), history.counts(), *history.successors()]
+    return [*history.suffix_array(), history.counts(), *history.bigrams()]
 
 
 def test_made_in_one_go_it_is_what_was_added_one_by_one():
@@ -44,10 +44,10 @@ def test_it_goes_on_alike_afterwards():
 
 def test_after_letting_go_texts_and_places_are_the_same():
     history = filled(8192, num=200)
-    assert history.figures().evicted_requests > 0
+    assert history.stats().evicted_requests > 0
     other = restored(history, 8192)
     assert other.num_requests == history.num_requests
-    for one, another in zip(history.corpus(), other.corpus(), strict=True):
+    for one, another in zip(history.suffix_array(), other.suffix_array(), strict=True):
         assert np.array_equal(one, another)
     assert np.array_equal(history.counts(), other.counts())
 
@@ -55,15 +55,15 @@ def test_after_letting_go_texts_and_places_are_the_same():
 def test_rows_for_what_follows_go_to_the_same_tokens_when_there_are_too_few():
     history = filled(1 << 14, num=10, vocabulary=100)
     other = restored(history, 1 << 14)
-    assert 0 < len(history.successors().totals) < 100, "not every token has a row"
-    for one, another in zip(history.successors(), other.successors(), strict=True):
+    assert 0 < len(history.bigrams().totals) < 100, "not every token has a row"
+    for one, another in zip(history.bigrams(), other.bigrams(), strict=True):
         assert np.array_equal(one, another)
 
 
 def test_an_empty_history_is_restored_empty():
     other = restored(History())
     assert other.num_requests == 0
-    assert other.corpus().num_places == 0
+    assert other.suffix_array().num_positions == 0
     other.add([1, 2], [3])
     assert other.num_requests == 1
 
@@ -74,8 +74,8 @@ def test_of_too_much_the_newest_requests_are_taken_in(max_bytes):
     small, again = restored(history, max_bytes), restored(history, max_bytes)
     assert small.num_bytes <= max_bytes
     assert 0 < small.num_requests < 100
-    figures = small.figures()
-    assert figures.requests + figures.evicted_requests == 100
+    stats = small.stats()
+    assert stats.requests + stats.evicted_requests == 100
     kept = small.state()["token_ids"]
     assert np.array_equal(kept, history.state()["token_ids"][-len(kept) :])
     assert all(np.array_equal(a, b) for a, b in zip(flat(small), flat(again), strict=True))
@@ -103,12 +103,12 @@ def test_of_one_request_that_is_too_large_the_end_is_taken_in():
 
 def test_equal_contexts_stand_the_latest_first():
     tokens = np.array([-1] * 25 + [7, 8, 9] * 40 + [-1] + [7, 8, 9, -1] * 3, np.int32)
-    places = in_order(tokens).tolist()
+    positions = order_positions(tokens).tolist()
 
-    def context(place):
-        before = tokens[place - 8 : place][::-1].tolist()
+    def context(position):
+        before = tokens[position - 8 : position][::-1].tolist()
         return before[: before.index(-1) + 1] if -1 in before else before
 
-    keys = [(context(place), -place) for place in places]
+    keys = [(context(position), -position) for position in positions]
     assert keys == sorted(keys)
-    assert len(set(map(str, map(context, places)))) < len(places)
+    assert len(set(map(str, map(context, positions)))) < len(positions)

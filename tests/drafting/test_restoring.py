@@ -1,23 +1,23 @@
 import numpy as np
 import pytest
 
-from ragaccel.drafting.arrays import checked
+from ragaccel.drafting.arrays import checked_array
 from ragaccel.drafting.calibration import Calibration
 
 
 def test_an_array_is_checked_and_copied():
     state = {"a": np.array([1, 2, 3], np.int32)}
     state["a"].flags.writeable = False
-    found = checked(state, "a", np.int32, (None,), low=1, high=3)
+    found = checked_array(state, "a", np.int32, (None,), low=1, high=3)
     found[0] = 9
     assert state["a"][0] == 1
     for shape, low, high in [((3,), 2, 3), ((3,), 1, 2), ((2,), 1, 3), ((3, None), 1, 3)]:
         with pytest.raises(ValueError, match=r"^a "):
-            checked(state, "a", np.int32, shape, low=low, high=high)
+            checked_array(state, "a", np.int32, shape, low=low, high=high)
     with pytest.raises(ValueError, match="lacks the array b"):
-        checked(state, "b", np.int32, (None,), low=0, high=9)
+        checked_array(state, "b", np.int32, (None,), low=0, high=9)
     with pytest.raises(ValueError, match="a holds int32, not int64"):
-        checked(state, "a", np.int64, (None,), low=0, high=9)
+        checked_array(state, "a", np.int64, (None,), low=0, high=9)
 
 
 def test_a_state_does_not_change_later():

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from ragaccel.decoding.request import Reference, Request
 from ragaccel.decoding.session import Context, SampledTokens, Session, accept_tree, allocate
 from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.drafting.calibration import VALUE, Ending, SpaceCalibration
+from ragaccel.drafting.calibration import INITIAL_VALUE, Ending, SpaceCalibration
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.policy import Mixture
 from ragaccel.drafting.space import (
     PaperSpaceDrafter,
     SpaceDrafter,
-    likeliest_tree,
-    ranked_after,
+    best_first_tree,
+    predictions_after,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -67,28 +67,30 @@ def test_what_is_read_stands_under_the_accepted_leaf():
     rows = [[(10 * node, 1.0)] for node in range(6)]
     sampled = SampledTokens([2, 7, 7, *[0] * 6], mask_predictions=rows)
     acceptance = accept_tree(tree, sampled)  # 2 is right, 3 is not: the leaf is node 1
-    assert ranked_after(acceptance) == [[(20, 1.0)], [(30, 1.0)]]
-    assert ranked_after(acceptance.cut(1)) == [[(0, 1.0)], [(10, 1.0)]]
-    assert ranked_after(acceptance.cut(0)) == []
-    assert ranked_after(None) == []
+    assert predictions_after(acceptance) == [[(20, 1.0)], [(30, 1.0)]]
+    assert predictions_after(acceptance.cut(1)) == [[(0, 1.0)], [(10, 1.0)]]
+    assert predictions_after(acceptance.cut(0)) == []
+    assert predictions_after(None) == []
     bare = attach_masks(DraftTree.chain([1, 2, 3]), (90, 91), [0])
     assert (
-        ranked_after(accept_tree(bare, SampledTokens([2, 7, 7, 0, 0], mask_predictions=rows[:2])))
+        predictions_after(
+            accept_tree(bare, SampledTokens([2, 7, 7, 0, 0], mask_predictions=rows[:2]))
+        )
         == []
     )
     silent = SampledTokens([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
-    assert ranked_after(accept_tree(tree, silent)) == []
+    assert predictions_after(accept_tree(tree, silent)) == []
 
 
 def test_a_tree_takes_the_likeliest_first():
     chances = [[(5, 0.6), (6, 0.3)], [(7, 0.5), (8, 0.1)]]
-    tree = likeliest_tree(1, chances, 4)
+    tree = best_first_tree(1, chances, 4)
     assert tree.token_ids == (1, 5, 6, 7, 7)
     assert tree.parents == (-1, 0, 0, 1, 2)
     assert tree.path_probs == pytest.approx((1.0, 0.6, 0.3, 0.3, 0.15))
-    assert likeliest_tree(1, chances, 0).token_ids == (1,)
-    assert likeliest_tree(1, [], 5).token_ids == (1,)
-    assert likeliest_tree(1, [[(5, 0.9), (5, 0.8)]], 5).token_ids == (1, 5)
+    assert best_first_tree(1, chances, 0).token_ids == (1,)
+    assert best_first_tree(1, [], 5).token_ids == (1,)
+    assert best_first_tree(1, [[(5, 0.9), (5, 0.8)]], 5).token_ids == (1, 5)
 
 
 @given(
@@ -238,20 +240,20 @@ def test_a_place_teaches_nothing_once_a_token_before_it_was_not_guessed():
 def test_values_follow_what_was_added_and_come_back():
     calibration = SpaceCalibration()
     for _ in range(200):
-        calibration.count(Ending.ROOT, 3)
-        calibration.count(Ending.END, 0)
+        calibration.record(Ending.ROOT, 3)
+        calibration.record(Ending.END, 0)
     assert calibration.values[Ending.ROOT] > 2.5
     assert calibration.values[Ending.END] < 0.2
-    assert calibration.values[Ending.WITHIN] == pytest.approx(VALUE)
+    assert calibration.values[Ending.INNER] == pytest.approx(INITIAL_VALUE)
     for _ in range(500):
-        calibration.rest()
-    assert calibration.values == pytest.approx([VALUE] * 3, abs=0.05)
+        calibration.decay()
+    assert calibration.values == pytest.approx([INITIAL_VALUE] * 3, abs=0.05)
 
 
 def test_what_was_learned_is_kept():
     calibration, other = SpaceCalibration(), SpaceCalibration()
     calibration.learn([[(5, 0.5), (6, 0.2)]], [6])
-    calibration.count(Ending.WITHIN, 2)
+    calibration.record(Ending.INNER, 2)
     other.restore(calibration.state())
     assert other.values == calibration.values
     assert other.chance(0, 1, 0.3) == calibration.chance(0, 1, 0.3) > 0.3
@@ -308,9 +310,9 @@ class Sequel:
     def draft(self, context, budget):
         return DraftTree.chain(context.token_ids[-1:])
 
-    def draft_after(self, context, guesses, budget):
-        tokens = self.after.get(tuple(guesses), [])[:budget]
-        return DraftTree.chain([guesses[-1], *tokens], [0.5**i for i in range(1 + len(tokens))])
+    def draft_after(self, context, drafted, budget):
+        tokens = self.after.get(tuple(drafted), [])[:budget]
+        return DraftTree.chain([drafted[-1], *tokens], [0.5**i for i in range(1 + len(tokens))])
 
 
 def test_others_go_on_from_what_the_model_guesses():

@@ -17,24 +17,24 @@ from ragaccel.decoding.tree import check_tree
 from ragaccel.drafting import trie
 from ragaccel.drafting.calibration import Calibration
 from ragaccel.drafting.expansion import (
-    BEYOND_UP_TO,
-    CLEAR,
     FREQUENT,
-    MAX_PAST_VOTES,
-    MAX_VOTES,
+    MAX_BEYOND_MATCH,
+    MAX_MATCHES,
+    MAX_PAST_MATCHES,
+    MIN_CLEAR_MATCH,
     OUTPUT,
     PAST_ANSWER,
     PAST_PROMPT,
     PROMPT,
     REFERENCE,
     SOURCES,
-    default_evidence,
-    new_votes,
-    poll,
+    default_match_weights,
+    new_scores,
+    score_candidates,
 )  # fmt: skip
-from ragaccel.drafting.history import ANSWER_COUNTS, History
+from ragaccel.drafting.history import ANSWER_WEIGHT, History
 from ragaccel.drafting.suffix_array import CONTEXT, match_beyond, match_length
-from ragaccel.drafting.trie import SearchedText, TrieDrafter, shares_of_doubt
+from ragaccel.drafting.trie import RequestText, TrieDrafter, backoff_shares
 from ragaccel.errors import ConfigurationError
 
 PASSAGE = Reference(tuple(range(100, 160)), 1.0, "p1")
@@ -99,7 +99,7 @@ def test_the_papers_modes_differ_in_where_branches_part():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_smaller_tree_is_the_likelier_part_of_a_larger_one(seed, monkeypatch):
-    monkeypatch.setattr(trie, "HOPE", 1.0)  # nothing is left out unsearched
+    monkeypatch.setattr(trie, "PRIOR", 1.0)  # nothing is left out unsearched
     rng = random.Random(seed)
     prompt = random_text(rng, 50)
     trees = [TrieDrafter().draft(Context(prompt), budget) for budget in range(1, 65)]
@@ -168,45 +168,47 @@ def test_a_request_goes_on_with_the_history_it_began_with():
     assert 40 in drafter.draft(Context([1, 2]), 60).token_ids
 
 
-def plain_poll(request, history, context, end, evidence, shares):
+def plain_poll(request, history, context, end, match_weights, shares):
     """What `poll` computes, over all places, by comparing everything."""
     weights, longest, support = {}, [0, 0], [0, 0]
-    for number, corpus in enumerate((request, history.corpus())):
+    for number, suffix_array in enumerate((request, history.suffix_array())):
         found = []
-        asked = not number or longest[0] < CLEAR
-        for place in corpus.places[: corpus.num_places * asked].tolist():
-            length = match_length.py_func(corpus.token_ids, place, context, end)
+        asked = not number or longest[0] < MIN_CLEAR_MATCH
+        for position in suffix_array.positions[: suffix_array.num_positions * asked].tolist():
+            length = match_length.py_func(suffix_array.token_ids, position, context, end)
             longest[number] = max(longest[number], length)
             if length > number:  # a single token of the past is counted below
-                found.append((length, place))
+                found.append((length, position))
         support[number] = sum(length == longest[number] for length, _ in found)
-        assert len(found) <= (MAX_VOTES, MAX_PAST_VOTES)[number]
-        for length, place in found:
-            kind = corpus.kinds[place]
-            beyond = match_beyond.py_func(corpus.token_ids, place - length, context, end - length)
-            weight = evidence.length[kind, length]
-            weight *= evidence.beyond[number, min(length, BEYOND_UP_TO), beyond]
-            token = int(corpus.token_ids[place])
+        assert len(found) <= (MAX_MATCHES, MAX_PAST_MATCHES)[number]
+        for length, position in found:
+            kind = suffix_array.kinds[position]
+            beyond = match_beyond.py_func(
+                suffix_array.token_ids, position - length, context, end - length
+            )
+            weight = match_weights.length[kind, length]
+            weight *= match_weights.beyond[number, min(length, MAX_BEYOND_MATCH), beyond]
+            token = int(suffix_array.token_ids[position])
             weights[token] = weights.get(token, 0.0) + weight
-    doubt = math.prod(evidence.doubt[i, longest[i]] for i in (0, 1))
-    doubt *= math.prod(evidence.support[i, round(math.log2(support[i] + 1))] for i in (0, 1))
-    total = doubt + sum(weights.values())
+    backoff = math.prod(match_weights.backoff[i, longest[i]] for i in (0, 1))
+    backoff *= math.prod(match_weights.support[i, round(math.log2(support[i] + 1))] for i in (0, 1))
+    total = backoff + sum(weights.values())
     following, new = plain_successors(history, int(context[end - 1]))
     seen = sum(following.values())
-    part = doubt / (seen + evidence.frequency[2] * new) if seen else 0.0
+    part = backoff / (seen + match_weights.frequency[2] * new) if seen else 0.0
     for token, times in following.items():
         weights[token] = weights.get(token, 0.0) + part * times
-    left = doubt - part * seen
+    left = backoff - part * seen
     return left, total, {token: w + left * shares[token] for token, w in weights.items()}
 
 
 def plain_successors(history, last):
     """How often each token followed the last one in the past, and how many did."""
-    corpus, following = history.corpus(), {}
-    for place in range(CONTEXT + 1, len(corpus.token_ids)):
-        token = int(corpus.token_ids[place])
-        if token >= 0 and corpus.token_ids[place - 1] == last:
-            times = ANSWER_COUNTS if corpus.kinds[place] == PAST_ANSWER else 1
+    suffix_array, following = history.suffix_array(), {}
+    for position in range(CONTEXT + 1, len(suffix_array.token_ids)):
+        token = int(suffix_array.token_ids[position])
+        if token >= 0 and suffix_array.token_ids[position - 1] == last:
+            times = ANSWER_WEIGHT if suffix_array.kinds[position] == PAST_ANSWER else 1
             following[token] = following.get(token, 0) + times
     return following, len(following)
 
@@ -214,19 +216,19 @@ def plain_successors(history, last):
 @pytest.mark.parametrize("seed", range(30))
 def test_votes_are_those_of_every_place_that_matches(seed):
     rng = random.Random(seed)
-    history, evidence = History(), default_evidence()
+    history, match_weights = History(), default_match_weights()
     history.add(random_text(rng, 15), random_text(rng, 12))
     references = [Reference(tuple(random_text(rng, 8)))]
-    text = SearchedText(Context(random_text(rng, 18), references))
-    shares, votes = shares_of_doubt(text, history, evidence), new_votes()
-    context = text.corpus.token_ids[: text.end].copy()
-    left, total, count = poll(
-        text.corpus, history.corpus(), history.successors(), context, text.end, evidence, shares,
-        votes,
+    text = RequestText(Context(random_text(rng, 18), references))
+    shares, scores = backoff_shares(text, history, match_weights), new_scores()
+    context = text.suffix_array.token_ids[: text.end].copy()
+    left, total, count = score_candidates(
+        text.suffix_array, history.suffix_array(), history.bigrams(), context, text.end,
+        match_weights, shares, scores,
     )  # fmt: skip
-    expected = plain_poll(text.corpus, history, context, text.end, evidence, shares)
+    expected = plain_poll(text.suffix_array, history, context, text.end, match_weights, shares)
     assert (left, total) == pytest.approx(expected[:2])
-    got = dict(zip(votes.token_ids[:count].tolist(), votes.weights[:count].tolist(), strict=True))
+    got = dict(zip(scores.token_ids[:count].tolist(), scores.weights[:count].tolist(), strict=True))
     assert got == pytest.approx(expected[2])
 
 
@@ -235,7 +237,7 @@ import json, random, sys
 from ragaccel.decoding.session import Context
 from ragaccel.decoding.request import Reference
 from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.drafting.history import ANSWER_COUNTS, History
+from ragaccel.drafting.history import ANSWER_WEIGHT, History
 rng = random.Random(3)
 text = lambda n: [rng.randrange(6) for _ in range(n)]
 history = History(2048)

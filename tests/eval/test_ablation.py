@@ -13,11 +13,11 @@ from eval.ablation import LongestOnly, PartOfPast, calling, variants
 from eval.recordings import Recorded
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
-from ragaccel.drafting import expansion as votes
-from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT, default_evidence
-from ragaccel.drafting.history import History, first_of
-from ragaccel.drafting.suffix_array import no_successors
-from ragaccel.drafting.trie import NoPast, SearchedText, TrieDrafter
+from ragaccel.drafting import expansion as scores
+from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT, default_match_weights
+from ragaccel.drafting.history import History, bucket_starts
+from ragaccel.drafting.suffix_array import empty_bigrams
+from ragaccel.drafting.trie import NoPast, RequestText, TrieDrafter
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +61,16 @@ def test_a_source_that_is_left_out_is_not_copied_from():
 def test_what_is_left_of_the_past_can_still_be_searched():
     history = make_history()
     part = PartOfPast(history, hidden=PAST_PROMPT)
-    corpus = part.corpus()
-    left = corpus.places[: corpus.num_places]
-    assert set(corpus.kinds[left]) == {PAST_ANSWER}
-    assert np.array_equal(corpus.first_of, first_of(corpus.token_ids, left))
+    suffix_array = part.suffix_array()
+    left = suffix_array.positions[: suffix_array.num_positions]
+    assert set(suffix_array.kinds[left]) == {PAST_ANSWER}
+    assert np.array_equal(suffix_array.bucket_starts, bucket_starts(suffix_array.token_ids, left))
     assert np.array_equal(part.counts(), history.counts())
-    assert part.successors() is history.successors()
-    without = PartOfPast(history, has_successors=False)
-    assert without.corpus().num_places == history.corpus().num_places
-    assert len(without.successors().totals) == len(no_successors().totals)
-    assert PartOfPast(History(), hidden=PAST_PROMPT).corpus().num_places == 0
+    assert part.bigrams() is history.bigrams()
+    without = PartOfPast(history, has_bigrams=False)
+    assert without.suffix_array().num_positions == history.suffix_array().num_positions
+    assert len(without.bigrams().totals) == len(empty_bigrams().totals)
+    assert PartOfPast(History(), hidden=PAST_PROMPT).suffix_array().num_positions == 0
 
 
 def test_ideas_are_taken_out_one_at_a_time():
@@ -78,8 +78,8 @@ def test_ideas_are_taken_out_one_at_a_time():
     assert "frequent" in sources_of(made["full"], Context([0, 40, 41, 42]))
     context = Context([0, 40, 41, 42])
     assert "frequent" not in sources_of(variants(NoPast(), 16)["no_frequent"], context)
-    assert np.all(made["no_beyond"].evidence.beyond == 1.0)
-    assert np.all(made["no_support"].evidence.support == 1.0)
+    assert np.all(made["no_beyond"].match_weights.beyond == 1.0)
+    assert np.all(made["no_support"].match_weights.support == 1.0)
     assert made["one_branch"].draft(Context([0, 7, 8, 30, 7, 8]), 16).is_chain
     calibration = made["no_calibration"].calibration
     calibration.learn(None, None, None)
@@ -89,19 +89,23 @@ def test_ideas_are_taken_out_one_at_a_time():
 
 def test_only_the_longest_matches_are_heard():
     context = Context([0, 7, 8, 9, 20, 21, 8, 9, 30, 31, 9, 40, 41, 7, 8, 9])
-    text = SearchedText(context)
+    text = RequestText(context)
     heard = {}
-    for name, poll in (("all", votes.poll), ("longest", LongestOnly._poll)):
-        arrays, past = votes.new_votes(), History()
-        _, _, count = poll(
-            text.corpus, past.corpus(), past.successors(), text.corpus.token_ids, text.end,
-            default_evidence(), np.zeros(0), arrays,
+    for name, score_candidates in (
+        ("all", scores.score_candidates),
+        ("longest", LongestOnly._poll),
+    ):
+        arrays, past = scores.new_scores(), History()
+        _, _, count = score_candidates(
+            text.suffix_array, past.suffix_array(), past.bigrams(), text.suffix_array.token_ids,
+            text.end,
+            default_match_weights(), np.zeros(0), arrays,
         )  # fmt: skip
         heard[name] = set(arrays.token_ids[:count].tolist())
     assert heard == {"all": {20, 30, 40}, "longest": {20}}
-    think = LongestOnly._grow.py_func.__globals__["think"]
-    assert think.py_func.__globals__["poll"] is LongestOnly._poll
-    assert LongestOnly._grown.__globals__["grow"] is LongestOnly._grow
+    expand = LongestOnly._grow.py_func.__globals__["expand"]
+    assert expand.py_func.__globals__["score_candidates"] is LongestOnly._poll
+    assert LongestOnly._build.__globals__["build_tree"] is LongestOnly._grow
 
 
 @pytest.mark.slow
@@ -122,9 +126,9 @@ def test_the_longest_matches_alone_are_guessed_from():
 
 def test_a_function_that_is_not_called_cannot_be_replaced():
     with pytest.raises(ValueError, match="poll knows no colect"):
-        calling(votes.poll, colect=votes.collect)
+        calling(scores.score_candidates, colect=scores.score_matches)
     with pytest.raises(ValueError, match="draft knows no grow"):  # a global, but not called here
-        calling(TrieDrafter.draft, grow=None)
+        calling(TrieDrafter.draft, build_tree=None)
     made = calling(lambda: PASSAGE[0], PASSAGE=(3,))
     assert made() == 3
 

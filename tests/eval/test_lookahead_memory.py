@@ -46,9 +46,9 @@ def test_rows_that_our_drafter_was_fitted_to_warm_and_are_not_asked():
 
 def test_whole_requests_or_their_answers_are_remembered():
     whole, answers = (warmed([row(7)], what) for what in ("requests", "answers"))
-    assert 7 in whole.corpus().token_ids
-    assert 7 not in answers.corpus().token_ids
-    assert 75 in answers.corpus().token_ids
+    assert 7 in whole.suffix_array().token_ids
+    assert 7 not in answers.suffix_array().token_ids
+    assert 75 in answers.suffix_array().token_ids
 
 
 def test_a_warmed_memory_helps_and_does_not_grow():
@@ -61,7 +61,9 @@ def test_a_warmed_memory_helps_and_does_not_grow():
     assert unrelated["passes"] > 0.8 * cold["passes"]
     assert history.num_requests == 1
     replay_rows([row(7)], point, grown := History())
-    assert {7, 75} <= {*grown.corpus().token_ids.tolist()}  # whole requests, as our library does
+    assert {7, 75} <= {
+        *grown.suffix_array().token_ids.tolist()
+    }  # whole requests, as our library does
 
 
 def test_the_states_are_apart_and_sizes_that_lack_rows_are_left_out():

@@ -175,9 +175,9 @@ def test_nothing_is_registered_for_plain_decoding(ways, monkeypatch):
 def test_a_round_begins_with_nothing_remembered(arguments, made):
     document_of([*arguments, "--repeats=2"])
     for way in WAYS:
-        assert made[way].llm.memory.figures().requests == len(FACTS)  # of the last round alone
-        assert made[f"{way}_plain"].llm.memory.figures().requests == 0
-    assert made["bare_again"].llm.memory.figures().requests >= len(FACTS)
+        assert made[way].llm.memory.stats().requests == len(FACTS)  # of the last round alone
+        assert made[f"{way}_plain"].llm.memory.stats().requests == 0
+    assert made["bare_again"].llm.memory.stats().requests >= len(FACTS)
 
 
 def test_what_is_asked_again_reads_its_whole_prompt_again(ways):
