@@ -47,7 +47,7 @@ class Passage:
 
     ``passage_id`` is stable under re-indexing of an unchanged file. ``page`` and ``line`` are
     1-based and of its first character; a paged format has a page, any other file a line, a
-    ready-made collection neither. ``places`` says what they are further on: from each of these
+    ready-made collection neither. ``locations`` says what they are further on: from each of these
     offsets in the text on, the page or line is the given one (lines go on from there by one each).
     """
 
@@ -60,7 +60,7 @@ class Passage:
     page: int | None = None
     line: int | None = None
     score: float = 0.0
-    places: tuple[tuple[int, int], ...] = ()
+    locations: tuple[tuple[int, int], ...] = ()
 
     @property
     def citation(self) -> str:
@@ -80,7 +80,7 @@ class Passage:
         Its id is the whole passage's, which is where it is to be found again.
         """
         page, line = self._location_at(start)
-        places = tuple((at - start, number) for at, number in self.places if start < at < end)
+        locations = tuple((at - start, number) for at, number in self.locations if start < at < end)
         return replace(
             self,
             text=self.text[start:end],
@@ -88,12 +88,12 @@ class Passage:
             end=self.start + end,
             page=page,
             line=line,
-            places=places,
+            locations=locations,
         )
 
     def _location_at(self, offset: int) -> tuple[int | None, int | None]:
-        last = bisect_right(self.places, offset, key=itemgetter(0)) - 1
-        since, number = self.places[last] if last >= 0 else (0, self.page or self.line)
+        last = bisect_right(self.locations, offset, key=itemgetter(0)) - 1
+        since, number = self.locations[last] if last >= 0 else (0, self.page or self.line)
         if self.page is not None:
             return number, None
         if self.line is None or number is None:

@@ -275,7 +275,7 @@ def split_document(
                     end=end,
                     page=page,
                     line=number if page is None else None,
-                    places=tuple(lines.places(start, end)),
+                    locations=tuple(lines.locations(start, end)),
                 )
             )
         if len(passages) > MAX_PASSAGES:
@@ -309,8 +309,8 @@ class _Lines:
         numbers = self.document.line_numbers
         return numbers[self.line] if numbers else self.line + 1
 
-    def places(self, start: int, end: int) -> Iterator[Span]:
-        """Where the page or line changes in a passage from here, as :attr:`Passage.places` says."""
+    def locations(self, start: int, end: int) -> Iterator[Span]:
+        """Yield where the page or line changes within a passage; see :attr:`Passage.locations`."""
         starts = self.document.page_starts
         for page in range(bisect_right(starts, start), bisect_left(starts, end)):
             yield starts[page] - start, page + 1

@@ -1224,7 +1224,7 @@ class Store:
         self._require_types(row, _PASSAGE_TYPES, "passage")
         passage = Passage(*row[1:9])
         try:
-            return replace(passage, places=_parse_places(row[9])) if row[9] else passage
+            return replace(passage, locations=_parse_locations(row[9])) if row[9] else passage
         except ValueError:
             raise corrupt_index_error(self.path, f"the places of passage {row[1]!r}") from None
 
@@ -1409,12 +1409,12 @@ def _fts_query(question: str) -> str:
 
 
 def _passage_columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
-    places = " ".join(f"{offset}:{number}" for offset, number in p.places)
-    return (p.passage_id, p.start, p.end, p.page, p.line, p.title, p.text, places, text_hash(p))
+    locations = " ".join(f"{offset}:{number}" for offset, number in p.locations)
+    return (p.passage_id, p.start, p.end, p.page, p.line, p.title, p.text, locations, text_hash(p))
 
 
-def _parse_places(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = (place.partition(":") for place in text.split())
+def _parse_locations(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (pair.partition(":") for pair in text.split())
     return tuple((int(offset), int(number)) for offset, _, number in pairs)
 
 

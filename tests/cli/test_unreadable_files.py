@@ -141,7 +141,7 @@ def test_progress_is_of_all_the_work():
 
 def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
     text = "The ferry leaves at six in the morning. The fare is nine crowns for all."
-    passage = Passage("p", text, path="guide.pdf", page=2, places=((40, 3),))
+    passage = Passage("p", text, path="guide.pdf", page=2, locations=((40, 3),))
     for said, place in (("The ferry leaves at six", 2), ("The fare is nine crowns", 3)):
         spans = copied_spans(said, [passage])
         answer = SimpleNamespace(copied_spans=spans, cited_numbers=[1], passages=[passage])

@@ -62,7 +62,7 @@ def test_an_empty_collection_finds_nothing(collection):
     assert collection.drop(["x"]) == collection.drop_documents(["x"]) == 0
 
 
-def test_what_is_put_is_got_whole(collection):
+def test_a_passage_is_read_back_as_it_was_put(collection):
     passage = Passage("p 1", "Text 🙂\n", "Title", "a/b.pdf", 7, 14, page=3, line=2)
     metadata = {"author": "Ødegård", "tags": ["a", "b"], "year": 1874, "deep": {"x": None}}
     collection.put([passage], [[3.0, 4.0]], [metadata])
@@ -202,7 +202,7 @@ def test_a_document_that_loses_its_last_passage_is_forgotten(collection):
     assert collection.documents() == {"f.md": 1}
 
 
-def test_a_condition_never_costs_a_result(collection):
+def test_a_condition_does_not_reduce_the_number_of_results(collection):
     rng = np.random.default_rng(1)
     count = 2000
     passages = [Passage(str(i), f"thing {i}") for i in range(count)]
@@ -294,7 +294,7 @@ def test_what_cannot_be_kept_is_refused_and_nothing_is_changed(
 
 
 @pytest.mark.parametrize("query", [[[1.0, 0.0]], "text", [float("nan"), 1.0], 3.0, []])
-def test_what_is_no_vector_cannot_be_searched_for(collection, query):
+def test_a_query_that_is_not_a_vector_is_refused(collection, query):
     collection.put(PAIR, np.eye(2))
     with pytest.raises(ConfigurationError, match="vector"):
         collection.search(query, 1)
@@ -353,7 +353,7 @@ def test_an_emptied_collection_takes_vectors_of_another_model(tmp_path, empty):
             first.put(PAIR, np.eye(3)[:2])
 
 
-def test_it_is_there_when_opened_again(tmp_path):
+def test_a_collection_persists(tmp_path):
     path = tmp_path / "new folder" / "c.db"
     with Collection(path, fingerprint="model") as collection:
         fill(collection, path="d.md")
@@ -366,7 +366,7 @@ def test_it_is_there_when_opened_again(tmp_path):
         Collection(path, fingerprint="other")
 
 
-def test_a_temporary_one_goes_with_its_object():
+def test_a_temporary_collection_is_deleted_with_its_object():
     with Collection() as collection:
         fill(collection)
         path = collection.path
@@ -429,7 +429,7 @@ def test_it_stays_where_it_is_when_the_program_goes_elsewhere(tmp_path, monkeypa
         ("metadata = '{'", "JSON"),
     ],
 )
-def test_a_damaged_passage_is_told_of(collection, damage, problem):
+def test_a_damaged_passage_is_reported(collection, damage, problem):
     fill(collection)
     with collection._write_transaction() as connection:
         connection.execute(f"UPDATE passage SET {damage} WHERE passage_id = 'wick'")
@@ -468,7 +468,7 @@ def test_a_copy_is_whole_and_apart(tmp_path):
         collection.copy_to(notes)
 
 
-def test_a_forked_process_does_not_take_it_along():
+def test_a_forked_process_does_not_delete_a_temporary_collection():
     with Collection() as collection:
         fill(collection)
         context = multiprocessing.get_context("fork")
@@ -720,7 +720,7 @@ def test_indexing_never_takes_a_collections_place(tmp_path, embedder, folder, re
         fill(collection)
 
 
-def test_vectors_are_followed_not_read_twice(collection, monkeypatch):
+def test_vectors_are_updated_not_read_twice(collection, monkeypatch):
     fill(collection)
     followed = StoreVectorIndex(collection._store, collection._dimension)
     with followed.current() as first:

@@ -51,7 +51,7 @@ def test_utf8_is_read_as_it_is(text):
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", bytes(range(256)) * 4])
-def test_binaries_are_told_from_text(data):
+def test_binary_files_are_distinguished_from_text(data):
     with pytest.raises(BinaryFileError):
         document_from_bytes(data, "picture")
 
@@ -173,7 +173,7 @@ def test_a_page_that_declares_an_encoding_it_cannot_be_in_is_read(declared):
         assert (document.title, document.text.strip()) == ("Bj\xf6rn", "Bj\xf6rn sails.")
 
 
-def test_half_characters_in_a_title_keep_no_folder_from_being_indexed(tmp_path, store, embedder):
+def test_a_folder_with_a_lone_surrogate_in_a_title_is_indexed(tmp_path, store, embedder):
     (tmp_path / "a.json").write_text('{"title": "half \\ud83d", "b": {"c": {"d": 1}}}')
     assert index_folder(store, embedder, tmp_path).failed == {}
     assert store.passages_of("a.json")[0].title == "half \ufffd"

@@ -93,7 +93,7 @@ def test_other_models_go_through_sentence_transformers(tmp_path, settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"pooling": "max"}])
-def test_half_a_character_is_no_reason_to_find_nothing(tmp_path, settings):
+def test_text_with_a_lone_surrogate_is_embedded(tmp_path, settings):
     embedder = SentenceTransformerEmbedder(
         tiny_encoders.save_encoder(tmp_path, **settings), device="cpu"
     )
@@ -103,7 +103,7 @@ def test_half_a_character_is_no_reason_to_find_nothing(tmp_path, settings):
     assert embedder.count_tokens([broken]) == embedder.count_tokens([mended])
 
 
-def test_texts_side_by_side_and_the_cores_given_back(folder):
+def test_embedding_in_parallel_restores_the_number_of_threads(folder):
     embedder = SentenceTransformerEmbedder(folder, device="cpu")
     threads = torch.get_num_threads()
     texts = [f"{'lamp ' * (i % 30)}wick" for i in range(200)]
@@ -223,7 +223,7 @@ def test_what_a_config_names_beside_its_kind_is_not_loaded(folder, tmp_path, mon
     assert not ran.exists()
 
 
-def test_weights_that_are_missing_are_not_made_up(folder, tmp_path):
+def test_missing_weights_are_refused(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
@@ -231,7 +231,7 @@ def test_weights_that_are_missing_are_not_made_up(folder, tmp_path):
         load_embedder(copy).embed_query("the lamp")
 
 
-def test_a_dense_layer_of_torch_is_no_stranger(tmp_path):
+def test_a_dense_layer_of_torch_is_accepted(tmp_path):
     folder = tiny_encoders.save_encoder(tmp_path, pooling="max")
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     modules = [*model, sentence_transformers.models.Dense(32, 8)]

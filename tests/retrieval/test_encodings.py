@@ -72,7 +72,7 @@ def test_legacy_encodings_are_read_right(text, encoding, times):
 
 @pytest.mark.parametrize("text", WESTERN)
 @pytest.mark.parametrize("encoding", ["cp1252", "latin_1"])
-def test_western_text_stays_what_it_was(text, encoding):
+def test_western_text_is_decoded_unchanged(text, encoding):
     for times in (1, 3, 100):
         for part in (text * times, text[: len(text) // 2]):
             data = part.encode(encoding, "ignore")
@@ -82,7 +82,7 @@ def test_western_text_stays_what_it_was(text, encoding):
 
 @pytest.mark.parametrize("text", [text for text, _ in LEGACY])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_unicode_stays_what_it_was(text, encoding):
+def test_unicode_text_is_decoded_unchanged(text, encoding):
     assert decode_text((text * 3).encode(encoding))[0] == text * 3
     assert encoding_warning((text * 3).encode(encoding)) == ""
 
@@ -95,7 +95,7 @@ def test_a_character_cut_at_the_end_of_the_sample_does_not_matter(text):
         assert decode_text(whole.encode(encoding))[0] == whole
 
 
-def test_a_few_letters_are_named_as_a_guess():
+def test_the_encoding_of_few_letters_is_reported_as_uncertain():
     data = "Отчёт: see below\n".encode("koi8_r")
     assert "guess" in encoding_warning(data)
     broken = (RUSSIAN * 20).encode("cp1251").replace("остров".encode("cp1251"), b"\x98\x98", 3)
@@ -104,7 +104,7 @@ def test_a_few_letters_are_named_as_a_guess():
     assert "6 of its characters" in encoding_warning(broken)
 
 
-def test_an_escape_in_utf8_is_no_japanese():
+def test_an_escape_in_utf8_is_not_japanese():
     for data in ("пять \x1b$B рублей".encode(), b"price \x1b$B of nothing much \x1b(B"):
         assert decode_text(data)[0] == data.decode()
 
@@ -125,7 +125,7 @@ def test_every_text_format_reads_them(tmp_path):
     assert JAPANESE in document_from_bytes((JAPANESE * 2).encode("euc_jp"), "a.md").text
 
 
-def test_a_guess_is_reported_once_and_kept(store, embedder, tmp_path):
+def test_an_uncertain_encoding_is_reported_once_and_kept(store, embedder, tmp_path):
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "sure.txt").write_bytes((RUSSIAN * 5).encode("koi8_r"))

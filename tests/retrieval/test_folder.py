@@ -104,7 +104,7 @@ def test_a_very_deep_folder_is_listed(tmp_path, monkeypatch):
     assert listed(tmp_path) == ["d/" * 600 + "a.md"]
 
 
-def test_special_files_are_passed_over(tmp_path):
+def test_special_files_are_skipped(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     assert list_folder(tmp_path).skipped == {"special file": 1}
 

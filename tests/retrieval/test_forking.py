@@ -61,7 +61,7 @@ def events(count):
     return [multiprocessing.get_context("fork").Event() for _ in range(count)]
 
 
-def test_what_a_child_puts_in_is_kept_when_its_parent_lets_go(collection):
+def test_what_a_child_writes_is_kept_when_its_parent_closes(collection):
     opened, closed = events(2)
 
     def work():
@@ -144,7 +144,7 @@ def test_parent_and_child_write_while_threads_of_the_parent_do(collection):
     assert len(collection) == 3 + 6 * 5
 
 
-def test_a_fork_out_of_a_change_is_told_of(collection):
+def test_a_fork_during_a_transaction_is_reported(collection):
     def work():
         for use in (lambda: len(collection), lambda: len(Collection(collection.path))):
             with pytest.raises(IndexBusyError, match="forked in the middle of a change"):

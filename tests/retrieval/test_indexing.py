@@ -186,7 +186,7 @@ def test_what_is_swapped_in_after_the_listing_is_not_read(store, embedder, folde
     assert not any("secret" in text for text in embedder.texts)
 
 
-def test_links_out_are_told_once_and_followed_only_on_demand(store, embedder, folder, tmp_path):
+def test_links_out_are_reported_once_and_followed_only_on_demand(store, embedder, folder, tmp_path):
     (tmp_path / "passwd").write_text("root is the first.")
     (folder / "notes.txt").symlink_to(tmp_path / "passwd")
     first = index_folder(store, embedder, folder)

@@ -40,8 +40,8 @@ def test_it_reads_what_is_read_here(process, name):
         (LARGE, "a.json", 30, 150_000_000, "takes more than 0.15 GB of memory to read"),
     ],
 )
-def test_a_file_that_takes_too_much_is_refused_alone(watched, data, name, seconds, memory, reason):
-    with ReaderProcess(seconds, memory, watched=watched) as process:
+def test_a_file_that_takes_too_much_is_refused_alone(watchdog, data, name, seconds, memory, reason):
+    with ReaderProcess(seconds, memory, watchdog=watchdog) as process:
         assert process.read(b"[1]", "b.json").text == "1."
         with pytest.raises(DocumentError, match=f"^{reason}$"):
             process.read(data, name)
@@ -55,7 +55,7 @@ def test_time_is_counted_for_each_file():
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_what_comes_after_a_file_is_not_counted(watched):
+def test_what_comes_after_a_file_is_not_counted(watchdog):
     """The answer, and what is done before the next file comes; that one would be blamed for it."""
     spins = (
         "from ragaccel.retrieval.loaders import process as reader_process\nimport time\n"
@@ -67,13 +67,13 @@ def test_what_comes_after_a_file_is_not_counted(watched):
     with pytest.MonkeyPatch.context() as patch:
         command = _command().replace("\nserve(", f"\n{spins}serve(")
         patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", command)
-        with ReaderProcess(1, watched=watched) as process:
+        with ReaderProcess(1, watchdog=watchdog) as process:
             for number in range(2):
                 assert process.read(b"[%d]" % number, "a.json").text == f"{number}."
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_it_takes_one_thread_and_leaves_no_picture_of_its_memory(process):
+def test_it_uses_one_thread_and_writes_no_core_dump(process):
     process.read(b"[1]", "a.json")
     process.read(_workbook(), "a.xlsx")
     with open(f"/proc/{process._process.pid}/status") as file:
@@ -130,14 +130,14 @@ def test_what_it_imports_early_is_there_for_the_files(process, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("trouble", ["import os; os._exit(1)", "x = bytearray(1 << 40)"])
-def test_trouble_with_what_it_imports_early_costs_no_file(process, tmp_path, monkeypatch, trouble):
+def test_a_failed_early_import_does_not_fail_a_file(process, tmp_path, monkeypatch, trouble):
     (tmp_path / "library.py").write_text(trouble)
     monkeypatch.syspath_prepend(str(tmp_path))
     process.prepare(["library"])
     assert [process.read(b"[%d]" % i, "a.json").text for i in range(3)] == ["0.", "1.", "2."]
 
 
-def test_one_that_does_not_start_early_is_said_with_the_first_file(process):
+def test_a_failed_early_start_is_reported_with_the_first_file(process):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
         process.prepare()
@@ -261,13 +261,13 @@ def test_it_starts_where_the_working_folder_is_deleted(process, tmp_path, monkey
     assert process.read(b"[1]", "a.json").text == "1."
 
 
-def test_a_process_that_ends_at_once_is_said(process, monkeypatch):
+def test_a_process_that_ends_at_once_is_reported(process, monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
     with pytest.raises(DocumentError, match=r"does not start: it ended$"):
         process.read(b"[1]", "a.json")
 
 
-def test_a_process_that_does_not_start_is_said(process, monkeypatch, tmp_path):
+def test_a_process_that_does_not_start_is_reported(process, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "")
     monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
     with pytest.raises(DocumentError, match="does not start: no Python interpreter"):

@@ -57,7 +57,7 @@ def test_fusion_knows_no_model_and_no_scale():
     assert dict(fuse(crowded, louder)) == pytest.approx(dict(fuse(dense, text)))
 
 
-def test_fusion_of_little_or_of_likes_keeps_its_order():
+def test_fusion_of_few_or_equal_scores_keeps_their_order():
     assert fuse([], []) == []
     assert fuse([("a", 0.3)], []) == fuse([], [("a", 0.0)]) == [("a", 0.5)]
     assert fuse([(2, 0.3), (1, 0.3)], []) == [(1, 0.5), (2, 0.5)]
@@ -125,7 +125,7 @@ def test_a_changed_file_hides_nothing_from_who_opens_the_index_then(store, embed
     assert store.keys().tolist() == sorted(store.keys().tolist())
 
 
-def test_a_reranker_has_the_last_word(store, embedder, folder):
+def test_a_reranker_decides_the_final_order(store, embedder, folder):
     class OfWicks:
         def scores(self, question, passages):
             return [float(passage.text.count("wick")) for passage in passages]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _DETECTION_BYTES = 1 << 14
 _MIN_LETTERS = 10  # fewer than these tell nothing for certain
-_SURE, _LIKELY, _AHEAD = 0.62, 0.45, 0.12
-_FOREIGN_WORDS = 0.4  # of Western letters beyond ASCII, fewer stand in runs of three
+_CERTAIN_SCORE, _LIKELY_SCORE, _MIN_LEAD = 0.62, 0.45, 0.12
+_FOREIGN_SCRIPT_SHARE = 0.4  # of Western letters beyond ASCII, fewer stand in runs of three
 
 # What is frequent in a language, and which share of its letters that usually is.
 _HIRAGANA = "".join(map(chr, range(0x3041, 0x3094)))
@@ -69,19 +69,21 @@ class _Language:
     encodings: tuple[str, ...]
     frequent: frozenset[str]
     share: float
-    mixes: bool = False  # its words need not be of three letters
+    mixes_scripts: bool = False  # its words need not be of three letters
 
 
-def _language(encodings: str, frequent: str, share: float, *, mixes: bool = False) -> _Language:
-    letters = frozenset(frequent + frequent.upper()) if not mixes else frozenset(frequent)
-    return _Language(tuple(encodings.split()), letters, share, mixes)
+def _language(
+    encodings: str, frequent: str, share: float, *, mixes_scripts: bool = False
+) -> _Language:
+    letters = frozenset(frequent + frequent.upper()) if not mixes_scripts else frozenset(frequent)
+    return _Language(tuple(encodings.split()), letters, share, mixes_scripts)
 
 
 _LANGUAGES = (
-    _language("cp932 euc_jp", _HIRAGANA + _KATAKANA + _KANJI, 0.75, mixes=True),
-    _language("gb18030", _SIMPLIFIED, 0.5, mixes=True),
-    _language("cp950 big5hkscs", _TRADITIONAL, 0.5, mixes=True),
-    _language("cp949", _HANGUL, 0.7, mixes=True),
+    _language("cp932 euc_jp", _HIRAGANA + _KATAKANA + _KANJI, 0.75, mixes_scripts=True),
+    _language("gb18030", _SIMPLIFIED, 0.5, mixes_scripts=True),
+    _language("cp950 big5hkscs", _TRADITIONAL, 0.5, mixes_scripts=True),
+    _language("cp949", _HANGUL, 0.7, mixes_scripts=True),
     _language("cp1251 koi8_u iso8859_5 cp866", "оеаинтсрвл", 0.66),
     _language("cp1251 koi8_u iso8859_5 cp1125", "оаинвертсіїє", 0.66),
     _language("cp1251 iso8859_5", "аоиенрстувј", 0.68),
@@ -120,8 +122,8 @@ _PUNCTUATION = frozenset(
     "、。，．・：；？！（）「」『』【】〈〉《》〔〕“”‘’„‚‹›«»…‥—–―‐・·•°§©®™№€£¥¢¡¿×÷±\xa0\xad\u3000～〜％"
     "０１２３４５６７８９"
 )
-_HIGH = re.compile(rb"[\x80-\xff]")
-_RUN = re.compile(r"[^\x00-\x7f]{3,}")
+_NON_ASCII = re.compile(rb"[\x80-\xff]")
+_NON_ASCII_RUN = re.compile(r"[^\x00-\x7f]{3,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
     Latin letters is Windows-1252 unless another alphabet explains what that leaves unexplained.
     Where nothing fits, charset-normalizer is asked, and the guess is not certain.
     """
-    first = _HIGH.search(data)
+    first = _NON_ASCII.search(data)
     if first is None:
         return DetectedEncoding(
             "iso2022_jp_2" if _is_iso2022_jp(data[:_DETECTION_BYTES]) else "ascii"
@@ -148,8 +150,8 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
     sample = data[first.start() : first.start() + _DETECTION_BYTES]
     western = _decoded_as(sample, "cp1252")
     num_letters = _letters(western).total()
-    unexplained = min(_unexplained(western, alphabet) for alphabet in _WESTERN)
-    is_latin = _share_in_words(western) < _FOREIGN_WORDS
+    unexplained = min(_count_unexplained(western, alphabet) for alphabet in _WESTERN)
+    is_latin = _share_in_words(western) < _FOREIGN_SCRIPT_SHARE
     if is_latin and unexplained <= 0.02 * num_letters:
         return DetectedEncoding(_western_name(data))
     found = _by_frequency(sample)
@@ -160,7 +162,7 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
         return DetectedEncoding(latin)
     if is_latin or num_letters < _MIN_LETTERS:
         return DetectedEncoding(_western_name(data))
-    return DetectedEncoding(_asked(sample) or _western_name(data), is_certain=False)
+    return DetectedEncoding(_detect_by_library(sample) or _western_name(data), is_certain=False)
 
 
 def _by_frequency(sample: bytes) -> DetectedEncoding | None:
@@ -172,14 +174,14 @@ def _by_frequency(sample: bytes) -> DetectedEncoding | None:
             text = texts.get(encoding) or texts.setdefault(encoding, _decoded_as(sample, encoding))
             scores[encoding] = max(scores.get(encoding, 0.0), _score(text, language))
     best = max(scores, key=scores.__getitem__)
-    if scores[best] < _LIKELY:
+    if scores[best] < _LIKELY_SCORE:
         return None
     others = [scores[name] for name in scores if texts[name] != texts[best]]
     ahead = scores[best] - max(others, default=0.0)
     enough = _letters(texts[best]).total() >= _MIN_LETTERS
-    if not enough and scores[best] < _SURE:
+    if not enough and scores[best] < _CERTAIN_SCORE:
         return None
-    return DetectedEncoding(best, enough and scores[best] >= _SURE and ahead >= _AHEAD)
+    return DetectedEncoding(best, enough and scores[best] >= _CERTAIN_SCORE and ahead >= _MIN_LEAD)
 
 
 def _score(text: str, language: _Language) -> float:
@@ -189,20 +191,20 @@ def _score(text: str, language: _Language) -> float:
     if not total:
         return 0.0
     known = sum(number for letter, number in letters.items() if letter in language.frequent)
-    broken = sum(number for letter, number in letters.items() if _is_broken(letter))
+    broken = sum(number for letter, number in letters.items() if _is_invalid(letter))
     score = min(1.0, known / total / language.share) - min(1.0, 5 * broken / total)
-    if not language.mixes:
+    if not language.mixes_scripts:
         score *= min(1.0, 1.2 * _share_in_words(text))
     return score
 
 
 def _share_in_words(text: str) -> float:
     """Which share of the letters beyond ASCII stands in words that are made of them."""
-    runs = "".join(_RUN.findall(text))
+    runs = "".join(_NON_ASCII_RUN.findall(text))
     return _letters(runs).total() / max(1, _letters(text).total())
 
 
-def _is_broken(letter: str) -> bool:
+def _is_invalid(letter: str) -> bool:
     """Whether a character stands in no text: none at all, a control, one for private use."""
     return letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Co", "Cn")
 
@@ -213,13 +215,13 @@ def _by_alphabet(sample: bytes) -> str | None:
     for encodings, alphabet in _OTHER_LATIN:
         for encoding in encodings.split():
             text = _decoded_as(sample, encoding)
-            left = _unexplained(text, alphabet)
+            left = _count_unexplained(text, alphabet)
             if left <= 0.02 * _letters(text).total() and (best is None or left < best[0]):
                 best = left, encoding
     return best[1] if best else None
 
 
-def _unexplained(text: str, alphabet: str) -> int:
+def _count_unexplained(text: str, alphabet: str) -> int:
     """How many letters are not of an alphabet; what is no letter at all counts three times."""
     known = alphabet + alphabet.upper() + "İ"
     left = ((letter, n) for letter, n in _letters(text).items() if letter not in known)
@@ -251,7 +253,7 @@ def _western_name(data: bytes) -> str:
     return "cp1252"
 
 
-def _asked(sample: bytes) -> str | None:
+def _detect_by_library(sample: bytes) -> str | None:
     """What charset-normalizer takes a text for, where it is installed."""
     try:
         from charset_normalizer import from_bytes
@@ -269,14 +271,14 @@ def _is_iso2022_jp(sample: bytes) -> bool:
     return "\ufffd" not in text and any(letter in _HIRAGANA + _KATAKANA for letter in text)
 
 
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_UNICODE = ("utf-8", *(name for _, name in _MARKS), "utf-16-le", "utf-16-be")
+_UNICODE = ("utf-8", *(name for _, name in _BYTE_ORDER_MARKS), "utf-16-le", "utf-16-be")
 _SAMPLE_BYTES = 1 << 16
 _ESCAPE = b"\x1b$"  # to Japanese, in text of seven bits; in UTF-8 it is the start of no more
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x1a")
@@ -300,7 +302,7 @@ def decode_text(data: bytes) -> tuple[str, str]:
     letters), or Latin-1, which decodes anything.
     """
     text, encoding, _ = _decoded(data)
-    return _unix_lines(text), encoding
+    return _normalize_newlines(text), encoding
 
 
 def encoding_warning(data: bytes) -> str:
@@ -323,10 +325,10 @@ def _decoded(data: bytes) -> tuple[str, str, bool]:
             text = data.decode(name)
             if not (data.isascii() and _ESCAPE in data[:_SAMPLE_BYTES]):
                 return text, name, True
-    guess = detect_encoding(data)
-    if guess.encoding == "ascii":
+    detected = detect_encoding(data)
+    if detected.encoding == "ascii":
         return data.decode("ascii"), "utf-8", True
-    return data.decode(guess.encoding, "replace"), guess.encoding, guess.is_certain
+    return data.decode(detected.encoding, "replace"), detected.encoding, detected.is_certain
 
 
 def title_from_path(path: str) -> str:
@@ -336,7 +338,7 @@ def title_from_path(path: str) -> str:
 
 
 def _marked_encoding(data: bytes) -> str | None:
-    return next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    return next((name for mark, name in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
 
 
 def _unmarked_utf16(sample: bytes) -> str | None:
@@ -352,7 +354,7 @@ def _unmarked_utf16(sample: bytes) -> str | None:
     return None
 
 
-def _unix_lines(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -368,8 +370,8 @@ _CODE_ENDINGS = (
 _MARKDOWN = frozenset(_MARKDOWN_ENDINGS.split())
 _CODE = frozenset(_CODE_ENDINGS.split())
 _TEXT_ENDINGS = frozenset(".html .htm .xhtml .csv .tsv .json .jsonl .ndjson .ipynb".split())
-_DECLARED_WITHIN = 4096
-_BINARIES = {
+_CHARSET_SEARCH_BYTES = 4096
+_BINARY_FORMATS = {
     ".doc": "Word's format before 2007: save it as .docx",
     ".xls": "Excel's format before 2007: save it as .xlsx",
     ".ppt": "PowerPoint's format before 2007: save it as .pptx",
@@ -478,7 +480,7 @@ class DocumentReader:
 
     def prepare(self, names: Iterable[str]) -> None:
         """Start the process beside this one if one of the files is for it, and do not wait."""
-        found = (_reader_apart(name) for name in names)
+        found = (_process_reader(name) for name in names)
         readers = dict.fromkeys(reader for reader in found if reader)
         libraries = [reader.library for reader in readers if reader.library]
         if readers:
@@ -492,7 +494,7 @@ class DocumentReader:
             BinaryFileError: It is no text, and of no format that is read otherwise.
             MissingExtraError: The format needs an optional dependency.
         """
-        if _reader_apart(name) is None:
+        if _process_reader(name) is None:
             began = time.thread_time()
             document = document_from_bytes(data, name)
             self.seconds = time.thread_time() - began
@@ -537,11 +539,13 @@ def document_from_bytes(data: bytes, name: str) -> Document:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if "allocation failed" in reason:  # how libxml2 says it
             raise MemoryError from error
-        raise DocumentError(f"broken {suffix[1:]} file: {_storable(reason)}") from error
-    return replace(document, text=_storable(document.text), title=_storable(document.title))
+        raise DocumentError(f"broken {suffix[1:]} file: {_replace_surrogates(reason)}") from error
+    return replace(
+        document, text=_replace_surrogates(document.text), title=_replace_surrogates(document.title)
+    )
 
 
-def _storable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """A text without lone surrogates: JSON can say them; nothing can store them."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
@@ -551,16 +555,16 @@ def read_warning(data: bytes, name: str) -> str:
     suffix = _suffix(name)
     if suffix in READERS and suffix not in _TEXT_ENDINGS:
         return ""
-    declares = READERS.get(suffix) is _HTML and b"charset" in data[:_DECLARED_WITHIN]
+    declares = READERS.get(suffix) is _HTML and b"charset" in data[:_CHARSET_SEARCH_BYTES]
     return "" if declares else encoding_warning(data)
 
 
 def is_documents_only(name: str) -> bool:
     """Whether a file is read in a process of its own, which takes a moment to start."""
-    return _reader_apart(name) is not None
+    return _process_reader(name) is not None
 
 
-def _reader_apart(name: str) -> Reader | None:
+def _process_reader(name: str) -> Reader | None:
     reader = READERS.get(_suffix(name))
     return None if reader is None or reader.bounded else reader
 
@@ -571,7 +575,7 @@ def _suffix(name: str) -> str:
 
 def _read_text(data: bytes, name: str, suffix: str) -> Document:
     if looks_binary(data):
-        raise BinaryFileError(_BINARIES.get(suffix, "a binary file"))
+        raise BinaryFileError(_BINARY_FORMATS.get(suffix, "a binary file"))
     text, _ = decode_text(data)
     if suffix in _MARKDOWN:
         return Document(path=name, text=text, title=_front_title(text), markup="markdown")

@@ -27,19 +27,19 @@ _WITH_REFERENCES = (
     "title",
     "textarea",
 )  # of those: &amp; is one character in them, <b> is not a tag
-_ENDLESS_NUMBER = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
+_OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
 def read_html(data: bytes, name: str) -> Document:
     """Read an HTML page as Markdown-like text, every line with its line number in the file."""
-    reader = _Reader()
-    _scan(_decode(data), reader)
-    reader.end_line(blank=False)
-    lines = reader.lines
+    collector = _LineCollector()
+    _scan(_decode(data), collector)
+    collector.end_line(blank=False)
+    lines = collector.lines
     return Document(
         path=name,
         text="\n".join(line for line, _ in lines),
-        title=_SPACE.sub(" ", "".join(reader.title)).strip(),
+        title=_SPACE.sub(" ", "".join(collector.title)).strip(),
         markup="markdown",
         line_numbers=tuple(number for _, number in lines),
     )
@@ -55,7 +55,7 @@ def _decode(data: bytes) -> str:
     return decode_text(data)[0]
 
 
-def _scan(text: str, reader: _Reader) -> None:
+def _scan(text: str, collector: _LineCollector) -> None:
     """Tell a reader of the tags and the text of a page, as browsers tell them apart.
 
     The standard library's parser looks again and again for what never ends (``<!--<!--<!--``),
@@ -70,32 +70,32 @@ def _scan(text: str, reader: _Reader) -> None:
         if end < 0:  # a lone "<" is text
             position = opening + 1
             continue
-        _tell(reader, text, data, opening)
-        reader.line += text.count("\n", data, opening)
+        _feed_text(collector, text, data, opening)
+        collector.line += text.count("\n", data, opening)
         data = position = end
         if tag is not None:
             name, is_start, is_empty = tag
             if is_start:
-                reader.start(name)
+                collector.start(name)
             if is_empty or not is_start:
-                reader.end(name)
+                collector.end(name)
             elif name in _VERBATIM:
                 position = scanner.verbatim(name, end)
                 if name in scanner.unclosed:
-                    reader.end(name)
+                    collector.end(name)
                 if name in _WITH_REFERENCES:
-                    _tell(reader, text, end, position)
+                    _feed_text(collector, text, end, position)
                 end = data = position
-        reader.line += text.count("\n", opening, end)
-    _tell(reader, text, data, len(text))
+        collector.line += text.count("\n", opening, end)
+    _feed_text(collector, text, data, len(text))
 
 
-def _tell(reader: _Reader, text: str, start: int, end: int) -> None:
+def _feed_text(collector: _LineCollector, text: str, start: int, end: int) -> None:
     if start < end:
         data = text[start:end]
         if "&" in data:
-            data = unescape(_ENDLESS_NUMBER.sub("\ufffd", data))
-        reader.data(data)
+            data = unescape(_OVERLONG_REFERENCE.sub("\ufffd", data))
+        collector.data(data)
 
 
 class _Scanner:
@@ -170,7 +170,7 @@ class _Scanner:
         return start if name in _WITH_REFERENCES else len(self.text)
 
 
-class _Reader:
+class _LineCollector:
     """Collects (line of text, line in the file); a line is a block or a table row."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class _Reader:
         self.lines: list[tuple[str, int]] = []
         self.title: list[str] = []
         self._pieces: list[str] = []
-        self._started = 0
+        self._first_line = 0
         self._skipped: list[str] = []
         self._preformatted = 0
         self._in_title = False
@@ -249,15 +249,15 @@ class _Reader:
         for offset, line in enumerate(rest, 1):
             self._line("".join(self._pieces))
             self._pieces = [line]
-            self._started = self.line + offset
+            self._first_line = self.line + offset
 
     def _add(self, text: str) -> None:
         if not self._pieces:
-            self._started = self.line
+            self._first_line = self.line
         self._pieces.append(text)
 
     def _line(self, text: str) -> None:
-        self.lines.append((text.rstrip(), self._started or self.line))
+        self.lines.append((text.rstrip(), self._first_line or self.line))
 
     def end_line(self, *, blank: bool) -> None:
         """End the line under way; ``blank`` sets what follows apart as a new paragraph."""
@@ -266,6 +266,6 @@ class _Reader:
         if text and text not in ("-", "|") and not set(text) <= {"#", " "}:
             self._line(text)
         self._pieces = []
-        self._started = 0
+        self._first_line = 0
         if blank and self.lines and self.lines[-1][0]:
             self.lines.append(("", self.line))

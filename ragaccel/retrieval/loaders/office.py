@@ -16,14 +16,14 @@ from ragaccel.passage import Document
 from ragaccel.retrieval.loaders import title_from_path
 from ragaccel.retrieval.loaders.html import read_html
 from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
-from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line, tidy
+from ragaccel.retrieval.loaders.tabular import collapse_spaces, is_header, named_cells, record_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
 MAX_UNPACKED_BYTES = 200_000_000
-_OLD_OFFICE = b"\xd0\xcf\x11\xe0"  # what Office wraps what is encrypted in, too
+_OLE_SIGNATURE = b"\xd0\xcf\x11\xe0"  # what Office wraps what is encrypted in, too
 
 
 def require_small_archive(data: bytes) -> None:
@@ -31,7 +31,7 @@ def require_small_archive(data: bytes) -> None:
 
     What its directory says is enough: no member is read beyond the size given there.
     """
-    if data.startswith(_OLD_OFFICE):
+    if data.startswith(_OLE_SIGNATURE):
         raise DocumentError("is encrypted, or of a format before 2007: save a copy without either")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(member.file_size for member in archive.infolist())
@@ -119,7 +119,11 @@ class _WordBody:
         for cell in row.iterchildren(_WORD + "tc"):
             merged = _value(cell, "tcPr", "vMerge", missing="restart") != "restart"
             paragraphs = cell.iterchildren(_WORD + "p")
-            text = above.get(column, "") if merged else _tidy(" ".join(map(_word_text, paragraphs)))
+            text = (
+                above.get(column, "")
+                if merged
+                else _collapse_spaces(" ".join(map(_word_text, paragraphs)))
+            )
             above[column] = text
             cells.append(text)
             column += _number(_value(cell, "tcPr", "gridSpan"), 1)
@@ -132,19 +136,19 @@ def _value(element: Any, properties: str, name: str, *, missing: str = "") -> st
     return missing if found is None else found.get(_WORD + "val", "")
 
 
-def _number(text: str, otherwise: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else otherwise
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
 def _word_text(paragraph: Any) -> str:
-    said: list[str] = []
+    texts: list[str] = []
     for element in paragraph:
         if element.tag == _WORD + "r":
-            said += _run_text(element)
+            texts += _run_text(element)
         elif element.tag == _WORD + "hyperlink":
             for run in element.iterchildren(_WORD + "r"):
-                said += _run_text(run)
-    return _tidy("".join(said))
+                texts += _run_text(run)
+    return _collapse_spaces("".join(texts))
 
 
 def _run_text(run: Any) -> Iterator[str]:
@@ -182,8 +186,8 @@ def read_pptx(data: bytes, name: str) -> Document:
 
 def _slide(slide: Any) -> Iterator[str]:
     heading = slide.shapes.title
-    if heading is not None and _tidy(heading.text_frame.text):
-        yield f"# {_tidy(heading.text_frame.text)}"
+    if heading is not None and _collapse_spaces(heading.text_frame.text):
+        yield f"# {_collapse_spaces(heading.text_frame.text)}"
     for shape in _flattened(slide.shapes):
         if heading is not None and shape.shape_id == heading.shape_id:
             continue
@@ -192,7 +196,7 @@ def _slide(slide: Any) -> Iterator[str]:
         elif getattr(shape, "has_table", False):
             yield _table(shape.table)
     if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
-        yield _tidy(slide.notes_slide.notes_text_frame.text)
+        yield _collapse_spaces(slide.notes_slide.notes_text_frame.text)
 
 
 def _flattened(shapes: Any) -> Iterator[Any]:
@@ -204,17 +208,17 @@ def _flattened(shapes: Any) -> Iterator[Any]:
 
 
 def _bullets(paragraphs: Any) -> Iterator[str]:
-    said = [_tidy("".join(run.text for run in item.runs)) for item in paragraphs]
-    said = [text for text in said if text]
-    yield from said if len(said) == 1 else (f"- {text}" for text in said)
+    texts = [_collapse_spaces("".join(run.text for run in item.runs)) for item in paragraphs]
+    texts = [text for text in texts if text]
+    yield from texts if len(texts) == 1 else (f"- {text}" for text in texts)
 
 
 def _table(table: Any) -> str:
-    rows = (" | ".join(_tidy(cell.text) for cell in row.cells) for row in table.rows)
+    rows = (" | ".join(_collapse_spaces(cell.text) for cell in row.cells) for row in table.rows)
     return "\n".join(row for row in rows if row.strip(" |"))
 
 
-def _tidy(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return _SPACE.sub(" ", text).strip()
 
 
@@ -236,13 +240,13 @@ class SheetLines:
         self._size = 0
         self._cells = 0
         self._columns: list[str] = []
-        self._used: list[int] = []
+        self._used_columns: list[int] = []
         self._after_gap = True
 
     def begin(self, name: str) -> None:
         """Start a sheet; it is named above its first row."""
-        self._name = tidy(name)
-        self._columns, self._used, self._after_gap = [], [], True
+        self._name = collapse_spaces(name)
+        self._columns, self._used_columns, self._after_gap = [], [], True
 
     def row(self, number: int, cells: list[str]) -> None:
         """Add a row of a sheet, ``number`` counted from 1."""
@@ -260,10 +264,10 @@ class SheetLines:
             self._add(f"# {self._name}\n", number)
             self._name = ""
         if len(used) == 1 and (self._after_gap or not self._columns):
-            self._add(f"{record_line([('', tidy(cells[used[0]]))])}\n", number)
+            self._add(f"{record_line([('', collapse_spaces(cells[used[0]]))])}\n", number)
         elif self._names_columns(cells, used):
-            self._columns = [tidy(cell.replace("_", " ")) for cell in cells]
-            self._used = used
+            self._columns = [collapse_spaces(cell.replace("_", " ")) for cell in cells]
+            self._used_columns = used
         else:
             self._add(record_line(named_cells(self._columns, cells)), number)
         self._after_gap = False
@@ -279,7 +283,7 @@ class SheetLines:
         )
 
     def _names_columns(self, cells: list[str], used: list[int]) -> bool:
-        is_new = not self._columns or (self._after_gap and used != self._used)
+        is_new = not self._columns or (self._after_gap and used != self._used_columns)
         return is_new and len(used) > 1 and is_header(cells)
 
     def _add(self, text: str, number: int) -> None:
@@ -340,26 +344,26 @@ _MAX_REPEATED = 1_000  # cells alike, one beside the other; more are not meant t
 
 def read_odt(data: bytes, name: str) -> Document:
     """Read an OpenDocument text: headings, lists and tables; its "lines" are its paragraphs."""
-    content = _Content()
+    content = _ContentHandler()
     title = _parse(data, content)
     return content.document(name, title)
 
 
 def read_odp(data: bytes, name: str) -> Document:
     """Read an OpenDocument presentation; a slide is a page, its title a heading."""
-    content = _Content(has_slides=True)
+    content = _ContentHandler(has_slides=True)
     title = _parse(data, content)
     return content.document(name, title)
 
 
 def read_ods(data: bytes, name: str) -> Document:
     """Read an OpenDocument workbook, as an Excel one is read."""
-    sheets = _Sheets()
+    sheets = _SheetsHandler()
     title = _parse(data, sheets)
     return sheets.lines.document(name, title)
 
 
-def _parse(data: bytes, target: _Target) -> str:
+def _parse(data: bytes, target: _XmlHandler) -> str:
     """Give the events of a file's content to a target; return the file's title."""
     try:
         from lxml import etree
@@ -372,7 +376,7 @@ def _parse(data: bytes, target: _Target) -> str:
             manifest = archive.read("META-INF/manifest.xml")
             if b"encryption-data" in manifest:
                 raise DocumentError("is encrypted: save a copy without a password")
-        title = _Title()
+        title = _TitleHandler()
         events: Any
         for member, events in ((_CONTENT, target), (_META, title)):
             if member in names:
@@ -388,7 +392,7 @@ def _parse(data: bytes, target: _Target) -> str:
     return title.text
 
 
-class _Target:
+class _XmlHandler:
     """Takes the events of an XML parser, by names without their namespaces; makes no tree."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -408,7 +412,7 @@ class _Target:
         """The end."""
 
 
-class _Title(_Target):
+class _TitleHandler(_XmlHandler):
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._inside = False
@@ -429,30 +433,30 @@ class _Title(_Target):
             self._pieces.append(text)
 
 
-class _Text(_Target):
+class _ParagraphHandler(_XmlHandler):
     """Collects the text of paragraphs; one inside another, as a note is, comes before it."""
 
     def __init__(self) -> None:
         self._paragraphs: list[list[str]] = []
-        self._skipping = 0
+        self._skip_depth = 0
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         name = _local(tag)
-        if self._skipping or name in _SKIPPED:
-            self._skipping += 1
+        if self._skip_depth or name in _SKIPPED:
+            self._skip_depth += 1
         elif name in ("p", "h"):
             self._paragraphs.append([])
         elif name in _SPACES and self._paragraphs:
             self._paragraphs[-1].append(_SPACES[name])
         else:
             self.begin(name, {_local(key): value for key, value in attributes.items()})
-        if name == "h" and not self._skipping:
+        if name == "h" and not self._skip_depth:
             self.begin(name, {_local(key): value for key, value in attributes.items()})
 
     def end(self, tag: str) -> None:
         name = _local(tag)
-        if self._skipping:
-            self._skipping -= 1
+        if self._skip_depth:
+            self._skip_depth -= 1
         elif name in ("p", "h") and self._paragraphs:
             text = " ".join("".join(self._paragraphs.pop()).split())
             self.paragraph(text, is_heading=name == "h")
@@ -460,7 +464,7 @@ class _Text(_Target):
             self.finish(name)
 
     def data(self, text: str) -> None:
-        if self._paragraphs and not self._skipping:
+        if self._paragraphs and not self._skip_depth:
             self._paragraphs[-1].append(text)
 
     def begin(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -473,7 +477,7 @@ class _Text(_Target):
         """A paragraph has ended."""
 
 
-class _Content(_Text):
+class _ContentHandler(_ParagraphHandler):
     """A text or a presentation as blocks: headings, paragraphs, list items, tables."""
 
     def __init__(self, *, has_slides: bool = False) -> None:
@@ -558,7 +562,7 @@ class _Content(_Text):
         self._length += len(block) + 2
 
 
-class _Sheets(_Text):
+class _SheetsHandler(_ParagraphHandler):
     """A workbook's rows; what is repeated is so only as far as it is meant to be read."""
 
     def __init__(self) -> None:
@@ -613,7 +617,7 @@ def _local(tag: str) -> str:
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{1,5})")
 # what pictures are made of; the look behind keeps a run from being tried again from its middle
-_DATA = re.compile(r"(?<![0-9a-fA-F\r\n])[0-9a-fA-F\r\n]{512,}")
+_PICTURE_DATA = re.compile(r"(?<![0-9a-fA-F\r\n])[0-9a-fA-F\r\n]{512,}")
 _OUTLINE = re.compile(r"\\outlinelevel([0-5])(?!\d) ?")
 _TITLE = re.compile(r"\{\\title ([^{}\\]{1,500})\}")
 _HEAD_BYTES = 1 << 16
@@ -630,7 +634,9 @@ def read_rtf(data: bytes, name: str) -> Document:
     encoding = _encoding(data)
     source = data.decode(encoding, "replace")
     source = source.replace("\\field{", "{")  # looking for its links takes the square of its length
-    source = _OUTLINE.sub(lambda level: f"{level.group()}{_heading(level)}", _DATA.sub("", source))
+    source = _OUTLINE.sub(
+        lambda level: f"{level.group()}{_heading(level)}", _PICTURE_DATA.sub("", source)
+    )
     text = rtf_to_text(source, encoding=encoding, errors="replace")
     lines: list[str] = []
     numbers: list[int] = []
@@ -700,12 +706,12 @@ def read_epub(data: bytes, name: str) -> Document:
         title = _first_text(package, "title")
         items = _items(package, posixpath.dirname(package_path))
         titles = _titles(archive, package, items)
-        locked = _locked(archive)
+        encrypted = _encrypted_paths(archive)
         pieces: list[str] = []
         starts: list[int] = []
         length = 0
         for item in _spine(package, items):
-            if item.path in locked:
+            if item.path in encrypted:
                 raise DocumentError("the book is protected (DRM): only its shop's reader opens it")
             starts.append(length)
             text = _chapter(archive, item, titles.get(item.path, ""), book=title)
@@ -734,7 +740,7 @@ def _chapter(archive: zipfile.ZipFile, item: _Item, title: str, *, book: str) ->
 
 
 def _package_path(archive: zipfile.ZipFile) -> str:
-    for element in _named(_xml(archive, _CONTAINER), "rootfile"):
+    for element in _elements_named(_xml(archive, _CONTAINER), "rootfile"):
         return unquote(str(element.get("full-path", "")))
     raise DocumentError("broken epub file: it names no package")
 
@@ -743,18 +749,18 @@ def _items(package: Any, folder: str) -> dict[str, _Item]:
     """The files of the book by their ids."""
     return {
         str(element.get("id")): _Item(
-            _joined(folder, element.get("href", "")),
+            _resolve_link(folder, element.get("href", "")),
             str(element.get("media-type", "")),
             "nav" in str(element.get("properties", "")).split(),
         )
-        for element in _named(package, "item")
+        for element in _elements_named(package, "item")
     }
 
 
 def _spine(package: Any, items: dict[str, _Item]) -> Iterator[_Item]:
     """The chapters, each once, in reading order."""
     seen = set()
-    for element in _named(package, "itemref"):
+    for element in _elements_named(package, "itemref"):
         item = items.get(str(element.get("idref")))
         if item is None or item.is_contents or item.path in seen or "htm" not in item.media_type:
             continue
@@ -769,7 +775,7 @@ def _titles(archive: zipfile.ZipFile, package: Any, items: dict[str, _Item]) -> 
     for item in items.values():
         if item.is_contents:
             return _titles_in(archive, item.path, "a", "href")
-    for spine in _named(package, "spine"):
+    for spine in _elements_named(package, "spine"):
         contents = items.get(str(spine.get("toc")))
         if contents is not None:
             return _titles_in(archive, contents.path, "navPoint", "src")
@@ -781,24 +787,24 @@ def _titles_in(archive: zipfile.ZipFile, path: str, tag: str, link: str) -> dict
     if path not in archive.namelist():
         return titles
     folder = posixpath.dirname(path)
-    for entry in _named(_xml(archive, path), tag):
+    for entry in _elements_named(_xml(archive, path), tag):
         target, title = entry.get(link), entry
         if tag == "navPoint":  # its own label and link, not those of the entries within
-            own = {_epub_local(child): child for child in entry}
+            own = {_element_name(child): child for child in entry}
             if "content" not in own or "navLabel" not in own:
                 continue
             target, title = own["content"].get(link), own["navLabel"]
-        said = " ".join("".join(title.itertext()).split())
-        if target and said:
-            titles.setdefault(_joined(folder, str(target).partition("#")[0]), said)
+        label = " ".join("".join(title.itertext()).split())
+        if target and label:
+            titles.setdefault(_resolve_link(folder, str(target).partition("#")[0]), label)
     return titles
 
 
-def _locked(archive: zipfile.ZipFile) -> set[str]:
+def _encrypted_paths(archive: zipfile.ZipFile) -> set[str]:
     """The files that are encrypted; fonts that are merely disguised do not matter here."""
     if _ENCRYPTION not in archive.namelist():
         return set()
-    references = _named(_xml(archive, _ENCRYPTION), "CipherReference")
+    references = _elements_named(_xml(archive, _ENCRYPTION), "CipherReference")
     return {unquote(str(reference.get("URI", ""))) for reference in references}
 
 
@@ -817,17 +823,17 @@ def _xml(archive: zipfile.ZipFile, path: str) -> Any:
     return etree.fromstring(content, parser)
 
 
-def _named(tree: Any, name: str) -> Iterator[Any]:
+def _elements_named(tree: Any, name: str) -> Iterator[Any]:
     return (element for element in tree.iter(f"{{*}}{name}"))
 
 
 def _first_text(tree: Any, name: str) -> str:
-    return next((" ".join((e.text or "").split()) for e in _named(tree, name)), "")
+    return next((" ".join((e.text or "").split()) for e in _elements_named(tree, name)), "")
 
 
-def _epub_local(element: Any) -> str:
+def _element_name(element: Any) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
-def _joined(folder: str, link: str) -> str:
+def _resolve_link(folder: str, link: str) -> str:
     return posixpath.normpath(posixpath.join(folder, unquote(link)))

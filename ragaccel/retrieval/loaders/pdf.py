@@ -11,8 +11,8 @@ from ragaccel.passage import Document
 
 _LIST_ITEM = re.compile(r"\s*(?:[-*•▪◦‣–]|\d{1,3}[.)]|[a-z]\))\s")
 _NUMBERED_HEADING = re.compile(r"\d{1,2}(?:\.\d{1,2})*\.? [A-Z][^.!?:;]{2,60}")
-_WRAPPED_SHARE = 0.7
-_PROGRAM_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|tex|indd|pdf)$)")
+_FULL_LINE_SHARE = 0.7
+_GENERATED_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|tex|indd|pdf)$)")
 
 
 def read_pdf(data: bytes, name: str) -> Document:
@@ -45,17 +45,17 @@ def join_lines(text: str) -> str:
     list item starts; a hyphen at a line's end before a small letter joins the two halves.
     """
     lines = [line.strip() for line in text.replace("\xa0", " ").replace("\xad", "").split("\n")]
-    full = max(map(len, lines), default=0) * _WRAPPED_SHARE
+    full = max(map(len, lines), default=0) * _FULL_LINE_SHARE
     joined: list[str] = []  # lines and what is between them, never one long text to add to
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if joined and _NUMBERED_HEADING.fullmatch(line):
             while joined and not joined[-1].strip():
                 joined.pop()
             joined.append("\n\n")
-        goes_on = bool(following) and not _LIST_ITEM.match(following)
-        if goes_on and _hyphenated(line, following):
+        continues = bool(following) and not _LIST_ITEM.match(following)
+        if continues and _hyphenated(line, following):
             joined.append(line[:-1])
-        elif goes_on and line and (len(line) >= full or following[0].islower()):
+        elif continues and line and (len(line) >= full or following[0].islower()):
             joined += [line, " "]
         else:
             joined += [line, "\n\n" if len(line) < full and line and line[-1] in ".!?" else "\n"]
@@ -68,4 +68,4 @@ def _hyphenated(line: str, following: str) -> bool:
 
 def _title(metadata: object) -> str:
     title = str(getattr(metadata, "title", None) or "").strip()
-    return "" if _PROGRAM_TITLE.match(title) else title
+    return "" if _GENERATED_TITLE.match(title) else title

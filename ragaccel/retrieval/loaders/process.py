@@ -37,26 +37,26 @@ MAX_LINES = 4_000_000
 _WALL_FACTOR = 10  # a busy machine gives a process a fraction of its time
 _OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
 _LENGTH = struct.Struct(">Q")
-_WATCH_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _ON_LINUX = sys.platform == "linux"
 _KEPT_VARIABLES = (
     *("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP"),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
 )
 # numpy, which openpyxl imports, would reserve memory for a thread of each core
-_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+_SINGLE_THREAD_VARIABLES = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 # a second thread's heap would reserve 64 MB or more of what the process may take
-_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+_SINGLE_ARENA_VARIABLES = {"MALLOC_ARENA_MAX": "1"}
 _COMMAND = """
 import sys
-watched, seconds, memory, modules, *sys.path = sys.argv[1:]
+watchdog, seconds, memory, modules, *sys.path = sys.argv[1:]
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.process import serve
-serve(document_from_bytes, int(seconds), int(memory), watched == "watched", modules.split())
+serve(document_from_bytes, int(seconds), int(memory), watchdog == "watchdog", modules.split())
 """
 
 
-_NO_START = "the process that reads such files does not start"
+_START_FAILED = "the process that reads such files does not start"
 
 
 class ReaderStartError(DocumentError):
@@ -81,11 +81,11 @@ class ReaderProcess:
         max_seconds: int = MAX_SECONDS,
         max_memory: int = MAX_MEMORY_BYTES,
         *,
-        watched: bool = False,
+        watchdog: bool = False,
     ) -> None:
         self.max_seconds = max_seconds
         self.max_memory = max_memory
-        self.watched = watched
+        self.watchdog = watchdog
         self.seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -102,7 +102,7 @@ class ReaderProcess:
         """End the process, if there is one, after the file it reads; reading starts another."""
         if self._owner == os.getpid():
             with self._lock:
-                self._end()
+                self._stop()
 
     def prepare(self, modules: Iterable[str] = ()) -> None:
         """Start the process without waiting for it; it imports modules meanwhile.
@@ -110,7 +110,7 @@ class ReaderProcess:
         Whatever goes wrong with that is left to the files that need it: one that finds the process
         ended is read in another, which imports nothing before it must.
         """
-        self._require_own()
+        self._reset_after_fork()
         with self._lock, suppress(ReaderStartError):  # which the first file says
             if self._process is None:
                 self._start(modules)
@@ -123,20 +123,20 @@ class ReaderProcess:
             ReaderStartError: The process does not start.
             MissingExtraError: Its format needs an optional dependency.
         """
-        self._require_own()
+        self._reset_after_fork()
         with self._lock:
             fresh = self._process is None
             try:
                 return self._read(data, name)
-            except _FailedError as error:
+            except _ReadError as error:
                 if fresh or error.is_final:
                     raise DocumentError(str(error)) from None
             try:  # what earlier files left behind in the process must not count against this one
                 return self._read(data, name)
-            except _FailedError as error:
+            except _ReadError as error:
                 raise DocumentError(str(error)) from None
 
-    def _require_own(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._owner != os.getpid():  # forked: that process is the parent's
             self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
 
@@ -155,23 +155,23 @@ class ReaderProcess:
             numbers = array("I", _read_frame(process.stdout))
         except (OSError, EOFError, ValueError):
             timed_out = not timer.is_alive()
-            raise self._cause_of_end(timed_out) from None
+            raise self._exit_error(timed_out) from None
         except BaseException:  # an interrupt: what it answers later is not for the next file
-            self._end()
+            self._stop()
             raise
         finally:
             timer.cancel()
         return self._document(reply, text, numbers)
 
     def _document(self, reply: dict[str, Any], text: str, numbers: array[int]) -> Document:
-        error, said = reply.get("error"), reply.get("said", "")
+        error, message = reply.get("error"), reply.get("message", "")
         if error == "memory":
-            self._end()
-            raise _FailedError(self._too_much_memory())
+            self._stop()
+            raise _ReadError(self._memory_message())
         if error == "extra":
-            raise MissingExtraError(said, reply["extra"])
+            raise MissingExtraError(message, reply["extra"])
         if error:
-            raise DocumentError(said)
+            raise DocumentError(message)
         self.seconds = reply["seconds"]
         return Document(
             path=reply["path"],
@@ -185,7 +185,11 @@ class ReaderProcess:
     def _start(self, modules: Iterable[str] = ()) -> subprocess.Popen[bytes]:
         from subprocess import DEVNULL, PIPE, Popen
 
-        settings = ["watched" if self.watched else "", str(self.max_seconds), str(self.max_memory)]
+        settings = [
+            "watchdog" if self.watchdog else "",
+            str(self.max_seconds),
+            str(self.max_memory),
+        ]
         settings.append(" ".join(modules))
         flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
         try:
@@ -195,12 +199,12 @@ class ReaderProcess:
                 stdout=PIPE,
                 stderr=DEVNULL,
                 cwd=Path(__file__).parent,
-                env=_ONE_THREAD
-                | _ONE_HEAP
+                env=_SINGLE_THREAD_VARIABLES
+                | _SINGLE_ARENA_VARIABLES
                 | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
             )
         except OSError as error:
-            raise ReaderStartError(f"{_NO_START}: {error}") from None
+            raise ReaderStartError(f"{_START_FAILED}: {error}") from None
         self._is_ready = False
         return self._process
 
@@ -211,31 +215,31 @@ class ReaderProcess:
             assert process.stdout is not None
             _read_frame(process.stdout)
         except (OSError, EOFError) as error:
-            self._end()
-            raise ReaderStartError(f"{_NO_START}: {str(error) or 'it ended'}") from None
+            self._stop()
+            raise ReaderStartError(f"{_START_FAILED}: {str(error) or 'it ended'}") from None
         except BaseException:
-            self._end()
+            self._stop()
             raise
         self._is_ready = True
 
-    def _cause_of_end(self, timed_out: bool) -> _FailedError:
+    def _exit_error(self, timed_out: bool) -> _ReadError:
         """Say why the process ended while it read a file."""
         process = self._process
         assert process is not None
         with suppress(Exception):  # it may be ending, with its pipes closed already
             process.wait(1)
         status = process.poll()
-        self._end()
+        self._stop()
         if timed_out or status in (_OUT_OF_TIME, -getattr(signal, "SIGXCPU", _OUT_OF_TIME)):
-            return _FailedError(f"takes more than {self.max_seconds} s to read", is_final=True)
+            return _ReadError(f"takes more than {self.max_seconds} s to read", is_final=True)
         if status in (_OUT_OF_MEMORY, -getattr(signal, "SIGKILL", _OUT_OF_MEMORY)):
-            return _FailedError(self._too_much_memory())
-        return _FailedError("the library that reads its format crashes on it")
+            return _ReadError(self._memory_message())
+        return _ReadError("the library that reads its format crashes on it")
 
-    def _too_much_memory(self) -> str:
+    def _memory_message(self) -> str:
         return f"takes more than {self.max_memory / 1e9:.3g} GB of memory to read"
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -246,7 +250,7 @@ class ReaderProcess:
             process.wait()
 
 
-class _FailedError(Exception):
+class _ReadError(Exception):
     """The process could not read a file; ``is_final``: another one could not either."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
@@ -296,7 +300,7 @@ def _read_frame(pipe: IO[bytes]) -> bytes:
 
 
 def serve(
-    read: Read, max_seconds: int, max_memory: int, watched: bool, modules: Iterable[str] = ()
+    read: Read, max_seconds: int, max_memory: int, watchdog: bool, modules: Iterable[str] = ()
 ) -> None:
     """Read the files that come in through standard input until it ends; import modules early."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asked ends this one
@@ -304,7 +308,7 @@ def serve(
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)  # a library that prints must not answer
-    bounds = _Bounds(max_seconds, max_memory, watched)
+    limits = _Limits(max_seconds, max_memory, watchdog)
     with suppress(EOFError, BrokenPipeError):
         _write(replies, b"{}")
         if modules:
@@ -312,9 +316,9 @@ def serve(
         while True:
             name = json.loads(_read_frame(requests))["name"]
             data = _read_frame(requests)
-            bounds.begin()
-            answer = _answer(read, data, name)
-            bounds.end()  # once it is answered, the end of this process would be the next file's
+            limits.begin()
+            answer = _read_into_frames(read, data, name)
+            limits.end()  # once it is answered, the end of this process would be the next file's
             _write(replies, *answer)
 
 
@@ -324,12 +328,12 @@ def _import(modules: Iterable[str]) -> None:
             import_module(module)
 
 
-def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
+def _read_into_frames(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
     began = time.process_time()
     try:
         document = read(data, name)
         text = document.text.encode("utf-8", "surrogatepass")
-        _require_bounded(document, text)
+        _require_within_limits(document, text)
         numbers = array("I", document.line_numbers).tobytes()
         head = {
             "path": document.path,
@@ -340,35 +344,35 @@ def _answer(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
         }
         return json.dumps(head).encode(), text, numbers
     except MissingExtraError as error:
-        problem = {"error": "extra", "said": error.what, "extra": error.extra}
+        problem = {"error": "extra", "message": error.what, "extra": error.extra}
     except DocumentError as error:
-        problem = {"error": "document", "said": str(error)}
+        problem = {"error": "document", "message": str(error)}
     except MemoryError:
         problem = {"error": "memory"}
     return json.dumps(problem).encode(), b"", b""
 
 
-def _require_bounded(document: Document, text: bytes) -> None:
+def _require_within_limits(document: Document, text: bytes) -> None:
     if len(text) > MAX_TEXT_BYTES:
         raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
     if max(len(document.line_numbers), len(document.page_starts)) > MAX_LINES:
         raise DocumentError(f"holds more than {MAX_LINES:,} lines: split it")
 
 
-class _Bounds:
+class _Limits:
     """Ends this process when one file takes too long, or it needs too much memory."""
 
-    def __init__(self, max_seconds: int, max_memory: int, watched: bool) -> None:
+    def __init__(self, max_seconds: int, max_memory: int, watchdog: bool) -> None:
         self.max_seconds = max_seconds
         self.max_memory = max_memory
         self.deadline: float | None = None
         self._lock = threading.Lock()
         if os.name == "posix":
-            _limit("RLIMIT_CORE", 0)  # of somebody's document, in the folder of this package
+            _set_limit("RLIMIT_CORE", 0)  # of somebody's document, in the folder of this package
         # macOS takes the limit of memory but does not keep it, Windows knows none
-        self.limited = _ON_LINUX and not watched
+        self.limited = _ON_LINUX and not watchdog
         if self.limited:
-            _limit("RLIMIT_AS", max_memory)
+            _set_limit("RLIMIT_AS", max_memory)
         else:
             threading.Thread(target=self._watch, daemon=True).start()
 
@@ -378,40 +382,40 @@ class _Bounds:
         with self._lock:
             self.deadline = used + self.max_seconds
         if self.limited:
-            _limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
+            _set_limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
 
     def end(self) -> None:
         """Count no more."""
         with self._lock:
             self.deadline = None
         if self.limited:
-            _limit("RLIMIT_CPU")
+            _set_limit("RLIMIT_CPU")
 
     def _watch(self) -> None:
         while True:
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(_POLL_SECONDS)
             with self._lock:
                 if self.deadline is not None and time.process_time() > self.deadline:
                     os._exit(_OUT_OF_TIME)
-            if _memory() > self.max_memory:
+            if _peak_memory() > self.max_memory:
                 os._exit(_OUT_OF_MEMORY)
 
 
-def _limit(name: str, value: int | None = None) -> None:
+def _set_limit(name: str, value: int | None = None) -> None:
     """Set a limit of the system's; None: the highest there may be."""
     import resource
 
     which = getattr(resource, name)
-    _, most = resource.getrlimit(which)
-    if value is None or (most != resource.RLIM_INFINITY and value > most):
-        value = most
-    resource.setrlimit(which, (value, most))
+    _, hard_limit = resource.getrlimit(which)
+    if value is None or (hard_limit != resource.RLIM_INFINITY and value > hard_limit):
+        value = hard_limit
+    resource.setrlimit(which, (value, hard_limit))
 
 
-def _memory() -> int:
+def _peak_memory() -> int:
     """The most memory that this process has taken, in bytes."""
     if sys.platform == "win32":
-        return _windows_memory()
+        return _windows_peak_memory()
     if _ON_LINUX:  # where getrusage counts what its parent had taken, too
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split(None, 1)[0]) * 1024
@@ -421,7 +425,7 @@ def _memory() -> int:
     return size if sys.platform == "darwin" else size * 1024
 
 
-def _windows_memory() -> int:
+def _windows_peak_memory() -> int:
     import ctypes
 
     class Counters(ctypes.Structure):
@@ -434,7 +438,7 @@ def _windows_memory() -> int:
     windows: Any = ctypes.windll  # type: ignore[attr-defined, unused-ignore]
     process = windows.kernel32.GetCurrentProcess
     process.restype = ctypes.c_void_p
-    ask = windows.kernel32.K32GetProcessMemoryInfo
-    ask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
-    ask(process(), ctypes.byref(counters), counters.size)
+    get_memory_info = windows.kernel32.K32GetProcessMemoryInfo
+    get_memory_info.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
+    get_memory_info(process(), ctypes.byref(counters), counters.size)
     return int(counters.size_0)  # the peak of the working set

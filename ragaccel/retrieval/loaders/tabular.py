@@ -65,7 +65,7 @@ def read_csv(data: bytes, name: str) -> Document:
         elif columns:
             lines.add(record_line(named_cells(columns, cells)), number)
         elif is_header(cells):
-            columns = [tidy(cell.replace("_", " ")) for cell in cells]
+            columns = [collapse_spaces(cell.replace("_", " ")) for cell in cells]
         else:
             columns = [f"column {position}" for position in range(1, len(cells) + 1)]
             lines.add(record_line(named_cells(columns, cells)), number)
@@ -86,7 +86,7 @@ def _dialect(text: str, name: str) -> type[csv.Dialect]:
 
 def is_header(cells: list[str]) -> bool:
     """A first row of distinct words names the columns; numbers or repetitions are data."""
-    named = [name for name in map(tidy, cells) if name]
+    named = [name for name in map(collapse_spaces, cells) if name]
     return len(set(named)) == len(named) and not any(map(_NUMBER.fullmatch, named))
 
 
@@ -94,7 +94,7 @@ def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str
     """The cells of a row that hold something, each with the name of its column."""
     for position, cell in enumerate(cells):
         if cell.strip():
-            yield (columns[position] if position < len(columns) else ""), tidy(cell)
+            yield (columns[position] if position < len(columns) else ""), collapse_spaces(cell)
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
@@ -110,7 +110,7 @@ def read_json(data: bytes, name: str) -> Document:
     value = _add_value(text, 0, lines)
     if value is None:
         return Document(path=name, text=text, markup="code")
-    title = _own_name(value[0]) or title_from_path(name)
+    title = _object_name(value[0]) or title_from_path(name)
     return replace(lines.document(name, "markdown"), title=title)
 
 
@@ -177,7 +177,7 @@ class _Renderer:
 
     def _scalar(self, key: str, value: Any) -> None:
         self.last = next(self.numbers, self.last)
-        text = _plain(value)
+        text = _scalar_text(value)
         if not text:
             return
         if "\n" in text:
@@ -189,19 +189,23 @@ class _Renderer:
         number = next(self.numbers, self.last) if value else self.last
         more = deque(islice(self.numbers, max(len(value) - 1, 0)), maxlen=1)
         if isinstance(value, _Pairs):
-            said = [(name.replace("_", " "), text) for name, item in value if (text := _said(item))]
+            pairs = [
+                (name.replace("_", " "), text) for name, item in value if (text := _one_line(item))
+            ]
         else:
-            said = [("", ", ".join(text for item in value if (text := _said(item))))]
-            said = said if said[0][1] else []
-        if not said:
+            pairs = [("", ", ".join(text for item in value if (text := _one_line(item))))]
+            pairs = pairs if pairs[0][1] else []
+        if not pairs:
             return
         self.last = more.pop() if more else number
         if not isinstance(value, _Pairs):
-            self.lines.add(record_line(iter([(key, said[0][1])])), number)
-        elif len(said) == 1:
-            self.lines.add(record_line(iter([(f"{key} {said[0][0]}".strip(), said[0][1])])), number)
+            self.lines.add(record_line(iter([(key, pairs[0][1])])), number)
+        elif len(pairs) == 1:
+            self.lines.add(
+                record_line(iter([(f"{key} {pairs[0][0]}".strip(), pairs[0][1])])), number
+            )
         else:
-            record = record_line(iter(said))
+            record = record_line(iter(pairs))
             self.lines.add(f"{key}: {record}" if key else record, number)
 
     def _nested(self, key: str, value: list[Any], depth: int) -> None:
@@ -227,24 +231,24 @@ def _is_flat(value: Any) -> bool:
 
 
 def _item_name(item: Any, position: int) -> str:
-    return _own_name(item) or f"Item {position}"
+    return _object_name(item) or f"Item {position}"
 
 
-def _own_name(item: Any) -> str:
+def _object_name(item: Any) -> str:
     """What a JSON object calls itself, or nothing."""
     if isinstance(item, _Pairs):
         named = {key.lower(): value for key, value in item if not isinstance(value, list)}
         for key in _NAMING_KEYS:
             if named.get(key):
-                return tidy(_plain(named[key]))
+                return collapse_spaces(_scalar_text(named[key]))
     return ""
 
 
-def _said(value: Any) -> str:
-    return tidy(_plain(value)) if isinstance(value, str) else _plain(value)
+def _one_line(value: Any) -> str:
+    return collapse_spaces(_scalar_text(value)) if isinstance(value, str) else _scalar_text(value)
 
 
-def _plain(value: Any) -> str:
+def _scalar_text(value: Any) -> str:
     if isinstance(value, str):
         return value.strip()
     if type(value) is int:  # by far the most frequent
@@ -252,7 +256,7 @@ def _plain(value: Any) -> str:
     return "" if value is None else json.dumps(value)
 
 
-def tidy(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     """A text with single spaces, on one line."""
     return _SPACE.sub(" ", text).strip()
 
@@ -282,17 +286,17 @@ def read_notebook(data: bytes, name: str) -> Document:
 
 
 def _cell_text(cell: dict[str, Any], language: str) -> str:
-    source = _joined(cell.get("source", "")).strip()
+    source = _join_source(cell.get("source", "")).strip()
     if cell.get("cell_type") != "code":
         return source
     blocks = [f"```{language}\n{source}\n```"] if source else []
     for output in cell.get("outputs", ()):
-        said = output.get("text") or output.get("data", {}).get("text/plain") or ""
-        shown = _joined(said).strip()
+        content = output.get("text") or output.get("data", {}).get("text/plain") or ""
+        shown = _join_source(content).strip()
         if shown and len(shown) <= _MAX_OUTPUT_CHARS:
             blocks.append(f"```\n{shown}\n```")
     return "\n\n".join(blocks)
 
 
-def _joined(source: str | list[str]) -> str:
+def _join_source(source: str | list[str]) -> str:
     return source if isinstance(source, str) else "".join(source)

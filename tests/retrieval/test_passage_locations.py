@@ -60,13 +60,13 @@ def test_each_line_of_a_format_with_lines_of_its_own_names_its_line():
                     assert passage.cut(at, len(passage.text)).line == line
 
 
-def test_lines_of_plain_text_need_no_places():
+def test_lines_of_plain_text_need_no_locations():
     (passage,) = split_document(Document("a.txt", "\n\none\ntwo\n\nthree"), count, 100)
-    assert passage.places == ()
+    assert passage.locations == ()
     assert [passage.citation_at(at) for at in (0, 4, 9)] == ["a.txt:3", "a.txt:4", "a.txt:6"]
 
 
-def test_a_passage_without_a_place_stays_so():
+def test_a_passage_without_a_page_or_line_stays_so():
     assert Passage("p7", "One. Two.").cut(5, 9).citation == "p7"
 
 
@@ -77,13 +77,13 @@ def test_a_copied_sentence_is_cited_by_its_own_page():
     assert (told["text"], told["citation"]) == ("It carries cars. The fare is"[3:], "guide.pdf:3")
 
 
-def test_places_are_kept_in_an_index_and_in_a_collection(store, embedder, tmp_path, monkeypatch):
+def test_locations_are_kept_in_an_index_and_in_a_collection(store, embedder, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "guide.pdf").write_bytes(b"any")
     monkeypatch.setattr(DocumentReader, "read", lambda *_: document_of(*PAGES))
     index_folder(store, embedder, tmp_path / "docs")
     (passage,) = store.passages_of("guide.pdf")
-    assert passage.places == ((26, 2), (26, 3), (56, 4))
+    assert passage.locations == ((26, 2), (26, 3), (56, 4))
     found = CompressingRetriever(Retriever(store, HashEmbedder()), sentences=1)
     (cut,) = found.search("Ask Mina.", 1)
     assert (cut.text, cut.citation) == ("Ask Mina.", "guide.pdf:4")

@@ -384,7 +384,7 @@ def test_all_are_read_by_the_process_beside_this_one(store, embedder, tmp_path):
 
 
 @pytest.mark.parametrize("ending", sorted(SAMPLES))
-def test_a_broken_one_is_one_clear_failure(ending):
+def test_a_broken_file_is_one_clear_failure(ending):
     data = SAMPLES[ending]()
     with DocumentReader() as reader:
         for cut in (0, 10, len(data) // 2, len(data) - 30):

@@ -181,7 +181,7 @@ def test_pipes_and_links_beside_an_index_are_mended_too(
     assert (tmp_path / "precious").read_text() == "keep"
 
 
-def test_a_half_made_index_that_came_along_is_not_gone_on_with(shipped, folder, embedder):
+def test_an_unfinished_rebuild_from_elsewhere_is_discarded(shipped, folder, embedder):
     def interrupt(progress):
         if progress.stage == "reading" and progress.files_done == 2:
             raise KeyboardInterrupt
@@ -210,7 +210,7 @@ def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder,
 
 
 @pytest.mark.parametrize("which", ["folder", "index"])
-def test_an_index_behind_a_link_is_not_somebody_elses(folder, embedder, tmp_path, which):
+def test_an_index_behind_a_link_is_refused(folder, embedder, tmp_path, which):
     other = tmp_path / "other"
     (other / "docs").mkdir(parents=True)
     (other / "docs/mine.md").write_text("my own text.")
@@ -349,7 +349,7 @@ def test_threads_that_wait_for_a_lock_hold_it_one_after_another(folder, embedder
     assert all_at_once(8, hold) == [True] * 8
 
 
-def test_one_who_only_asks_for_a_lock_keeps_nobody_from_it(shipped):
+def test_a_failed_attempt_to_lock_does_not_block_others(shipped):
     """Two that ask at the same moment stand in each other's way like this for an instant."""
     with closing(sqlite3.connect(shipped.with_name("index.db.lock"))) as asking:
         asking.execute("BEGIN")
