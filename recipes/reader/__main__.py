@@ -92,10 +92,10 @@ def main(
         fit.save()
         print("interrupted: the same command goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
-    figures = evaluate(model, makers[1], examples=examples)
+    metrics = evaluate(model, makers[1], examples=examples)
     publish(model.cpu(), tokenizer, out / "reader")
     trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
-    print(json.dumps({"trained": trained, "held_out": figures}))
+    print(json.dumps({"trained": trained, "held_out": metrics}))
 
 
 def _tokenizer(

@@ -21,7 +21,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Metrics:
     """Shares over ``examples`` questions, in percent.
 
     ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and
@@ -68,7 +68,7 @@ def _passage_numbers(example: Example) -> list[int]:
     return [example.token_ids[end - 1] for end in example.sentence_ends]
 
 
-def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
+def summarize(outcomes: Iterable[dict[str, float]]) -> Metrics:
     """Sum outcomes up."""
     outcomes = list(outcomes)
     totals: dict[str, float] = defaultdict(float)
@@ -85,7 +85,7 @@ def figures(outcomes: Iterable[dict[str, float]]) -> Figures:
     def percent(name: str, of: str) -> float:
         return round(100 * totals[name] / max(1, totals[of]), 1)
 
-    return Figures(
+    return Metrics(
         len(outcomes),
         percent("verbatim", "answerable"),
         percent("passage", "answerable"),
@@ -103,7 +103,7 @@ def evaluate(
     seed: int = 1,
     shapes: Mapping[str, Shape] = SHAPES,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Figures over held-out documents by shape, apart for made-up questions and people's sets.
+    """Metrics over held-out documents by shape, apart for made-up questions and people's sets.
 
     The same seed draws the same examples, whatever was drawn before. A set too small for
     ``examples`` draws repeats its questions among other distractors.
@@ -124,4 +124,4 @@ def _by_kind(
         kind = drawn[example.origin]
         if len(kind) < examples:
             kind.append(outcome(model, example))
-    return {name: asdict(figures(kind)) for name, kind in drawn.items()}
+    return {name: asdict(summarize(kind)) for name, kind in drawn.items()}

@@ -111,8 +111,8 @@ class Fit:
         stage = next(shapes for at, shapes in reversed(CURRICULUM) if done >= at)
         batch = self.batches.draw(stage)
         self._set_rate(done)
-        figures = self._losses(batch)
-        torch.autograd.backward(figures["loss"])
+        metrics = self._losses(batch)
+        torch.autograd.backward(metrics["loss"])
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -122,7 +122,7 @@ class Fit:
         progress.tokens += batch.token_ids.numel()
         progress.seconds += time.perf_counter() - started
         if progress.steps % 20 == 0:
-            self._report({k: v.item() for k, v in figures.items()})
+            self._report({k: v.item() for k, v in metrics.items()})
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         with torch.autocast(self.device, dtype=torch.bfloat16):
@@ -162,10 +162,10 @@ class Fit:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def _report(self, figures: dict[str, float]) -> None:
+    def _report(self, metrics: dict[str, float]) -> None:
         progress = self.progress
-        progress.log.append({"tokens": progress.tokens, "seconds": progress.seconds, **figures})
-        line = " ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        progress.log.append({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
+        line = " ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         rate = progress.tokens / max(progress.seconds, 1e-9)
         print(
             f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  "

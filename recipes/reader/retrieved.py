@@ -40,16 +40,17 @@ class RetrievedPassages:
         self, sources: Sources, rng: random.Random, embedder: Embedder, cache: Path | None = None
     ) -> None:
         self.rng, self.sources, self.embedder = rng, sources, embedder
-        held = [source for kind in KINDS for source in sources.by_kind[kind]]
-        random.Random(0).shuffle(held)  # neighbours in the array are no neighbours in subject
+        embedded_sources = [source for kind in KINDS for source in sources.by_kind[kind]]
+        # so that consecutive rows of the array do not share a subject
+        random.Random(0).shuffle(embedded_sources)
         self._first_row: dict[int, int] = {}
         self._source: list[Source] = []
         self._number: list[int] = []
-        for source in held:
+        for source in embedded_sources:
             self._first_row[id(source)] = len(self._source)
             self._source += [source] * len(source.sentences)
             self._number += range(len(source.sentences))
-        self.vectors = self._embedded(held, cache)
+        self.vectors = self._embedded(embedded_sources, cache)
         self._people: dict[str, npt.NDArray[np.float32]] = {}
 
     def has(self, source: Source) -> bool:
@@ -142,9 +143,13 @@ class RetrievedPassages:
         )
         return Piece(passage.source, start, start + sentences)
 
-    def _embedded(self, held: Sequence[Source], folder: Path | None) -> npt.NDArray[np.float32]:
-        plain = [sentence.text for source in held for sentence in source.sentences]
-        titled = [f"{s.title}\n{sentence.text}" for s in held for sentence in s.sentences]
+    def _embedded(
+        self, embedded_sources: Sequence[Source], folder: Path | None
+    ) -> npt.NDArray[np.float32]:
+        plain = [sentence.text for source in embedded_sources for sentence in source.sentences]
+        titled = [
+            f"{s.title}\n{sentence.text}" for s in embedded_sources for sentence in s.sentences
+        ]
         texts = "\0".join([self.embedder.fingerprint, *titled])
         digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
         cache = folder / f"vectors-{digest}.npy" if folder else None

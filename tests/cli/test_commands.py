@@ -198,7 +198,7 @@ def test_rm_all_deletes_the_index_alone(cli, docs):
     assert cli("rm", docs, "--all", "--yes").code == 3
 
 
-def test_stats_are_figures(cli, docs):
+def test_stats_as_json(cli, docs):
     cli("index", docs)
     figures = json.loads(cli("stats", docs, "--json").out)
     assert (figures["files"], figures["passages"], figures["dimensions"]) == (2, 2, 64)
@@ -283,7 +283,7 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
     assert all(one["limit_seconds"] > 0 for one in lengths.values())
 
 
-def test_a_model_that_reads_little_is_measured_too(capsys):
+def test_a_model_of_a_short_context_is_measured(capsys):
     from tiny_llm import tiny_llm
 
     from ragaccel.cli.doctor import _measure_all

@@ -136,7 +136,7 @@ def test_a_wrong_setting_is_named_with_its_file(cli, content, said):
     assert ended.err.count("\n") == 1
 
 
-def test_what_is_yes_or_no_is_so_in_the_file(cli, home):
+def test_a_flag_needs_true_or_false_in_the_file(cli, home):
     home.mkdir()
     (home / "ragaccel.toml").write_text('shared = "yes"')
     ended = cli("config", "show")

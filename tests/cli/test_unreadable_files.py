@@ -105,7 +105,7 @@ def test_ls_names_them_later_and_json_all(cli, docs):
     assert cli("ls", docs, "--failed").out == ""
 
 
-def test_very_many_are_counted_by_kind_but_for_programs(cli, docs):
+def test_many_files_are_counted_by_kind_except_in_json(cli, docs):
     for number in range(400):
         (docs / f"{number}.PNG").write_bytes(b"")
         (docs / f"a\n{number}.gif").write_bytes(b"")
@@ -118,7 +118,7 @@ def test_very_many_are_counted_by_kind_but_for_programs(cli, docs):
     assert len(json.loads(cli("ls", docs, "--failed", "--json").out)) == 803
 
 
-def test_an_old_version_that_is_kept_says_so(cli, docs):
+def test_ls_tells_that_an_older_version_is_indexed(cli, docs):
     cli("index", docs)
     (docs / "hut.md").write_bytes(b"x" * 51_000_000)
     assert "over the limit" in cli("search", docs, "hut").err

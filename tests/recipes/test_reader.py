@@ -338,7 +338,7 @@ def test_a_published_reader_is_a_stock_model(tmp_path, reader, tokenizer, maker)
         torch.testing.assert_close(model(ids).logits, reader(ids).logits, rtol=2e-2, atol=2e-2)
 
 
-def test_figures_know_right_from_wrong(reader, maker):
+def test_metrics_tell_right_from_wrong(reader, maker):
     class Oracle(torch.nn.Module):
         """Says every next token right."""
 
@@ -354,9 +354,9 @@ def test_figures_know_right_from_wrong(reader, maker):
     example = maker.make(Shape(256, 3, 80))
     oracle.answer = example.token_ids
     assert outcome(oracle, example)["verbatim"]
-    figures = evaluate(reader, maker, examples=3)
-    assert len(figures) == 2
-    for shape in figures.values():
+    metrics = evaluate(reader, maker, examples=3)
+    assert len(metrics) == 2
+    for shape in metrics.values():
         assert set(shape) == {"made", "squad"}
         assert shape["made"]["verbatim"] == 0.0
 

@@ -100,7 +100,7 @@ def test_one_pass_predicts_what_step_by_step_decoding_does(seed):
     assert metrics.tokens_per_pass[0] > 1.2, "no mask prediction is right"
 
 
-def test_the_first_predictions_stand_before_the_prompts_last_token():
+def test_prompt_predictions_follow_the_prompts_last_token_but_one():
     network, sample = trained_network(0)
     prompt_predictions = predict_masks(network, sample, 500)[2]
     seen = torch.tensor(sample.prompt_ids[:-1])
@@ -122,7 +122,7 @@ def test_long_answers_take_several_passes_and_say_the_same():
     assert predict_masks(network, sample, 5) == whole
 
 
-def test_figures_are_pooled_and_processes_add_up():
+def test_metrics_are_summed_over_samples_and_processes():
     network, one = trained_network(0)
     _, two = trained_network(1)
     both = evaluate(network, [one, two])
@@ -136,7 +136,7 @@ def test_figures_are_pooled_and_processes_add_up():
     assert doubled.right == apart[0].right
 
 
-def test_own_choices_are_told():
+def test_own_is_the_share_of_the_models_choices():
     network = network_of("llama").train()
     prompt, answer = random_prompt(6), []
     for _ in range(8):

@@ -167,7 +167,7 @@ def test_the_same_prompts_are_held_out_whatever_stands_beside_them():
 
 
 @pytest.mark.parametrize("count", [2, 5, 20])
-def test_of_few_prompts_one_is_held_out(count):
+def test_a_small_set_holds_one_prompt_out(count):
     for start in range(0, 400, count):
         samples = Samples(tuple(Sample((start + i,), (3, 4)) for i in range(count)))
         kept, held_out = split_held_out(samples, 0.05)

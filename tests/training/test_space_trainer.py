@@ -240,7 +240,7 @@ def test_the_recipe_alone_decides_the_precision(tmp_path, monkeypatch):
     assert trainer_of(tmp_path).accelerator.mixed_precision == "no"
 
 
-def test_devices_that_are_not_there(tmp_path, monkeypatch):
+def test_unknown_devices_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES"):
         make_arguments(make_recipe(), tmp_path, "cuda:1")
     monkeypatch.setattr("transformers.training_args.is_accelerate_available", lambda *_: False)
