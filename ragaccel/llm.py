@@ -294,7 +294,7 @@ class Runner:
                 token_budget=self._token_budget,
             )
         )
-        stack.callback(self.scheduler.leave, session)
+        stack.callback(self.scheduler.discard, session)
         stack.callback(session.close)
         return session
 

@@ -47,7 +47,7 @@ class Passes:
         for _ in range(3000):
             if (
                 not self.llm.engine.prefix_cache._open
-                and not self.llm._writer._runner.scheduler._turns
+                and not self.llm._writer._runner.scheduler._queue
             ):
                 return self.count
             await asyncio.sleep(0.01)

@@ -137,10 +137,10 @@ def run(seed, seconds_at_most, turns, **options):
     assert not failures
     scheduler = llm._writer._runner.scheduler
     for _ in range(500):  # those cancelled last may still be in their round
-        if not scheduler._turns and not llm.engine.prefix_cache._open:
+        if not scheduler._queue and not llm.engine.prefix_cache._open:
             break
         threading.Event().wait(0.01)
-    assert not scheduler._turns
+    assert not scheduler._queue
     assert not llm.engine.prefix_cache._open
     assert scheduler._leader is None
     check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)

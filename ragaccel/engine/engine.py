@@ -77,10 +77,10 @@ def check_deterministic(model: TargetModel, num_rows: int) -> None:
     Raises:
         ConfigurationError: they have not.
     """
-    moved = _NUM_SHIFTS * _SHIFT
+    max_shift = _NUM_SHIFTS * _SHIFT
     edge = max(0, attention.CHUNK + 1 - num_rows)
     for first in dict.fromkeys((0, edge)):
-        if model.max_positions is None or first + moved + num_rows <= model.max_positions:
+        if model.max_positions is None or first + max_shift + num_rows <= model.max_positions:
             passes = _shifted_passes(first, model, num_rows)
             if not all(
                 torch.equal(one[_SHIFT:], next_[:-_SHIFT]) for one, next_ in pairwise(passes)
@@ -422,10 +422,12 @@ class Engine:
         self.latency_profile = LatencyProfile(share, latency_file)
         self._pass_lock = model.pass_lock
         # The rows of the last pass stand past the answer.
-        most = self.max_tokens
-        most = None if most is None else most + self.padded_rows(self.max_rows)
+        max_slots = self.max_tokens
+        max_slots = None if max_slots is None else max_slots + self.padded_rows(self.max_rows)
         self.prefix_cache = PrefixCache(
-            partial(model.new_cache, None, most),  # not of this object: they die at once together
+            partial(
+                model.new_cache, None, max_slots
+            ),  # not of this object: they die at once together
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )

@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class ScheduledStep:
     """A session whose owner waits for its next step.
 
-    ``asker`` is the thread that waits; ``amid`` names what an interruption would leave half done.
+    ``owner_thread`` is the thread that waits; ``phase`` names what an interruption would leave half done.
     """
 
     session: Session
-    asker: int
+    owner_thread: int
     cancellation: Cancellation | None = None
     step: Step | None = None
     error: BaseException | None = None
     is_running: bool = False
-    amid: Literal["", "drafting", "computing", "absorbing"] = ""
+    phase: Literal["", "drafting", "computing", "accepting"] = ""
 
     @property
-    def is_done(self) -> bool:
+    def has_outcome(self) -> bool:
         """Whether there is a step, or will be none."""
         return self.step is not None or self.error is not None
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nobody waits any longer."""
         asked = self.cancellation is not None and self.cancellation.is_cancelled
         return asked or self.step is not None or self.error is not None
@@ -64,13 +64,13 @@ class Turn:
 
     def draft(self) -> DraftTree | None:
         """Draft for the next pass; None if the drafter fails."""
-        self.amid = "drafting"
+        self.phase = "drafting"
         try:
             tree = self.session.draft(self.session.budget())
         except BaseException as error:
             self.fail(error)
             return None
-        self.amid = ""
+        self.phase = ""
         return tree
 
     def prune(self, tree: DraftTree) -> DraftTree | None:
@@ -86,12 +86,12 @@ class Turn:
         if isinstance(choices, BaseException):
             self.error = choices
             return
-        self.amid = "absorbing"
+        self.phase = "accepting"
         try:
             self.step = self.session.accept(choices)
         except BaseException as error:
             self.fail(error)
-        self.amid = ""
+        self.phase = ""
 
     def fail(self, error: BaseException) -> None:
         """Take what this session's own code raised as its error; a signal's is the leader's.
@@ -105,12 +105,12 @@ class Turn:
 
     def recover(self) -> None:
         """Make ready for another round after an interruption; where that is not sure, fail."""
-        if self.is_done or not self.amid:
+        if self.has_outcome or not self.phase:
             return
-        amid, self.amid = self.amid, ""
-        if amid == "drafting":
+        phase, self.phase = self.phase, ""
+        if phase == "drafting":
             self.session.context.forget()
-        elif not self.verifier.restart() or amid == "absorbing":
+        elif not self.verifier.restart() or phase == "accepting":
             # What is absorbed is several changes that belong together.
             self.verifier.close()
             self.error = RuntimeError("the pass was interrupted by another caller of this process")
@@ -118,9 +118,9 @@ class Turn:
 
 logger = logging.getLogger("ragaccel")
 
-_PATIENCE = 0.25  # of a pass: how long it waits for the sessions of the one before
-_LONGEST_PATIENCE = 0.02  # seconds
-_ANY = -1  # asked for by thread after thread
+_MAX_WAIT_SHARE = 0.25  # of a pass: how long it waits for the sessions of the one before
+_MAX_WAIT_SECONDS = 0.02  # seconds
+_SEVERAL_THREADS = -1  # asked for by thread after thread
 
 
 class Scheduler:
@@ -144,7 +144,7 @@ class Scheduler:
     def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
         self.max_batch, self._max_rows = max(1, max_batch), max_rows
         self.engine = engine
-        self._turns: list[Turn] = []
+        self._queue: list[ScheduledStep] = []
         self._changed = Condition()
         self._leader: int | None = None  # the thread that runs a round
         self._expected: dict[Session, int] = {}  # those of the last pass, and who asked for them
@@ -175,157 +175,159 @@ class Scheduler:
         if not sessions:
             raise ValueError("nothing would ever come of no sessions")
         claim_torch()
-        asker = get_ident()
-        turns = [Turn(session, asker, cancellation) for session in sessions]
+        owner_thread = get_ident()
+        items = [ScheduledStep(session, owner_thread, cancellation) for session in sessions]
         with self._changed:
-            self._turns += turns
+            self._queue += items
             self._changed.notify_all()
         try:
-            while not any(turn.is_over for turn in turns):
-                if self._takes_lead(turns):
-                    self._lead()
+            while not any(item.is_done for item in items):
+                if self._wait_to_lead(items):
+                    self._run_as_leader()
         finally:
-            self._withdraw(turns)
-        for turn in turns:
-            if turn.error is not None:
-                raise turn.error
-        made = [(turn.session, turn.step) for turn in turns if turn.step is not None]
+            self._dequeue(items)
+        for item in items:
+            if item.error is not None:
+                raise item.error
+        made = [(item.session, item.step) for item in items if item.step is not None]
         if not made:
             raise Cancelled("what was asked for was cancelled before its end")
         return made
 
-    def _lead(self) -> None:
+    def _run_as_leader(self) -> None:
         """Run a round and hand over; where it is interrupted, the others' go on in the next."""
         try:
-            self._round()
+            self._run_iteration()
         except BaseException:
-            for turn in self._turns:
-                turn.recover()
+            for item in self._queue:
+                item.recover()
             raise
         finally:
-            self._hand_over()
+            self._release_lead()
 
-    def _withdraw(self, turns: list[Turn]) -> None:
+    def _dequeue(self, items: list[ScheduledStep]) -> None:
         """Whatever happened, none of these is queued or running afterwards."""
         with self._changed:
             if self._leader == get_ident():  # interrupted before it could begin, or hand over
-                self._hand_over()
+                self._release_lead()
             try:
-                while any(turn.is_running for turn in turns):
+                while any(item.is_running for item in items):
                     self._changed.wait()
             finally:  # whoever is interrupted once more leaves the pass to end without him
-                self._turns = [turn for turn in self._turns if turn not in turns]
+                self._queue = [item for item in self._queue if item not in items]
             for session in tuple(self._expected):
                 if session.finish_reason is not None:
-                    self.leave(session)
+                    self.discard(session)
 
-    def leave(self, session: Session) -> None:
+    def discard(self, session: Session) -> None:
         """Expect nothing more of a session; called wherever its owner drops it, with any lock."""
         self._expected.pop(session, None)
 
-    def _takes_lead(self, turns: list[Turn]) -> bool:
+    def _wait_to_lead(self, items: list[ScheduledStep]) -> bool:
         """Wait until nobody leads or a turn is over; lead in the first case."""
         with self._changed:
-            while self._leader is not None and not any(turn.is_over for turn in turns):
+            while self._leader is not None and not any(item.is_done for item in items):
                 self._changed.wait()
-            if any(turn.is_over for turn in turns):
+            if any(item.is_done for item in items):
                 return False
             self._leader = get_ident()
             return True
 
-    def _hand_over(self) -> None:
+    def _release_lead(self) -> None:
         with self._changed:
             self._leader = None
-            for turn in self._turns:
-                turn.is_running = False
-            self._turns = [turn for turn in self._turns if not turn.is_done]
+            for item in self._queue:
+                item.is_running = False
+            self._queue = [item for item in self._queue if not item.has_outcome]
             self._changed.notify_all()
 
-    def _round(self) -> None:
-        turns = self._gather()
-        unread = [turn for turn in turns if not turn.verifier.is_prefilled]
+    def _run_iteration(self) -> None:
+        items = self._collect()
+        unread = [item for item in items if not item.verifier.is_prefilled]
         if unread:
-            self._prefill(self._first_come(unread))
-        ready = [turn for turn in turns if turn.verifier.is_prefilled and not turn.is_over]
+            self._prefill(self._earliest_arrival(unread))
+        ready = [item for item in items if item.verifier.is_prefilled and not item.is_done]
         for start in range(0, len(ready), self.max_batch):
             self._pass(ready[start : start + self.max_batch])
 
-    def _first_come(self, turns: Sequence[Turn]) -> Turn:
+    def _earliest_arrival(self, items: Sequence[ScheduledStep]) -> ScheduledStep:
         """The turn whose session came first: a place in the queue is lost with every step."""
-        for turn in turns:
-            if turn.session not in self._arrivals:
-                self._arrivals[turn.session] = next(self._ticks)
-        return min(turns, key=lambda turn: self._arrivals[turn.session])
+        for item in items:
+            if item.session not in self._arrivals:
+                self._arrivals[item.session] = next(self._ticks)
+        return min(items, key=lambda item: self._arrivals[item.session])
 
-    def _gather(self) -> list[Turn]:
+    def _collect(self) -> list[ScheduledStep]:
         """Take what is queued, after a short wait for the sessions of the last pass."""
-        until = perf_counter() + min(_LONGEST_PATIENCE, _PATIENCE * self._pass_seconds)
+        until = perf_counter() + min(_MAX_WAIT_SECONDS, _MAX_WAIT_SHARE * self._pass_seconds)
         with self._changed:
-            queued = {turn.session: turn.asker for turn in self._turns}
-            while self._may_grow(queued) and (left := until - perf_counter()) > 0.0:
+            queued = {item.session: item.owner_thread for item in self._queue}
+            while self._should_wait(queued) and (left := until - perf_counter()) > 0.0:
                 self._changed.wait(left)
-                queued = {turn.session: turn.asker for turn in self._turns}
+                queued = {item.session: item.owner_thread for item in self._queue}
             if self._expected != queued:
                 last = self._expected
                 self._expected = {
-                    session: asker if last.get(session, asker) == asker else _ANY
-                    for session, asker in queued.items()
+                    session: owner_thread
+                    if last.get(session, owner_thread) == owner_thread
+                    else _SEVERAL_THREADS
+                    for session, owner_thread in queued.items()
                 }
-            turns = [turn for turn in self._turns if not turn.is_over]
-            for turn in turns:
-                turn.is_running = True
-            return turns
+            items = [item for item in self._queue if not item.is_done]
+            for item in items:
+                item.is_running = True
+            return items
 
-    def _may_grow(self, queued: dict[Session, int]) -> bool:
+    def _should_wait(self, queued: dict[Session, int]) -> bool:
         """Whether a session of the last pass may come yet, by a thread that does not wait here."""
         if self._expected.keys() <= queued.keys() or self.engine.separate_passes:
             return False
         here = set(queued.values())
         return any(
-            session not in queued and asker not in here and session.finish_reason is None
-            for session, asker in tuple(self._expected.items())
+            session not in queued and owner_thread not in here and session.finish_reason is None
+            for session, owner_thread in tuple(self._expected.items())
         )
 
-    def _prefill(self, turn: Turn) -> None:
+    def _prefill(self, item: ScheduledStep) -> None:
         started = perf_counter()
-        turn.amid = "computing"
+        item.phase = "computing"
         try:
-            self.engine.prefill_chunk_of(turn.verifier)
+            self.engine.prefill_chunk_of(item.verifier)
         except BaseException as error:
-            turn.fail(error)
-        turn.amid = ""
-        turn.session.charge_prefill(perf_counter() - started)
+            item.fail(error)
+        item.phase = ""
+        item.session.charge_prefill(perf_counter() - started)
 
-    def _pass(self, turns: Sequence[Turn]) -> None:
+    def _pass(self, items: Sequence[ScheduledStep]) -> None:
         """Draft for each session, verify together, accept."""
-        drafted = [(turn, tree) for turn in turns if (tree := turn.draft()) is not None]
-        for group in self._fitting(drafted):
+        drafted = [(item, tree) for item in items if (tree := item.draft()) is not None]
+        for group in self._split_into_passes(drafted):
             started = perf_counter()
             verified = self._verify(group)
             self._pass_seconds = perf_counter() - started
-            self._absorb([turn for turn, _ in group], verified)
+            self._accept([item for item, _ in group], verified)
 
-    def _absorb(
-        self, turns: Sequence[Turn], verified: Sequence[SampledTokens | BaseException]
+    def _accept(
+        self, items: Sequence[ScheduledStep], verified: Sequence[SampledTokens | BaseException]
     ) -> None:
         """Let each session take what was chosen.
 
         The main thread, where a signal may interrupt it half-way, does not do so for others.
         """
-        own = list(zip(turns, verified, strict=True))
+        own = list(zip(items, verified, strict=True))
         if current_thread() is main_thread():
-            others = [pair for pair in own if pair[0].asker != get_ident()]
-            own = [pair for pair in own if pair[0].asker == get_ident()]
+            others = [pair for pair in own if pair[0].owner_thread != get_ident()]
+            own = [pair for pair in own if pair[0].owner_thread == get_ident()]
             if others:
-                run_uninterrupted(lambda: _absorb_each(others))
-        _absorb_each(own)
+                run_uninterrupted(lambda: _accept_each(others))
+        _accept_each(own)
 
     def _verify(
-        self, group: Sequence[tuple[Turn, DraftTree]]
+        self, group: Sequence[tuple[ScheduledStep, DraftTree]]
     ) -> list[SampledTokens | BaseException]:
-        for turn, _ in group:
-            turn.amid = "computing"
-        batch = [(turn.verifier, tree, turn.session.num_alternatives) for turn, tree in group]
+        for item, _ in group:
+            item.phase = "computing"
+        batch = [(item.verifier, tree, item.session.num_alternatives) for item, tree in group]
         try:
             return self.engine.verify_each(batch)
         except Exception as error:
@@ -336,42 +338,42 @@ class Scheduler:
         # It may have been too much at once: what is wrong with one must not end the others.
         return [found for each in zip(group) for found in self._verify(each)]
 
-    def _fitting(
-        self, drafted: Sequence[tuple[Turn, DraftTree]]
-    ) -> Iterator[list[tuple[Turn, DraftTree]]]:
+    def _split_into_passes(
+        self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
+    ) -> Iterator[list[tuple[ScheduledStep, DraftTree]]]:
         """Settle the trees of a pass; in several passes where they would be too many rows."""
-        group: list[tuple[Turn, DraftTree]] = []
+        group: list[tuple[ScheduledStep, DraftTree]] = []
         rows = 0
-        for turn, tree in self._settled(drafted):
+        for item, tree in self._allocated(drafted):
             if group and rows + len(tree) > self._max_rows:
                 yield group
                 group, rows = [], 0
-            group.append((turn, tree))
+            group.append((item, tree))
             rows += len(tree)
         if group:
             yield group
 
-    def _settled(
-        self, drafted: Sequence[tuple[Turn, DraftTree]]
-    ) -> Iterator[tuple[Turn, DraftTree]]:
+    def _allocated(
+        self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
+    ) -> Iterator[tuple[ScheduledStep, DraftTree]]:
         """Narrow the trees to what is worth verifying in one pass of all."""
         if len(drafted) > 1 and not self.engine.separate_passes:
-            sessions, trees = [turn.session for turn, _ in drafted], [tree for _, tree in drafted]
-            cost = self.engine.cost_of([turn.verifier for turn, _ in drafted])
+            sessions, trees = [item.session for item, _ in drafted], [tree for _, tree in drafted]
+            cost = self.engine.cost_of([item.verifier for item, _ in drafted])
             try:
-                settled = allocate(sessions, trees, cost.seconds, self._max_rows)
+                allocated = allocate(sessions, trees, cost.seconds, self._max_rows)
             except BaseException as error:  # of one of them: found when each is narrowed alone
                 if is_interrupt(error):
                     raise
-                logger.warning("trees are not settled together: %s", error)
+                logger.warning("trees are not allocated together: %s", error)
             else:
-                yield from zip((turn for turn, _ in drafted), settled, strict=True)
+                yield from zip((item for item, _ in drafted), allocated, strict=True)
                 return
-        for turn, tree in drafted:
-            if (pruned := turn.prune(tree)) is not None:
-                yield turn, pruned
+        for item, tree in drafted:
+            if (pruned := item.prune(tree)) is not None:
+                yield item, pruned
 
 
-def _absorb_each(pairs: Sequence[tuple[Turn, SampledTokens | BaseException]]) -> None:
-    for turn, choices in pairs:
-        turn.accept(choices)
+def _accept_each(pairs: Sequence[tuple[ScheduledStep, SampledTokens | BaseException]]) -> None:
+    for item, sampled in pairs:
+        item.accept(sampled)

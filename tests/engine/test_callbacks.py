@@ -77,15 +77,15 @@ def run_both(place, fail, *, main_fails, led_by_main):
     """
     engine = Engine(HuggingFaceModel(tiny_model("llama")), prefill_chunk=16)
     scheduler = Scheduler(engine)
-    ended, gather = {}, scheduler._gather
+    ended, collect = {}, scheduler._collect
 
     def waits_for_both():
         with scheduler._changed:
-            scheduler._changed.wait_for(lambda: len(scheduler._turns) > 1 or ended, 20)
+            scheduler._changed.wait_for(lambda: len(scheduler._queue) > 1 or ended, 20)
         is_main = threading.current_thread() is threading.main_thread()
-        return gather() if ended or is_main == led_by_main else []
+        return collect() if ended or is_main == led_by_main else []
 
-    scheduler._gather = waits_for_both
+    scheduler._collect = waits_for_both
 
     def decode(name, request, drafter):
         try:
@@ -152,7 +152,7 @@ def handler_that_raises(kind):
 
 @pytest.mark.parametrize("place", ["drafter", "processor", "rule"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated, TimeoutByAlarmError])
-def test_a_signal_amid_anothers_callback_reaches_the_main_thread_alone(place, kind):
+def test_a_signal_during_anothers_callback_reaches_the_main_thread_alone(place, kind):
     once = []
 
     def fail():
@@ -169,7 +169,7 @@ def test_a_signal_amid_anothers_callback_reaches_the_main_thread_alone(place, ki
     assert tokens == generate(tiny_model("llama"), PROMPTS[0], NEW)
 
 
-def test_what_goes_on_uninterrupted_is_done_before_a_signal_is_raised():
+def test_uninterrupted_work_ends_before_a_signal_is_raised():
     done = []
 
     def work():

@@ -16,7 +16,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(host_memory, "_read_pages", pages.__getitem__)
 
 
-def lay_out(root, files):
+def write_files(root, files):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
@@ -46,12 +46,12 @@ def test_without_control_groups_the_machine_counts(tmp_path):
     ],
 )
 def test_a_containers_limit_is_what_there_is(tmp_path, groups):
-    lay_out(tmp_path, {"proc/self/cgroup": groups, **group_files(2 << 30, 1 << 30)})
+    write_files(tmp_path, {"proc/self/cgroup": groups, **group_files(2 << 30, 1 << 30)})
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (2 << 30, 1 << 30)
 
 
 def test_a_group_without_a_limit_changes_nothing(tmp_path):
-    lay_out(tmp_path, {"proc/self/cgroup": "0::/", **group_files("max", 1 << 30)})
+    write_files(tmp_path, {"proc/self/cgroup": "0::/", **group_files("max", 1 << 30)})
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (MACHINE, FREE)
 
 
@@ -60,24 +60,24 @@ def test_the_smallest_limit_of_all_groups_above_counts(tmp_path):
     files |= group_files("max", 0, group="/slice/unit") | group_files(
         3 << 30, 1 << 30, group="/slice"
     )
-    lay_out(tmp_path, files | group_files(5 << 30, 9 << 29))
+    write_files(tmp_path, files | group_files(5 << 30, 9 << 29))
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (3 << 30, 1 << 29)
 
 
 def test_files_that_were_read_give_way(tmp_path):
     files = group_files(2000, 1500, "anon 9\ninactive_file 700")
-    lay_out(tmp_path, {"proc/self/cgroup": "0::/", **files})
+    write_files(tmp_path, {"proc/self/cgroup": "0::/", **files})
     assert free_bytes(tmp_path) == 1200
 
 
-def test_what_is_no_number_is_passed_over(tmp_path):
-    lay_out(
+def test_invalid_numbers_are_skipped(tmp_path):
+    write_files(
         tmp_path, {"proc/self/cgroup": "0::/\nnonsense", **group_files("?", "?", "inactive_file")}
     )
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (MACHINE, FREE)
 
 
-def test_where_nothing_can_be_told(tmp_path, monkeypatch):
+def test_unknown_memory_is_none_or_zero(tmp_path, monkeypatch):
     monkeypatch.setattr(host_memory, "_read_pages", lambda _name: None)
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (None, 0)
 

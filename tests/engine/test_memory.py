@@ -60,7 +60,9 @@ def fail(engine, at, error=None):
 
 @pytest.mark.parametrize("error", [None, ON_A_CPU, RuntimeError("MPS backend out of memory")])
 @pytest.mark.parametrize("at", [0, 1, 5])
-def test_once_what_is_kept_is_dropped_and_the_pass_repeated(engine, expected, at, error):
+def test_at_the_first_failure_kept_states_are_dropped_and_the_pass_repeated(
+    engine, expected, at, error
+):
     forward = fail(engine, [at], error)
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
@@ -79,7 +81,7 @@ def test_a_pass_that_was_repeated_is_no_cost(engine, expected):
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
-def test_twice_the_request_ends_and_the_next_one_works(engine, expected, at):
+def test_at_the_second_failure_the_request_ends_and_the_next_one_works(engine, expected, at):
     fail(engine, [at, at + 1])
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
@@ -168,18 +170,18 @@ class Full:
         return self.select(*args)
 
 
-@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize("in_pool", [False, True])
 @torch.inference_mode()
-def test_moves_that_found_no_memory_are_done_later(monkeypatch, is_pooled):
+def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_pool):
     layout = StateLayout(2, 1, 1, torch.float64, torch.device("cpu"))
-    cache = KVPool(layout, 64).new_cache() if is_pooled else kv_cache.KVCache()
+    cache = KVPool(layout, 64).new_cache() if in_pool else kv_cache.KVCache()
     rows = torch.arange(9.0, dtype=torch.float64)[None, None, :, None]
     cache.begin(9)
     for layer in range(2):
         cache.write(layer, rows, -rows)
     cache.keep([0, 2, 4, 5])
     full = Full(monkeypatch)
-    if is_pooled:
+    if in_pool:
         full.calls = 1
     with pytest.raises(torch.OutOfMemoryError):
         cache._apply_moves()

@@ -52,7 +52,7 @@ def test_together_as_one_by_one(family, token_budget):
 
 def test_models_that_take_one_sequence_a_pass_are_scheduled_too():
     engine = make_engine("opt")
-    engine.model._attends = False
+    engine.model._uses_own_attention = False
     engine.model.network = engine.model.model
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     requests = [Request(prompt, max_new_tokens=12) for prompt in prompts]
@@ -254,7 +254,7 @@ def test_no_sessions_are_refused():
         Scheduler(make_engine()).advance([])
 
 
-def test_those_who_have_passes_of_their_own_fail_alone():
+def test_requests_in_separate_passes_fail_alone():
     engine = make_engine(exact=True)
     prompts = [random_prompt(9 + i, i) for i in range(3)]
     verify = engine._verify

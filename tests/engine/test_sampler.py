@@ -135,7 +135,7 @@ def test_what_may_not_be_drawn_never_is():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_runner_ups_are_the_likeliest_tokens(temperature):
+def test_alternatives_are_the_likeliest_tokens(temperature):
     scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [4.0, 1.0, 2.0, 3.0]])
     sampler = Sampler(Request((1,), sampling=Sampling(temperature=temperature)))
     found = sampler.sample(scores, DraftTree.chain([1, 2]), 3, num_alternatives=2)

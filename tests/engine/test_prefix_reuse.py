@@ -141,7 +141,7 @@ def test_the_least_recently_used_is_dropped():
     assert ask(engine, second)[1] == 39
 
 
-def test_nothing_is_kept_where_nothing_may_be():
+def test_no_entry_is_kept_if_none_is_allowed():
     for settings in ({"kept_prefixes": 0}, {"kept_bytes": 0}):
         engine = make_engine(**settings)
         for _ in range(2):

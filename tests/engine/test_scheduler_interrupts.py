@@ -95,7 +95,7 @@ def test_a_session_that_its_owner_left_is_not_waited_for():
         other = threading.Thread(target=scheduler.advance, args=([first, second],))
         other.start()
         other.join(30)
-        scheduler.leave(second)
+        scheduler.discard(second)
         scheduler._pass_seconds = 60.0
         waits = waited_for(scheduler)
         scheduler.advance([first])
@@ -118,7 +118,7 @@ class Breaking(RandomDrafter):
         return (3,)
 
 
-def test_what_fails_while_trees_are_settled_reaches_its_owner_alone():
+def test_an_error_during_allocation_reaches_its_owner_alone():
     engine = make_engine()
     scheduler = Scheduler(engine)
     prompt = random_prompt(9, 3)
@@ -192,17 +192,17 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
     """
     scheduler = Scheduler(engine)
     requests = [Request(random_prompt(40, i), max_new_tokens=30, **settings) for i in range(2)]
-    found, raised, gather = [], [], scheduler._gather
+    found, raised, collect = [], [], scheduler._collect
 
     def waits_for_both():
         with scheduler._changed:
-            scheduler._changed.wait_for(lambda: len(scheduler._turns) > 1 or raised, 20)
+            scheduler._changed.wait_for(lambda: len(scheduler._queue) > 1 or raised, 20)
         leads_here = threading.current_thread() is threading.main_thread()
         if raised or leads_here:
-            return gather()
+            return collect()
         return []  # the other one's round is empty: the one here is to lead
 
-    scheduler._gather = waits_for_both
+    scheduler._collect = waits_for_both
     with ExitStack() as stack:
         mine, other = (
             open_session(engine, request, drafter, stack)
@@ -230,7 +230,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         list(scheduler.steps(mine))  # the one that was interrupted may go on, too
         assert mine.token_ids[: len(before)] == before
         assert mine.token_ids == expected(requests[0].prompt_ids, 30)
-    assert not scheduler._turns
+    assert not scheduler._queue
     assert not engine.prefix_cache._open
     again = Scheduler(engine)
     for request in requests:  # what is kept of them is right
@@ -250,7 +250,7 @@ def test_a_leader_interrupted_while_drafting_leaves_the_other_its_tokens(at):
 
 
 @pytest.mark.parametrize("nth", [1, 3, 9])
-def test_a_leader_interrupted_amid_a_pass_leaves_the_other_its_tokens(nth):
+def test_a_leader_interrupted_during_a_pass_leaves_the_other_its_tokens(nth):
     engine = make_engine()
     layer = engine.model.network.model.layers[1]
     seen = []
@@ -337,7 +337,7 @@ def test_in_exact_mode_an_interrupted_request_goes_on_exactly_or_not_at_all(nth,
 # Cancelling
 
 
-def test_who_cancels_before_anything_is_asked_computes_nothing():
+def test_a_request_cancelled_before_its_first_step_computes_nothing():
     engine, cancellation = make_engine(), Cancellation()
     scheduler = Scheduler(engine)
     cancellation.cancel()
@@ -345,7 +345,7 @@ def test_who_cancels_before_anything_is_asked_computes_nothing():
         session = open_session(engine, Request([5, 6], max_new_tokens=9), NoDrafter(), stack)
         with pytest.raises(Cancelled):
             scheduler.advance([session], cancellation)
-        assert not scheduler._turns
+        assert not scheduler._queue
         assert session.stats.verify_passes == 0
         list(scheduler.steps(session))
         assert session.token_ids == expected([5, 6], 9)

@@ -74,9 +74,9 @@ def test_several_sequences_share_a_static_pass():
 
 
 @pytest.mark.parametrize("most", [0, 5])
-def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, most):
+def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, max_moves):
     for module in (graphs, static_pass):
-        monkeypatch.setattr(module, "MAX_MOVES", most)
+        monkeypatch.setattr(module, "MAX_MOVES", max_moves)
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     expected = [generate(tiny_model("llama"), prompt, 40) for prompt in prompts]
     target = static_target()
@@ -175,7 +175,7 @@ def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten():
     assert waited == [True] * 11
 
 
-def test_slots_are_given_back():
+def test_slots_are_freed():
     layout = StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))
     kv_pool = KVPool(layout, 101)
     caches = [kv_pool.new_cache(limit=25) for _ in range(4)]

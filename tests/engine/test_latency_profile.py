@@ -39,7 +39,7 @@ def test_passes_correct_what_was_kept(tmp_path):
     assert LatencyProfile(0.04, path).of("greedy").seconds(16) == pytest.approx(0.030, rel=0.1)
 
 
-def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
+def test_a_new_sampling_mode_begins_with_the_cost_of_greedy_passes(tmp_path):
     costs = LatencyProfile(0.04)
     costs.replace("greedy", TABLE)
     assert costs.of("sampled").seconds(16) == pytest.approx(0.012)
@@ -62,7 +62,7 @@ def test_a_way_that_is_new_begins_with_what_greedy_passes_cost(tmp_path):
         "[" * 100_000,
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_such_file_is_learned_anew(tmp_path, text):
+def test_a_damaged_profile_file_is_ignored(tmp_path, text):
     path = tmp_path / "costs.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     costs = LatencyProfile(0.04, path)
@@ -116,7 +116,7 @@ def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
     assert json.loads(path.read_text())["seconds"]["greedy"]["4"] == pytest.approx(0.01)
 
 
-def test_ways_of_choosing_are_told_apart():
+def test_sampling_modes_are_distinct():
     def way(**settings):
         sampling = Sampling(**settings.pop("sampling", {}))
         return sampling_mode(Request((1,), sampling=sampling, **settings))
@@ -153,7 +153,7 @@ def test_passes_are_measured_through_the_engine(tmp_path):
     assert engine.latency_profile.of("greedy").num_passes == 9
 
 
-def test_models_on_one_device_are_told_apart():
+def test_models_on_one_device_have_distinct_keys():
     keys = {
         HuggingFaceModel(make_tiny_model(family, **config)).latency_key
         for family, config in (("llama", {}), ("mistral", {}), ("llama", {"hidden_size": 64}))
@@ -162,7 +162,7 @@ def test_models_on_one_device_are_told_apart():
     assert all(key.isascii() and " " not in key and "/" not in key for key in keys)
 
 
-def test_kinds_of_pass_are_told_apart_and_borrow_from_the_nearest():
+def test_pass_profiles_are_distinct_and_start_from_the_nearest():
     costs = LatencyProfile(0.04)
     costs.replace("greedy", TABLE)
     for attended, sequences in ((5000, 1), (100, 8), (5000, 8)):
@@ -203,7 +203,7 @@ def test_the_number_of_threads_is_kept_and_used(tmp_path):
 
 
 @pytest.mark.parametrize("threads", ["2", 0, -1, 1.5, [1]])
-def test_a_number_of_threads_that_is_none_is_learned_anew(tmp_path, threads):
+def test_an_invalid_number_of_threads_is_ignored(tmp_path, threads):
     path = tmp_path / "costs.json"
     costs = LatencyProfile(0.04, path)
     costs.replace("greedy", TABLE)

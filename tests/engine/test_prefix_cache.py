@@ -79,7 +79,7 @@ def test_of_an_open_request_only_what_is_in_place_is_copied(kv_pool, new_cache):
     assert len(pool.acquire([*range(12), 98], "").token_ids) == 12
 
 
-def test_what_is_given_back_amid_a_change_is_kept_after_it():
+def test_an_entry_released_during_a_change_is_kept_after_it():
     made, pool = [], None
 
     def new_cache():
@@ -96,7 +96,7 @@ def test_what_is_given_back_amid_a_change_is_kept_after_it():
     assert made[1] in pool._open
 
 
-def test_giving_back_waits_for_nobody():
+def test_release_never_blocks():
     pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
     entry = put(pool, range(20))
     with pool._change():

@@ -23,7 +23,7 @@ def test_a_refusal_names_the_cause(monkeypatch):
 
 
 @pytest.mark.parametrize("edge", [48, 256])
-def test_what_goes_wrong_at_the_edge_of_a_chunk_only_is_seen(edge, monkeypatch):
+def test_an_error_at_the_edge_of_a_chunk_is_found(edge, monkeypatch):
     """As it would if what a row sees of a chunk depended on where the row stands."""
     monkeypatch.setattr(attention, "CHUNK", edge)
     model = make_tiny_model("llama", torch.float32, max_position_embeddings=edge + 32)
@@ -41,7 +41,7 @@ def test_what_goes_wrong_at_the_edge_of_a_chunk_only_is_seen(edge, monkeypatch):
         Engine(target, exact=True)
 
 
-def test_a_model_that_reads_less_than_a_chunk_is_looked_at_as_far_as_it_reads(monkeypatch):
+def test_a_model_shorter_than_a_chunk_is_checked_up_to_its_length(monkeypatch):
     target = HuggingFaceModel(tiny_model("gpt2", torch.float32), self_check=False)
     forward, longest = target.forward, []
 

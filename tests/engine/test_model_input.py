@@ -89,7 +89,7 @@ def test_plain_attention_is_used_only_where_it_is_right():
     assert not is_plain(tree_rows(tree_of([-1, 0, 0]), filled(0), CPU).spans[0])
 
 
-def test_probes_are_marked():
+def test_mask_rows_are_marked():
     tree = attach_masks(DraftTree.chain([1, 2]), [90, 91], [0, 1])
     rows = tree_rows(tree, filled(3), CPU)
     assert rows.is_mask.tolist() == [False] * 2 + [True] * 4
