@@ -637,7 +637,7 @@ class Stream(Iterator[str]):
             pass
         return self.answer
 
-    def through(self, pieces: Generator[str, None, Answer]) -> Stream:
+    def with_pieces(self, pieces: Generator[str, None, Answer]) -> Stream:
         """Return a stream of other pieces, made from this one's, over the same request."""
         return Stream(pieces, self.passages, self.cancellation, self._token_ids)
 
@@ -708,7 +708,7 @@ class AsyncStream(AsyncIterator[str]):
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self._pieces = stream, _pieces_of(stream)
+        self._stream, self._pieces = stream, _aiter_pieces(stream)
 
     async def __anext__(self) -> str:
         return await anext(self._pieces)
@@ -733,7 +733,7 @@ class AsyncStream(AsyncIterator[str]):
         return await await_answer(self._stream)
 
 
-async def _pieces_of(stream: Stream) -> AsyncGenerator[str, None]:
+async def _aiter_pieces(stream: Stream) -> AsyncGenerator[str, None]:
     """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
     try:
         while (piece := await run_in_thread(lambda: next(stream, None))) is not None:

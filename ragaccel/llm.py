@@ -38,7 +38,7 @@ from ragaccel.models.self_check import check_folder
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.models.streaming import IncrementalDecoder, TextStopRule
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.paths import claim_torch, cost_file, keep_forever, owns_torch
+from ragaccel.paths import claim_torch, keep_forever, latency_file, owns_torch
 from ragaccel.prompt import (
     as_reference_list,
     as_texts,
@@ -466,8 +466,10 @@ class LLM:
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        kept = cost_file(self.model.latency_key) if keep_costs else None
-        self.engine = Engine(self.model, capacity=capacity, latency_file=kept, exact=exact)
+        latency_profile_file = latency_file(self.model.latency_key) if keep_costs else None
+        self.engine = Engine(
+            self.model, capacity=capacity, latency_file=latency_profile_file, exact=exact
+        )
         self.token_budget = token_budget
         self._drafting = DraftingPolicy(
             drafter,

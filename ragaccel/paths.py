@@ -71,7 +71,7 @@ def project_settings_file() -> Path:
     return Path("ragaccel.toml")
 
 
-def cost_file(key: str) -> Path | None:
+def latency_file(key: str) -> Path | None:
     """Where it is kept what passes of a model cost here; None for a user without a home."""
     try:
         return data_dir() / "costs" / f"{key}.json"

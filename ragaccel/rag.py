@@ -99,18 +99,18 @@ class RAG:
         settings = check_settings(settings)
         settings.setdefault("max_new_tokens", self.max_new_tokens)
         prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
-        quotes = self._quotes
+        quotes = self._quotes_only
         refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
         if self.answers is None or not remembers(settings):
             stream = self.llm.stream(prompt, **settings)
         else:
-            stream = self._remembered(self.answers, question, prompt, settings)
+            stream = self._stream_with_memory(self.answers, question, prompt, settings)
 
-        return self._judged(stream, question, history, quotes=quotes, refusal=refusal)
+        return self._judge_stream(stream, question, history, quotes=quotes, refusal=refusal)
 
-    def _judged(
+    def _judge_stream(
         self,
         stream: Stream,
         question: str,
@@ -138,9 +138,9 @@ class RAG:
                     yield answer.text
                 return answer
 
-        return stream.through(pieces())
+        return stream.with_pieces(pieces())
 
-    def _remembered(
+    def _stream_with_memory(
         self, answers: AnswerMemory, question: str, prompt: Prompt, settings: Settings
     ) -> Stream:
         """Stream an answer that similar ones are guesses for, and remember it when it is whole."""
@@ -160,7 +160,7 @@ class RAG:
                     answers.add(question, answer.text, namespace)
                 return answer
 
-        return stream.through(pieces())
+        return stream.with_pieces(pieces())
 
     def prompt(
         self,
@@ -196,7 +196,7 @@ class RAG:
         return found
 
     @property
-    def _quotes(self) -> bool:
+    def _quotes_only(self) -> bool:
         """Whether it is the bundled reader that answers, of which quotes are wanted."""
         return self.check_quotes and self.llm.is_bundled_reader
 
@@ -206,7 +206,7 @@ class RAG:
         Where some are found, those that it can read come first, also from behind them.
         """
         found = self._search_retriever(query, self.k)
-        if self._quotes and any(is_foreign(passage.text) for passage in found):
+        if self._quotes_only and any(is_foreign(passage.text) for passage in found):
             more = self._search_retriever(query, _SEARCH_FACTOR * self.k)
             found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
             if is_foreign(found[0].text) and not is_foreign(query):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.paths import cost_file, data_dir
+from ragaccel.paths import data_dir, latency_file
 
 
 @pytest.fixture(autouse=True)
@@ -37,4 +37,4 @@ def test_nothing_is_kept_in_the_current_folder_for_a_user_without_a_home(monkeyp
         monkeypatch.setattr("platformdirs.user_data_dir", lambda *_, **__: found)
     with pytest.raises(RuntimeError, match="home directory"):
         data_dir()
-    assert cost_file("key") is None
+    assert latency_file("key") is None

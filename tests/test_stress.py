@@ -35,10 +35,10 @@ class Chance:
         right = text[len(known) : len(known) + self.random.randrange(4)]
         wrong = {self.random.randrange(380) for _ in range(self.random.randrange(3))}
         wrong -= set(right[:1])
-        guesses = [*wrong, *right][: max(0, budget)]
-        parents = [0 if i <= len(wrong) else i for i in range(len(guesses))]
-        size = 1 + len(guesses)
-        return DraftTree((known[-1], *guesses), (-1, *parents), (1.0,) * size, ((),) * size)
+        draft_ids = [*wrong, *right][: max(0, budget)]
+        parents = [0 if i <= len(wrong) else i for i in range(len(draft_ids))]
+        size = 1 + len(draft_ids)
+        return DraftTree((known[-1], *draft_ids), (-1, *parents), (1.0,) * size, ((),) * size)
 
 
 def check(answers, numbers, alone):

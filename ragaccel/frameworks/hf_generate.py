@@ -21,7 +21,7 @@ from ragaccel.models.load import make_target
 from ragaccel.models.packing import packing_cache_path
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.paths import claim_torch, cost_file
+from ragaccel.paths import claim_torch, latency_file
 from ragaccel.prompt import read_prompt, references_per_prompt
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GenerateEngine:
     def __init__(self, model: Any) -> None:
         target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
         self.vocab_size = target.vocab_size
-        self.scheduler = Scheduler(Engine(target, latency_file=cost_file(target.latency_key)))
+        self.scheduler = Scheduler(Engine(target, latency_file=latency_file(target.latency_key)))
         self.drafting = DraftingPolicy(None, None, None, target.vocab_size)
 
 

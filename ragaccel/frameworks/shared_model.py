@@ -107,12 +107,12 @@ class SharedModel:
         length: int | None = self.options.get("capacity")
         if length is not None:
             return length
-        return self._outline.context_length
+        return self._info.context_length
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, read with transformers; errors are those of ``read_model_info``."""
-        return self._outline.tokenizer if self._llm is None else self._llm.tokenizer
+        return self._info.tokenizer if self._llm is None else self._llm.tokenizer
 
     @property
     def is_chat_model(self) -> bool:
@@ -132,7 +132,7 @@ class SharedModel:
         return is_documents_only(self.tokenizer)
 
     @cached_property
-    def _outline(self) -> ModelInfo:
+    def _info(self) -> ModelInfo:
         from ragaccel.models.load import read_model_info
 
         return read_model_info(self.name, **self.options)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ragaccel.models.support import describe_quantization
-from ragaccel.paths import atomic_write, cost_file
+from ragaccel.paths import atomic_write, latency_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ def packing_cache_path(*, keep: bool = True) -> Path | None:
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} threads"
     kernels = torch.backends.cpu.get_cpu_capability()
     place = f"packing {platform.machine()} {kernels} {threads} torch {torch.__version__}"
-    return cost_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
+    return latency_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
 
 
 def clear_packing_cache() -> None:

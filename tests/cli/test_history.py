@@ -12,7 +12,7 @@ import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
 from ragaccel.engine.latency import LatencyProfile
-from ragaccel.paths import cost_file, ensure_data_dir
+from ragaccel.paths import ensure_data_dir, latency_file
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     before = os.umask(0o022)
     try:
         if first == "costs":
-            LatencyProfile(0.1, cost_file("a model")).save()
+            LatencyProfile(0.1, latency_file("a model")).save()
         elif first == "doctor":
             ensure_data_dir()
         history = History()
