@@ -42,7 +42,7 @@ def run_together(engine, requests, drafters, token_budget=None, **settings):
         return [list(session.result().token_ids) for session in sessions]
 
 
-class Cheat:
+class OracleDrafter:
     """Guesses the known answer, hung among nonsense, so that long branches are kept and moved."""
 
     mask_ids = ()

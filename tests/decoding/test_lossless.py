@@ -49,7 +49,7 @@ class Together:
         return merge([drafter.draft(context, budget) for drafter in self.drafters], budget)
 
 
-class ProbingDrafter(RandomDrafter):
+class MaskDrafter(RandomDrafter):
     mask_ids = (0, 1)
 
 
@@ -107,7 +107,7 @@ def past(rng, vocab):
 DRAFTERS = {
     "none": lambda rng, vocab: NoDrafter(),
     "nonsense": lambda rng, vocab: RandomDrafter(rng.random(), vocab),
-    "probing": lambda rng, vocab: ProbingDrafter(rng.random(), vocab),
+    "probing": lambda rng, vocab: MaskDrafter(rng.random(), vocab),
     "copy": lambda rng, vocab: CopyDrafter(
         min_n=rng.randrange(1, 4), max_length=rng.randrange(1, 40)
     ),
@@ -122,9 +122,9 @@ DRAFTERS = {
     "mixture": lambda rng, vocab: Mixture(
         TrieDrafter(past=past(rng, vocab)),
         RankingDrafter(rng.random(), vocab),
-        ProbingDrafter(rng.random(), vocab),
+        MaskDrafter(rng.random(), vocab),
     ),
-    "both": lambda rng, vocab: Together(CopyDrafter(), ProbingDrafter(rng.random(), vocab)),
+    "both": lambda rng, vocab: Together(CopyDrafter(), MaskDrafter(rng.random(), vocab)),
 }
 
 

@@ -54,12 +54,12 @@ def test_nothing_past_an_end_token_is_kept():
     assert verifier.cached == [0, 1, 2, 3, 4, 5]
 
 
-def test_no_guess_stands_past_the_length_limit():
+def test_no_draft_token_stands_past_the_length_limit():
     _, session, _ = run(Oracle(), Request((0,), max_new_tokens=6), token_budget=40)
     assert session.stats.draft_tokens == 5
 
 
-def test_budget_zero_and_stateful_processors_never_ask_the_drafter():
+def test_a_zero_budget_and_stateful_processors_never_call_the_drafter():
     class Refuses:
         mask_ids = (1, 2)
 
@@ -79,7 +79,7 @@ def test_budget_zero_and_stateful_processors_never_ask_the_drafter():
         assert session.stats.acceptance_length == 1.0
 
 
-def test_the_cost_table_is_asked_unless_the_budget_is_fixed():
+def test_the_cost_table_is_used_unless_the_budget_is_fixed():
     def run_at(cost_seconds, **settings):
         verifier = ScriptedVerifier(count_up, cost_seconds=cost_seconds)
         session = Session(verifier, Oracle(), Request((0,), max_new_tokens=99), **settings)
@@ -91,7 +91,7 @@ def test_the_cost_table_is_asked_unless_the_budget_is_fixed():
     assert run_at(lambda rows: float(rows**2), token_budget=7) == 8
 
 
-def test_halves_of_a_step_give_what_iterating_gives():
+def test_propose_and_accept_give_the_same_steps_as_iterating():
     request = Request((0,), max_new_tokens=30, eos_ids={17})
     expected, whole, _ = run(Oracle(), request, token_budget=4)
     verifier = ScriptedVerifier(count_up)
@@ -211,7 +211,7 @@ def test_a_verifier_of_chains_is_given_chains(token_budget):
     assert session.stats.acceptance_length > 2
 
 
-def test_probes_and_chains_exclude_each_other():
+def test_mask_tokens_need_a_verifier_of_trees():
     class Probing(NoDrafter):
         mask_ids = (7,)
 
@@ -222,7 +222,7 @@ def test_probes_and_chains_exclude_each_other():
     assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
 
 
-def test_probes_are_hung_where_they_have_room_and_never_accepted():
+def test_mask_tokens_are_attached_where_they_fit_and_never_accepted():
     class Probing(RandomDrafter):
         mask_ids = (7, 7)
 
@@ -281,7 +281,7 @@ class Wrong:
         return DraftTree.chain([context.token_ids[-1], *[200] * budget], [1.0] * (budget + 1))
 
 
-def test_a_drafter_that_is_always_wrong_is_soon_left_alone():
+def test_a_drafter_that_is_always_wrong_is_soon_disabled():
     drafter = Wrong()
     verifier = ScriptedVerifier(count_up, cost_seconds=lambda rows: 1.0 + 0.02 * rows)
     session = Session(verifier, drafter, Request((10,), max_new_tokens=1_000))

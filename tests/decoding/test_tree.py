@@ -54,7 +54,7 @@ def test_merge_needs_one_root(trees):
         merge(trees, 4)
 
 
-def test_likeliest_keeps_the_root_alone_without_a_budget():
+def test_keep_likeliest_keeps_the_root_alone_without_a_budget():
     assert len(keep_likeliest(tree(), 0)) == 1
 
 
@@ -85,7 +85,7 @@ def test_a_chain_is_its_own_likeliest_branch():
         assert likeliest_chain(chain) is chain
 
 
-def test_probes_hang_in_chains_under_chosen_nodes():
+def test_masks_are_attached_in_chains_under_chosen_nodes():
     probed = attach_masks(tree(), (90, 91), [0, 2])
     assert probed.token_ids == (7, 1, 2, 90, 91, 90, 91)
     assert probed.parents == (-1, 0, 0, 0, 3, 2, 5)
@@ -118,7 +118,7 @@ def test_malformed_trees_are_named(bad, message):
         check_tree(bad, 7, 2)
 
 
-def test_a_branch_hangs_behind_the_path_to_a_node():
+def test_graft_keeps_the_path_to_a_node():
     tree = DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (1.0, 0.3, 0.6, 0.5), ((),) * 4)
     branch = DraftTree((3, 7, 8), (-1, 0, 0), (1.0, 0.5, 0.25), ((),) * 3)
     found = graft(tree, 2, branch)

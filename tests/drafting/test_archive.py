@@ -47,7 +47,7 @@ def test_equal_contents_make_equal_files_that_only_the_owner_reads(path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_there_is_none_where_there_is_no_file(tmp_path):
+def test_a_missing_file_reads_as_none(tmp_path):
     assert read_archive(tmp_path / "missing" / "kept", 1 << 20) is None
 
 

@@ -23,7 +23,7 @@ def texts(history):
     return found
 
 
-def test_prompts_and_answers_are_remembered_and_told_apart():
+def test_prompts_and_answers_are_remembered_as_different_kinds():
     history = History()
     history.add([1, 2, 3], [4, 5])
     history.add([6], [])
@@ -55,7 +55,7 @@ def test_the_oldest_requests_go_when_it_is_full_and_it_never_outgrows_its_limit(
     assert np.array_equal(again.suffix_array().positions, history.suffix_array().positions)
 
 
-def test_places_after_letting_go_are_those_of_a_fresh_history():
+def test_positions_after_eviction_are_those_of_a_fresh_history():
     full, fresh = History(4096), History(4096)
     rng = np.random.default_rng(0)
     added = [rng.integers(0, 5, 40).tolist() for _ in range(60)]
@@ -168,7 +168,7 @@ def test_arrays_that_are_no_texts_are_not_taken_in(name, array):
     assert history.suffix_array() is before
 
 
-def test_figures_wait_for_no_request_that_is_being_added():
+def test_stats_do_not_wait_for_a_request_that_is_being_added():
     history = History(4096)
     history.add([1, 2, 3], [4])
     with history._lock:  # as while a request is added

@@ -31,7 +31,7 @@ def test_only_large_ones_have_pages_of_their_own():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_joined_and_inserted_are_as_numpy_makes_them(size):
+def test_concatenate_and_insert_match_numpy(size):
     rng = np.random.default_rng(size)
     array = rng.integers(0, 99, size, dtype=np.int32)
     new = rng.integers(0, 99, 40, dtype=np.int32)

@@ -18,7 +18,7 @@ class Ranking:
         return DraftTree.chain([context.token_ids[-1], 40][: budget + 1])
 
 
-def test_a_mixture_guesses_what_its_drafters_guess():
+def test_a_mixture_drafts_what_its_drafters_draft():
     passage = Reference((1, 30, 31, 32))
     mixture = Mixture(CopyDrafter(), Ranking())
     tree = mixture.draft(Context([1], [passage]), 12)

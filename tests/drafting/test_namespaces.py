@@ -9,14 +9,14 @@ from ragaccel.drafting.trie import TrieDrafter
 from ragaccel.errors import ConfigurationError
 
 
-def drafts(recollection, prompt):
+def drafts(namespace_memory, prompt):
     """All tokens that are guessed with what is remembered."""
-    drafter = TrieDrafter(past=recollection.history, calibration=recollection.calibration)
+    drafter = TrieDrafter(past=namespace_memory.history, calibration=namespace_memory.calibration)
     return set(drafter.draft(Context(prompt), 60).token_ids)
 
 
-def teach(recollection, token):
-    recollection.history.add([1, 2, 3], [token])
+def teach(namespace_memory, token):
+    namespace_memory.history.add([1, 2, 3], [token])
 
 
 def test_nothing_of_one_namespace_is_drafted_in_another():
@@ -99,7 +99,7 @@ def test_threads_share_one_memory():
     assert [memory.of(str(n)).history.num_requests for n in range(4)] == [80] * 4
 
 
-def test_figures_count_hits_misses_and_what_was_let_go():
+def test_stats_count_hits_misses_and_evictions():
     memory = Memory(max_bytes=1 << 14, max_namespaces=2)
     for _ in range(60):
         memory.of("a").remember([1] * 10, [2] * 10)
@@ -121,7 +121,7 @@ def test_figures_count_hits_misses_and_what_was_let_go():
     assert (later.hits, later.misses) == (60, 4)
 
 
-def test_figures_wait_for_no_request_that_is_being_added():
+def test_stats_do_not_wait_for_a_request_that_is_being_added():
     memory = Memory()
     kept = memory.of("a")
     kept.remember([1], [2])

@@ -111,7 +111,7 @@ def test_finds_what_plain_loops_find(seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_places_are_sorted_by_what_precedes_them(seed):
+def test_positions_are_sorted_by_what_precedes_them(seed):
     rng = random.Random(seed)
     vocab = rng.choice([2, 50, 40_000, 2**45])
     tokens = [rng.choice([-1, *(rng.randrange(vocab) for _ in range(9))]) for _ in range(300)]

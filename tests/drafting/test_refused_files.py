@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from memory_taught import drafts, opened, saved
+from filled_memory import drafts, opened, saved
 
 from ragaccel.drafting import memory as files
 from ragaccel.drafting.memory import read_archive, write_archive

@@ -29,7 +29,7 @@ def wander(text):
     return (7 * text[-1] + 3 * len(text) + sum(text[-3:])) % 89
 
 
-class Watching(ScriptedVerifier):
+class RecordingVerifier(ScriptedVerifier):
     """Keeps the trees it verified."""
 
     def __init__(self, next_token, **settings):
@@ -48,7 +48,7 @@ def run(verifier, drafter, request, token_budget=None):
 
 
 def test_the_paper_mode_has_k_candidates_and_a_group_under_each():
-    verifier, request = Watching(wander), Request((1, 2), max_new_tokens=30)
+    verifier, request = RecordingVerifier(wander), Request((1, 2), max_new_tokens=30)
     result = run(verifier, PaperSpaceDrafter(MASKS), request, token_budget=3)
     assert list(result.token_ids) == list(decode_plainly(wander, request)[0])
     first, second = verifier.trees[:2]
@@ -127,22 +127,25 @@ def test_nothing_changes_an_answer(seed, budget, max_rows, length, slope):
         assert verifier.largest_tree <= max_rows
 
 
-def test_probes_hang_only_where_they_pay():
+def test_mask_tokens_are_attached_only_where_they_pay():
     request = Request((1, 2), max_new_tokens=60)
-    free, dear = Watching(wander), Watching(wander, cost_seconds=lambda rows: 1.0 + 2.0 * rows)
+    free, dear = (
+        RecordingVerifier(wander),
+        RecordingVerifier(wander, cost_seconds=lambda rows: 1.0 + 2.0 * rows),
+    )
     run(free, SpaceDrafter(MASKS), request)
     run(dear, SpaceDrafter(MASKS), request)
     assert all(tree.num_masks for tree in free.trees[:-1])
     assert not any(tree.num_masks for tree in dear.trees[3:])
-    some = Watching(wander, cost_seconds=lambda rows: 1.0 + 0.12 * rows)
+    some = RecordingVerifier(wander, cost_seconds=lambda rows: 1.0 + 0.12 * rows)
     run(some, Mixture(RandomDrafter(3, 89), SpaceDrafter(MASKS)), request)
     probing = [tree for tree in some.trees if tree.num_masks]
     assert probing
     assert all(tree.num_masks < 3 * (1 + tree.num_drafts) for tree in probing if tree.num_drafts)
 
 
-def test_a_pass_of_few_rows_has_probes_or_guesses():
-    verifier, request = Watching(wander, max_rows=4), Request((1, 2), max_new_tokens=31)
+def test_a_small_pass_has_mask_tokens_or_draft_tokens():
+    verifier, request = RecordingVerifier(wander, max_rows=4), Request((1, 2), max_new_tokens=31)
     result = run(verifier, SpaceDrafter(MASKS), request)
     assert result.token_ids == decode_plainly(wander, request)[0]
     assert [tree.num_drafts for tree in verifier.trees[:4]] == [0, 1, 0, 1]
@@ -150,8 +153,8 @@ def test_a_pass_of_few_rows_has_probes_or_guesses():
     assert result.stats.verify_passes < 25
 
 
-def test_a_pass_has_no_probes_while_drafting_rests():
-    class Wrong(Watching):
+def test_a_pass_has_no_mask_tokens_while_drafting_is_disabled():
+    class Wrong(RecordingVerifier):
         def predictions_at(self, tree):
             return [[(88, 0.9)] for _ in super().predictions_at(tree)]
 
@@ -162,8 +165,8 @@ def test_a_pass_has_no_probes_while_drafting_rests():
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("drafter", [SpaceDrafter, PaperSpaceDrafter])
-def test_probes_hang_only_where_a_guess_may_follow(drafter, length):
-    verifier, left = Watching(wander), length
+def test_mask_tokens_are_attached_only_where_a_draft_token_may_follow(drafter, length):
+    verifier, left = RecordingVerifier(wander), length
     session = Session(verifier, drafter(MASKS), Request((1, 2), max_new_tokens=length))
     for step in session:
         tree = verifier.trees[-1]
@@ -189,7 +192,7 @@ def test_a_mixture_judges_the_merged_tree():
     assert Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS)).mask_gains is None
 
 
-def test_several_sessions_share_the_rows_for_probes():
+def test_several_sessions_share_the_rows_for_mask_tokens():
     request = Request((1, 2), max_new_tokens=40)
     sessions = [
         Session(ScriptedVerifier(wander), drafter, request)
@@ -230,7 +233,7 @@ def test_chances_follow_the_outcomes():
     assert calibration.chance(0, 0, 0.5) == pytest.approx(0.5)
 
 
-def test_a_place_teaches_nothing_once_a_token_before_it_was_not_guessed():
+def test_a_position_teaches_nothing_after_a_token_that_was_not_drafted():
     calibration = SpaceCalibration()
     calibration.learn([[(5, 0.5)], [(6, 0.5)]], [4, 6])
     assert calibration.chance(1, 0, 0.5) < 0.5  # by its rank alone
@@ -271,8 +274,8 @@ def test_a_drafter_needs_mask_tokens():
             drafter(())
 
 
-def test_the_first_guesses_come_with_the_prompt():
-    class Foreseeing(Watching):
+def test_the_first_draft_tokens_come_with_the_prompt():
+    class Foreseeing(RecordingVerifier):
         mask_predictions = ()
 
         def predict_masks(self, mask_ids):
@@ -291,10 +294,10 @@ def test_the_first_guesses_come_with_the_prompt():
     assert verifier.asked == MASKS
     assert result.token_ids == decode_plainly(wander, request)[0]
     assert verifier.trees[0].num_drafts == 3
-    paper = Watching(wander)  # the paper's has nothing to be asked
+    paper = RecordingVerifier(wander)  # the paper's has nothing to be asked
     paper.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
-    single = Watching(wander)  # an answer of one token has no room for a guess
+    single = RecordingVerifier(wander)  # an answer of one token has no room for a guess
     single.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
 
@@ -315,7 +318,7 @@ class Sequel:
         return DraftTree.chain([drafted[-1], *tokens], [0.5**i for i in range(1 + len(tokens))])
 
 
-def test_others_go_on_from_what_the_model_guesses():
+def test_other_drafters_continue_from_the_mask_predictions():
     drafter = Mixture(Sequel({(5,): [8, 9], (5, 6): [7]}), SpaceDrafter(MASKS))
     context = Context([1])
     context.mask_predictions = [[(5, 0.8), (4, 0.05)], [(6, 0.5)]]
@@ -328,7 +331,7 @@ def test_others_go_on_from_what_the_model_guesses():
     assert len(drafter.draft(context, 2)) == 3
 
 
-def test_a_trie_goes_on_from_a_guess():
+def test_a_trie_continues_from_a_draft_token():
     from ragaccel.drafting.trie import TrieDrafter
 
     trie = TrieDrafter()
@@ -342,7 +345,7 @@ def test_a_trie_goes_on_from_a_guess():
 
 
 @pytest.mark.parametrize("guess", [1 << 31, 1 << 70])
-def test_a_trie_goes_on_from_a_guess_that_no_vocabulary_has(guess):
+def test_a_trie_continues_from_a_token_outside_every_vocabulary(guess):
     from ragaccel.drafting.trie import TrieDrafter
 
     class Far:

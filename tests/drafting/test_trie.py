@@ -82,7 +82,7 @@ def test_equal_prefixes_share_nodes_and_longer_contexts_go_first():
     assert len([n for n in range(len(tree)) if (tree.token_ids[n], tree.parents[n]) == (3, 0)]) == 1
 
 
-def test_the_papers_modes_differ_in_where_branches_part():
+def test_the_papers_modes_differ_in_where_branches_split():
     texts = [Reference((1, 2, *tail)) for tail in ((3, 4, 5), (3, 6, 7), (8, 9, 10))]
 
     def draft(mode):
@@ -123,7 +123,7 @@ def test_settings_that_cannot_draft_are_refused(settings):
         TrieDrafter(**settings)
 
 
-def test_a_copy_is_resumed_after_a_changed_word():
+def test_a_copy_resumes_after_a_changed_word():
     text = [*range(200, 230)]
     answer = [*text[:10], 999]  # 210 was said in another way
     tree = TrieDrafter(decoding_length=4).draft(Context([5, *answer], [Reference(tuple(text))]), 4)
@@ -133,7 +133,7 @@ def test_a_copy_is_resumed_after_a_changed_word():
     assert tree.token_ids[1] == 212, "what agrees beyond the changed word decides"
 
 
-def test_origins_say_where_a_guess_comes_from():
+def test_origins_say_where_a_draft_token_comes_from():
     history = History()
     mixed = [token for other in range(1000, 1400) for token in (50 + other % 2, other)]
     history.add([*mixed, *range(40, 52)], [52, 53])
@@ -149,7 +149,7 @@ def test_origins_say_where_a_guess_comes_from():
         assert tree.origins[tree.token_ids.index(guess)][0].source == source
 
 
-def test_nothing_is_guessed_from_another_namespace():
+def test_nothing_is_drafted_from_another_namespace():
     mine, theirs = History(), History()
     theirs.add([1, 2, 3], [777, 778])
     mine.add([1, 2, 3], [5])
@@ -158,7 +158,7 @@ def test_nothing_is_guessed_from_another_namespace():
     assert 777 in TrieDrafter(past=theirs).draft(Context([1, 2, 3]), 60).token_ids
 
 
-def test_a_request_goes_on_with_the_history_it_began_with():
+def test_a_request_keeps_the_history_it_began_with():
     history, drafter_context = History(), Context([1, 2])
     drafter = TrieDrafter(past=history)
     drafter.draft(drafter_context, 8)
@@ -168,7 +168,7 @@ def test_a_request_goes_on_with_the_history_it_began_with():
     assert 40 in drafter.draft(Context([1, 2]), 60).token_ids
 
 
-def plain_poll(request, history, context, end, match_weights, shares):
+def plain_scores(request, history, context, end, match_weights, shares):
     """What `poll` computes, over all places, by comparing everything."""
     weights, longest, support = {}, [0, 0], [0, 0]
     for number, suffix_array in enumerate((request, history.suffix_array())):
@@ -193,7 +193,7 @@ def plain_poll(request, history, context, end, match_weights, shares):
     backoff = math.prod(match_weights.backoff[i, longest[i]] for i in (0, 1))
     backoff *= math.prod(match_weights.support[i, round(math.log2(support[i] + 1))] for i in (0, 1))
     total = backoff + sum(weights.values())
-    following, new = plain_successors(history, int(context[end - 1]))
+    following, new = plain_bigrams(history, int(context[end - 1]))
     seen = sum(following.values())
     part = backoff / (seen + match_weights.frequency[2] * new) if seen else 0.0
     for token, times in following.items():
@@ -202,7 +202,7 @@ def plain_poll(request, history, context, end, match_weights, shares):
     return left, total, {token: w + left * shares[token] for token, w in weights.items()}
 
 
-def plain_successors(history, last):
+def plain_bigrams(history, last):
     """How often each token followed the last one in the past, and how many did."""
     suffix_array, following = history.suffix_array(), {}
     for position in range(CONTEXT + 1, len(suffix_array.token_ids)):
@@ -214,7 +214,7 @@ def plain_successors(history, last):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_votes_are_those_of_every_place_that_matches(seed):
+def test_scores_come_from_every_position_that_matches(seed):
     rng = random.Random(seed)
     history, match_weights = History(), default_match_weights()
     history.add(random_text(rng, 15), random_text(rng, 12))
@@ -226,7 +226,7 @@ def test_votes_are_those_of_every_place_that_matches(seed):
         text.suffix_array, history.suffix_array(), history.bigrams(), context, text.end,
         match_weights, shares, scores,
     )  # fmt: skip
-    expected = plain_poll(text.suffix_array, history, context, text.end, match_weights, shares)
+    expected = plain_scores(text.suffix_array, history, context, text.end, match_weights, shares)
     assert (left, total) == pytest.approx(expected[:2])
     got = dict(zip(scores.token_ids[:count].tolist(), scores.weights[:count].tolist(), strict=True))
     assert got == pytest.approx(expected[2])
@@ -252,7 +252,7 @@ print(json.dumps(trees))
 """
 
 
-def test_the_plain_twin_drafts_the_same_trees():
+def test_the_uncompiled_functions_draft_the_same_trees():
     def run(**variables):
         done = subprocess.run(
             [sys.executable, "-c", SCENARIO],
@@ -298,7 +298,7 @@ def test_kinds_have_names():
     ]  # fmt: skip
 
 
-def test_accepted_guesses_are_the_target_models_own_tokens():
+def test_accepted_tokens_are_the_target_models_own():
     tree = TrieDrafter().draft(Context([1, 100], [PASSAGE]), 8)
     next_ids = [token + 1 for token in tree.token_ids]
     assert accept_tree(tree, SampledTokens(next_ids)).emitted[:3] == [101, 102, 103]

@@ -4,7 +4,7 @@ from contextlib import closing, suppress
 
 import pytest
 import torch
-from decoding import Cheat, decode, run_together
+from decoding import OracleDrafter, decode, run_together
 from space_models import masks_of, random_adapter
 from tiny_models import FAMILIES, VOCAB, generate, make_tiny_model, random_prompt
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,7 +33,7 @@ def test_greedy_equals_generate(family):
     engine = Engine(HuggingFaceModel(model), prefill_chunk=16)
     request = Request(prompt, max_new_tokens=40, repetition_penalty=1.2)
     assert decode(engine, request) == expected
-    assert decode(engine, request, Cheat(prompt, expected)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -49,7 +49,7 @@ def test_sampling_does_not_depend_on_drafting_nor_on_the_device():
     on_cpu = decode(Engine(HuggingFaceModel(model)), request)
     engine = Engine(HuggingFaceModel(model.cuda()))
     assert decode(engine, request, token_budget=0) == on_cpu
-    assert decode(engine, request, Cheat(prompt, on_cpu)) == on_cpu
+    assert decode(engine, request, OracleDrafter(prompt, on_cpu)) == on_cpu
 
 
 def test_noise_is_the_same_on_every_device():
@@ -63,7 +63,7 @@ def test_one_synchronization_a_step():
     request = Request(random_prompt(30), max_new_tokens=10)
     verifier = engine.open(request)
     verifier.prefill(request)
-    tree = Cheat(list(request.prompt_ids), random_prompt(9)).draft
+    tree = OracleDrafter(list(request.prompt_ids), random_prompt(9)).draft
     from ragaccel.decoding.session import Context
 
     drafted = tree(Context(request.prompt_ids), 8)
@@ -86,7 +86,7 @@ def test_replayed_graphs_give_the_same_tokens_across_buckets(family):
         expected = generate(model, prompt, 40)
         request = Request(prompt, max_new_tokens=40)
         assert decode(engine, request, NoDrafter()) == expected
-        assert decode(engine, request, Cheat(prompt, expected), 40) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected), 40) == expected
     assert len(target.graphs._passes) > 5
 
 
@@ -95,7 +95,9 @@ def test_sequences_share_replayed_graphs():
     prompts = [random_prompt(length, length) for length in (3, 40, 11, 1, 25, 64, 17)]
     expected = [generate(model, prompt, 30) for prompt in prompts]
     requests = [Request(prompt, max_new_tokens=30) for prompt in prompts]
-    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    drafters = [
+        OracleDrafter(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)
+    ]
     assert run_together(Engine(HuggingFaceModel(model)), requests, drafters) == expected
 
 
@@ -108,7 +110,7 @@ def test_graphs_that_were_freed_are_captured_again():
         prompt = random_prompt(length, length)
         expected = generate(model, prompt, 40)
         request = Request(prompt, max_new_tokens=40)
-        assert decode(engine, request, Cheat(prompt, expected), 40) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected), 40) == expected
         assert len(graphs._passes) <= 2
         kept, held = graphs.num_bytes, torch.cuda.memory_allocated()
         engine.free_memory()
@@ -123,7 +125,7 @@ def test_exact_mode_is_exact(dtype):
         prompt = random_prompt(length, length)
         request = Request(prompt, max_new_tokens=80)
         plain = decode(engine, request, NoDrafter())
-        assert decode(engine, request, Cheat(prompt, plain)) == plain
+        assert decode(engine, request, OracleDrafter(prompt, plain)) == plain
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

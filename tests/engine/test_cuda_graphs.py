@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from decoding import Cheat, decode, run_together
+from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from plain_kernel import PlainKernel
 from static_passes import static_target
@@ -32,7 +32,7 @@ def test_static_passes_give_the_same_tokens(family):
     engine = Engine(target, prefill_chunk=16)
     prompt = random_prompt(21)
     expected = generate(tiny_model(family), prompt, 25)
-    for drafter in (NoDrafter(), RandomDrafter(1, VOCAB), Cheat(prompt, expected)):
+    for drafter in (NoDrafter(), RandomDrafter(1, VOCAB), OracleDrafter(prompt, expected)):
         found = decode(engine, Request(prompt, max_new_tokens=25), drafter)
         assert found == expected
     assert len(target.graphs._passes) > 2
@@ -69,7 +69,9 @@ def test_several_sequences_share_a_static_pass():
     expected = [generate(tiny_model("llama"), prompt, 14) for prompt in prompts]
     engine = Engine(static_target(), prefill_chunk=16)
     requests = [Request(prompt, max_new_tokens=14) for prompt in prompts]
-    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    drafters = [
+        OracleDrafter(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)
+    ]
     assert run_together(engine, requests, drafters) == expected
 
 
@@ -92,7 +94,9 @@ def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, max_
         target.graphs, "supports", lambda rows: supports(rows) or pytest.fail("launched")
     )
     requests = [Request(prompt, max_new_tokens=40) for prompt in prompts]
-    drafters = [Cheat(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)]
+    drafters = [
+        OracleDrafter(prompt, answer) for prompt, answer in zip(prompts, expected, strict=True)
+    ]
     assert run_together(Engine(target), requests, drafters) == expected
     assert max(moves) > 5
 
@@ -109,7 +113,7 @@ def test_passes_that_ran_for_the_first_time_are_no_costs():
     target.forward = counted
     request = Request(prompt, max_new_tokens=40)
     for seed in range(3):
-        assert decode(engine, request, Cheat(prompt, expected, seed), 12) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected, seed), 12) == expected
     assert target.num_captures == len(target.graphs._passes) > 1
     assert engine.latency_profile.of("greedy").num_passes == sum(verified) - target.num_captures > 0
 
@@ -199,7 +203,7 @@ def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch):
     expected = generate(tiny_model("llama"), prompt, 180)
     request = Request(prompt, max_new_tokens=180)
     engine = Engine(target, max_rows=31)
-    assert decode(engine, request, Cheat(prompt, expected), 30) == expected
+    assert decode(engine, request, OracleDrafter(prompt, expected), 30) == expected
 
 
 def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(monkeypatch, caplog):
@@ -213,7 +217,7 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(mo
     monkeypatch.setattr(target.graphs, "run", refused)
     expected = generate(tiny_model("llama"), prompt, 25)
     request = Request(prompt, max_new_tokens=25)
-    assert decode(Engine(target), request, Cheat(prompt, expected)) == expected
+    assert decode(Engine(target), request, OracleDrafter(prompt, expected)) == expected
     assert len(calls) == 1
     assert target.graphs is None
     assert [record.message for record in caplog.records] == [

@@ -4,7 +4,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, tiny_model
 from transformers import AutoModelForCausalLM
@@ -87,7 +87,7 @@ def compare(target, prompt, new=NEW, **settings):
     answers, logits = [], []
     for drafter in (NoDrafter(), None, RandomDrafter(5, VOCAB)):
         engine = make_engine(target, kept_prefixes=0, **settings)
-        drafter = drafter or Cheat(prompt, answers[0])
+        drafter = drafter or OracleDrafter(prompt, answers[0])
         with Recorder(engine) as seen:
             answers.append(decode(engine, Request(prompt, max_new_tokens=new), drafter))
         logits.append(seen)
@@ -125,7 +125,7 @@ def test_tokens_are_those_of_plain_decoding(target):
         request = Request(prompt, max_new_tokens=NEW)
         expected = plain(engine, request)
         assert len(set(expected)) > 1
-        for drafter in (Cheat(prompt, expected, seed), RandomDrafter(seed, VOCAB)):
+        for drafter in (OracleDrafter(prompt, expected, seed), RandomDrafter(seed, VOCAB)):
             assert decode(engine, request, drafter) == expected
             assert decode(make_engine(target), request, drafter, None) == expected
 
@@ -136,7 +136,7 @@ def test_sampled_tokens_are_those_of_plain_decoding(target):
         prompt = random_prompt(30 + seed, seed)
         request = Request(prompt, sampling=sampling, max_new_tokens=NEW, repetition_penalty=1.2)
         expected = plain(engine, request)
-        assert decode(engine, request, Cheat(prompt, expected)) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
         assert decode(engine, request, RandomDrafter(seed, VOCAB)) == expected
 
 
@@ -165,7 +165,7 @@ def test_neighbours_change_nothing(target):
         sessions = []
         for i, request in enumerate(requests):
             verifier = stack.enter_context(closing(engine.open(request)))
-            drafter = Cheat(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
+            drafter = OracleDrafter(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
             sessions.append(Session(verifier, drafter, request, token_budget=9 + i))
         while running := [session for session in sessions if session.finish_reason is None]:
             trees = [session.propose(20) for session in running]

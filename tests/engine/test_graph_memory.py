@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from decoding import Cheat, decode, run_together
+from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from plain_kernel import PlainKernel
 from static_passes import static_target
@@ -86,7 +86,7 @@ class Beside:
 
 
 def drafters(expected):
-    return NoDrafter(), RandomDrafter(1, VOCAB), Cheat(PROMPT, expected)
+    return NoDrafter(), RandomDrafter(1, VOCAB), OracleDrafter(PROMPT, expected)
 
 
 def sizes_run(monkeypatch):
@@ -132,7 +132,7 @@ def test_the_last_used_passes_stay(captured):
 def test_what_is_kept_is_counted(monkeypatch, captured, expected):
     monkeypatch.setattr(PlainKernel, "num_bytes", 1000)
     graphs = captured.graphs
-    decode(Engine(captured), Request(PROMPT, max_new_tokens=NEW), Cheat(PROMPT, expected))
+    decode(Engine(captured), Request(PROMPT, max_new_tokens=NEW), OracleDrafter(PROMPT, expected))
     logits = sum(static.recorded[1].nbytes for static in graphs._passes.values())
     assert graphs.num_bytes > logits + 1000 * len(graphs._passes)
     graphs.clear()
@@ -206,7 +206,7 @@ def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, ex
     monkeypatch.setattr(StepGraphs, "_capture_graph", failing)
     requests = [Request(PROMPT, max_new_tokens=NEW), Request(PROMPT[3:], max_new_tokens=9)]
     other = generate(tiny_model("llama"), PROMPT[3:], 9)
-    found = run_together(Engine(captured), requests, [Cheat(PROMPT, expected), NoDrafter()])
+    found = run_together(Engine(captured), requests, [OracleDrafter(PROMPT, expected), NoDrafter()])
     assert found == [expected, other]
     assert len(calls) > 2
     assert captured.graphs is not None
@@ -214,10 +214,10 @@ def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, ex
 
 def test_memory_is_freed_for_those_who_need_it(captured, expected):
     engine, request = Engine(captured), Request(PROMPT, max_new_tokens=NEW)
-    decode(engine, request, Cheat(PROMPT, expected))
+    decode(engine, request, OracleDrafter(PROMPT, expected))
     assert captured.graphs._passes
     assert engine.prefix_cache.num_idle
     engine.free_memory()
     assert not captured.graphs._passes
     assert not engine.prefix_cache.num_idle
-    assert decode(engine, request, Cheat(PROMPT, expected)) == expected
+    assert decode(engine, request, OracleDrafter(PROMPT, expected)) == expected

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from tiny_models import generate, random_prompt, tiny_model
 
 from ragaccel.decoding.request import Request
@@ -66,7 +66,7 @@ def test_at_the_first_failure_kept_states_are_dropped_and_the_pass_repeated(
     forward = fail(engine, [at], error)
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
-        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
         for _ in session:
             assert (engine.prefix_cache.num_idle == 0) == (forward.calls > at)
         assert list(session.result().token_ids) == expected
@@ -85,19 +85,19 @@ def test_at_the_second_failure_the_request_ends_and_the_next_one_works(engine, e
     fail(engine, [at, at + 1])
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
-        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
         with pytest.raises(CapacityError, match=r"no memory left on cpu for a pass of \d+ rows"):
             list(session)
         assert expected[: len(session.token_ids)] == session.token_ids
         assert engine.prefix_cache.num_idle == 0
-    assert decode(engine, request, Cheat(PROMPT, expected)) == expected
+    assert decode(engine, request, OracleDrafter(PROMPT, expected)) == expected
 
 
 def test_a_request_whose_pass_did_not_fit_may_go_on(engine, expected):
     fail(engine, [5, 6])
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
-        session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+        session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
         with pytest.raises(CapacityError):
             list(session)
         list(session)
@@ -142,7 +142,7 @@ def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times)
         monkeypatch.setattr(kv_cache, "_buffer", failing)
         request = Request(PROMPT, max_new_tokens=NEW)
         with closing(engine.open(request)) as verifier:
-            session = Session(verifier, Cheat(PROMPT, expected), request, token_budget=6)
+            session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
             try:
                 list(session)
             except CapacityError:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from static_passes import static_target
 from tiny_models import generate, random_prompt, tiny_model
 
@@ -194,7 +194,7 @@ def test_tokens_are_the_same_in_a_kv_pool_that_is_short_of_room(monkeypatch):
         prompt = [*start[turn % 3 :], *random_prompt(40, 2 + turn % 5)]
         expected = generate(tiny_model("llama"), prompt, 20)
         request = Request(prompt, max_new_tokens=20)
-        assert decode(engine, request, Cheat(prompt, expected, turn)) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected, turn)) == expected
         idle.append(engine.prefix_cache.num_idle)
     assert target.kv_pool.version == 0
     assert max(idle) > 1

@@ -1,7 +1,7 @@
 """Kept prefixes: what is computed again, for whom, how much is kept, and that no token changes."""
 
 import pytest
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
@@ -207,7 +207,7 @@ def test_a_branch_that_is_still_to_be_moved_is_copied_right():
     expected = generate(tiny_model("llama"), prompt, 30)
     request = Request(prompt, max_new_tokens=30)
     first = engine.open(request)
-    session = Session(first, Cheat(prompt, expected), request, token_budget=20)
+    session = Session(first, OracleDrafter(prompt, expected), request, token_budget=20)
     for _ in session:
         known = [*prompt, *session.token_ids]
         request = Request([*known, 7], max_new_tokens=1)

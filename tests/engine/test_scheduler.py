@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from decoding import Cheat, decode, open_session, run_together
+from decoding import OracleDrafter, decode, open_session, run_together
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
@@ -41,7 +41,7 @@ def test_together_as_one_by_one(family, token_budget):
     expected = [generate(tiny_model(family), prompt, 20 + i) for i, prompt in enumerate(prompts)]
     requests = [Request(prompt, max_new_tokens=20 + i) for i, prompt in enumerate(prompts)]
     drafters = [
-        RandomDrafter(i, VOCAB) if i % 3 else Cheat(prompt, answer)
+        RandomDrafter(i, VOCAB) if i % 3 else OracleDrafter(prompt, answer)
         for i, (prompt, answer) in enumerate(zip(prompts, expected, strict=True))
     ]
     engine = make_engine(family)

@@ -2,7 +2,7 @@ from contextlib import closing
 from time import perf_counter, sleep
 
 import pytest
-from decoding import Cheat
+from decoding import OracleDrafter
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
@@ -66,7 +66,7 @@ def test_one_verifier_may_serve_several_sessions(engine, settings):
             assert run(verifier, request) == expected
             assert run(verifier, request, NoDrafter()) == expected
         assert run(verifier, other) == generate(tiny_model("llama"), PROMPT[5:], 9, **settings)
-        assert run(verifier, request, Cheat(PROMPT, expected)) == expected
+        assert run(verifier, request, OracleDrafter(PROMPT, expected)) == expected
 
 
 def test_a_session_left_midway_leaves_the_next_one_its_own_start(engine):
@@ -75,7 +75,9 @@ def test_a_session_left_midway_leaves_the_next_one_its_own_start(engine):
     with closing(engine.open(request)) as verifier:
         verifier.prefill(request)
         verifier.verify(
-            Cheat(PROMPT, expected).draft(Session(verifier, NoDrafter(), request).context, 4)
+            OracleDrafter(PROMPT, expected).draft(
+                Session(verifier, NoDrafter(), request).context, 4
+            )
         )
         assert run(verifier, request) == expected
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from small_tokenizers import byte_level
 from space_models import masks_of, random_adapter
@@ -54,7 +54,7 @@ def test_the_same_tokens_as_in_one_place(folder, family, on_disk):
     request, engine = Request(prompt, max_new_tokens=30), Engine(target, prefill_chunk=16)
     assert decode(engine, request, token_budget=0) == expected
     assert decode(engine, request, RandomDrafter(1, VOCAB)) == expected
-    assert decode(engine, request, Cheat(prompt, expected)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

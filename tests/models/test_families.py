@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from tiny_models import (
     FAMILIES,
     generate,
@@ -30,7 +30,7 @@ def test_greedy_equals_generate(family):
         expected = generate(model, prompt, 40)
         request = Request(prompt, max_new_tokens=40)
         assert decode(engine, request) == expected
-        assert decode(engine, request, Cheat(prompt, expected)) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
 
 
 def test_eager_attention_gives_the_same(family):
@@ -46,7 +46,7 @@ def test_in_float32_only_near_ties_differ(family):
     for seed in range(3):
         prompt = random_prompt(25, seed)
         expected = generate(model, prompt, 40)
-        found = decode(engine, Request(prompt, max_new_tokens=40), Cheat(prompt, expected))
+        found = decode(engine, Request(prompt, max_new_tokens=40), OracleDrafter(prompt, expected))
         if found == expected:
             continue
         at = next(
@@ -72,7 +72,7 @@ def test_sampled_tokens_do_not_depend_on_drafting(family):
         request = Request(prompt, sampling=sampling, max_new_tokens=30)
         plain = decode(engine, request, NoDrafter())
         assert decode(engine, request) == plain
-        assert decode(engine, request, Cheat(prompt, plain)) == plain
+        assert decode(engine, request, OracleDrafter(prompt, plain)) == plain
         assert len(set(plain)) > 3
 
 
@@ -81,5 +81,5 @@ def test_learned_positions_are_used_to_the_last(family):
     prompt = random_prompt(230, 1)
     engine = Engine(HuggingFaceModel(model))
     expected = generate(model, prompt, 26)
-    found = decode(engine, Request(prompt, max_new_tokens=26), Cheat(prompt, expected), 60)
+    found = decode(engine, Request(prompt, max_new_tokens=26), OracleDrafter(prompt, expected), 60)
     assert found == expected

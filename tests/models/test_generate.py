@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 from transformers import (
@@ -61,7 +61,7 @@ def test_built_in_processors(model, kind):
     expected = generate(model, prompt, 30, **PROCESSING[kind])
     engine = Engine(HuggingFaceModel(model, self_check=False))
     request = Request(prompt, max_new_tokens=30, **PROCESSING[kind])
-    assert decode(engine, request, Cheat(prompt, expected)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
     assert decode(engine, request) == expected
 
 
@@ -78,7 +78,7 @@ def test_the_callers_processors(model):
         processors=logits_processors(processors),
         no_repeat_ngram_size=2,
     )
-    assert decode(engine, request, Cheat(prompt, expected)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
 
 
 @pytest.mark.parametrize("of", [3, 7])
@@ -89,7 +89,7 @@ def test_the_callers_stopping_criteria(model, of):
     expected = generate(model, prompt, 40, stopping_criteria=criteria)
     engine = Engine(HuggingFaceModel(model, self_check=False))
     request = Request(prompt, max_new_tokens=40, stop_rules=make_criterion_rules(criteria, prompt))
-    assert decode(engine, request, Cheat(prompt, unstopped)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, unstopped)) == expected
     assert len(expected) < 40
 
 
@@ -102,7 +102,7 @@ def test_several_end_tokens_and_a_shortest_answer(model, min_new_tokens):
     expected = generate(model, prompt, 30, eos_token_id=sorted(ends), **kwargs)
     engine = Engine(HuggingFaceModel(model, self_check=False))
     request = Request(prompt, max_new_tokens=30, min_new_tokens=min_new_tokens, eos_ids=ends)
-    assert decode(engine, request, Cheat(prompt, unstopped)) == expected
+    assert decode(engine, request, OracleDrafter(prompt, unstopped)) == expected
     assert decode(engine, request) == expected
 
 
@@ -119,7 +119,7 @@ def test_sampling_with_processors_does_not_depend_on_drafting(model):
     engine = Engine(HuggingFaceModel(model, self_check=False))
     plain = decode(engine, request, token_budget=0)
     assert decode(engine, request) == plain
-    assert decode(engine, request, Cheat(prompt, plain)) == plain
+    assert decode(engine, request, OracleDrafter(prompt, plain)) == plain
 
 
 def test_a_stateful_processor_sees_each_token_once():
@@ -143,7 +143,7 @@ def test_the_cache_grows_and_the_answer_does_not_notice():
     target = HuggingFaceModel(model)
     for engine in (Engine(target), Engine(target, capacity=600), Engine(target, max_rows=9)):
         request = Request(prompt, max_new_tokens=60)
-        assert decode(engine, request, Cheat(prompt, expected), 100) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected), 100) == expected
 
 
 @pytest.mark.parametrize(("window", "length"), [(4, 3), (4, 40), (16, 3), (16, 40)])
@@ -152,7 +152,7 @@ def test_far_beyond_the_sliding_window(window, length):
     prompt = random_prompt(length)
     engine = Engine(HuggingFaceModel(model), prefill_chunk=7)
     expected = generate(model, prompt, 60)
-    found = decode(engine, Request(prompt, max_new_tokens=60), Cheat(prompt, expected), 30)
+    found = decode(engine, Request(prompt, max_new_tokens=60), OracleDrafter(prompt, expected), 30)
     assert found == expected
 
 
@@ -247,5 +247,8 @@ def test_scores_of_float64_that_float32_does_not_tell_apart_are_ties(share):
     expected = generate(model, prompt, 30)
     engine = Engine(HuggingFaceModel(model))
     assert decode(engine, Request(prompt, max_new_tokens=30)) == expected
-    assert decode(engine, Request(prompt, max_new_tokens=30), Cheat(prompt, expected)) == expected
+    assert (
+        decode(engine, Request(prompt, max_new_tokens=30), OracleDrafter(prompt, expected))
+        == expected
+    )
     assert generate(model, prompt, 30, custom_generate=custom_generate) == expected

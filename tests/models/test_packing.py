@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from safetensors.torch import load_file
 from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
@@ -332,4 +332,4 @@ def test_drafted_and_plain_answers_of_packed_weights_agree():
     for seed in range(3):
         request = Request(random_prompt(15, seed), max_new_tokens=20)
         expected = decode(engine, request, token_budget=0)
-        assert decode(engine, request, Cheat(request.prompt_ids, expected)) == expected
+        assert decode(engine, request, OracleDrafter(request.prompt_ids, expected)) == expected

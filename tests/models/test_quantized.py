@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from small_tokenizers import byte_level
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt
@@ -74,7 +74,7 @@ def test_weights_of_8_bits_give_the_same_tokens(folder):
         request = Request(prompt, max_new_tokens=40)
         plain = decode(engine, request, token_budget=0)
         assert plain == generate(target.model, prompt, 40)
-        assert decode(engine, request, Cheat(prompt, plain)) == plain
+        assert decode(engine, request, OracleDrafter(prompt, plain)) == plain
         assert decode(engine, request, RandomDrafter(seed, VOCAB)) == plain
 
 
@@ -97,7 +97,7 @@ def test_only_near_ties_differ(folder, make, settings):
         prompt = random_prompt(24, seed)
         request = Request(prompt, max_new_tokens=40)
         plain = decode(engine, request, token_budget=0)
-        drafted = decode(engine, request, Cheat(prompt, plain))
+        drafted = decode(engine, request, OracleDrafter(prompt, plain))
         assert gap_where_they_part(target, request, plain, drafted) < 0.1
 
 

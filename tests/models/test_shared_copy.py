@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from tiny_models import FAMILIES, SIZES, generate, make_tiny_model, random_prompt, tiny_model
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -40,7 +40,7 @@ def answer(target, new=20):
     engine = Engine(target, prefill_chunk=8)
     request = Request(PROMPT, max_new_tokens=new)
     found = decode(engine, request)
-    assert decode(engine, request, Cheat(PROMPT, found)) == found
+    assert decode(engine, request, OracleDrafter(PROMPT, found)) == found
     return found
 
 

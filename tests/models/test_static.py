@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from static_passes import static_target
 from tiny_llm import tiny_tokenizer
 from tiny_models import generate, make_tiny_model, random_prompt, tiny_model
@@ -48,7 +48,7 @@ def test_a_static_pass_compiles_as_a_whole(compiles):
     assert target.compile()
     expected = generate(tiny_model("gemma3"), PROMPT, 25)
     request = Request(PROMPT, max_new_tokens=25)
-    assert decode(Engine(target), request, Cheat(PROMPT, expected)) == expected
+    assert decode(Engine(target), request, OracleDrafter(PROMPT, expected)) == expected
     assert not compiles["graph_break"]
     assert compiles["stats"]["unique_graphs"] >= 1
     assert target._static._network is not target._static._eager

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoding import Cheat, decode
+from decoding import OracleDrafter, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import KINDS, byte_level
@@ -104,7 +104,7 @@ def test_inside_an_accepted_block_and_across_tokens():
     stop = tokenizer.decode(answer)[9:14]
     rule = TextStopRule(stop, tokenizer)
     request = Request(prompt, max_new_tokens=40, stop_rules=(rule,))
-    found = decode(Engine(HuggingFaceModel(model)), request, Cheat(prompt, answer), 30)
+    found = decode(Engine(HuggingFaceModel(model)), request, OracleDrafter(prompt, answer), 30)
     assert found == generate(model, prompt, 40, stop_strings=[stop], tokenizer=tokenizer.tokenizer)
     assert len(found) < 40
     assert stop in tokenizer.decode(found)

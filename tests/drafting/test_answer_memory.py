@@ -113,7 +113,7 @@ def test_the_least_recently_used_is_evicted():
     assert memory.stats().entries == 4, "what can never fit drives nothing out"
 
 
-def test_figures_count_hits_and_misses():
+def test_stats_count_hits_and_misses():
     memory = AnswerMemory(embed)
     memory.similar("ferry")
     memory.add("ferry", "a")

@@ -3,7 +3,7 @@ import numpy as np
 from ragaccel.drafting.suffix_array import empty_bigrams, with_bigrams
 
 
-def test_a_pair_that_is_said_for_ever_stays_a_share_of_all():
+def test_a_pair_that_repeats_forever_keeps_a_bounded_share():
     table, pair = empty_bigrams(), np.array([3, 4, 3, 4], np.int32)
     for _ in range(20_000):
         table = with_bigrams(table, pair, np.ones(4) * 0.37, 10)

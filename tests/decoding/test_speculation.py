@@ -19,7 +19,7 @@ def chain(probs):
     return DraftTree.chain(range(len(probs) + 1), [1.0, *accumulate(probs, mul)])
 
 
-def test_free_rows_are_all_used_and_dear_ones_not():
+def test_free_rows_are_used_and_costly_rows_are_not():
     tree = chain([0.9] * 8)
     assert len(select_drafts(tree, lambda rows: 1.0)) == 9
     assert len(select_drafts(tree, lambda rows: float(rows))) == 1
@@ -30,13 +30,13 @@ def test_a_step_in_the_cost_is_not_crossed_for_little():
     assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 4 else 3.0)) == 4
 
 
-def test_probes_are_counted_as_rows():
+def test_mask_tokens_are_counted_as_rows():
     tree = chain([0.9] * 8)
     assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 9 else 9.0, rows_per_node=3)) == 3
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_no_other_width_gives_more_tokens_a_second(seed):
+def test_no_other_draft_length_gives_more_tokens_per_second(seed):
     rng = random.Random(seed)
     n = rng.randrange(1, 20)
     parents = (-1, *(rng.randrange(i) for i in range(1, n)))
@@ -56,7 +56,7 @@ def lose(controller, times, gain=-0.5):
         controller.record(0, gain)
 
 
-def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
+def test_drafting_is_disabled_after_losses_and_tried_again():
     controller = SpeculationController()
     lose(controller, MAX_MISSES)
     assert controller.next_length(64) > 0, "an answer may begin with words of its own"
@@ -74,7 +74,7 @@ def test_drafting_rests_when_it_has_only_lost_and_is_tried_again():
 
 
 @pytest.mark.parametrize("loss", [0.002, 0.02, 0.1, 0.4])
-def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
+def test_retries_cost_about_one_percent_of_plain_decoding(loss):
     controller, passes, lost = SpeculationController(), 0, 0.0
     lose(controller, 400, -loss)
     for _ in range(2_000):
@@ -85,14 +85,14 @@ def test_trying_again_costs_about_a_hundredth_of_plain_decoding(loss):
     assert lost / passes <= 0.013
 
 
-def test_what_misses_now_and_then_but_pays_does_not_rest():
+def test_drafting_that_pays_on_average_stays_enabled():
     controller = SpeculationController()
     for step in range(600):
         assert controller.next_length(64) > 0
         controller.record(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
 
 
-def test_a_drafter_is_asked_for_about_as_much_as_pays():
+def test_the_draft_length_follows_what_was_worth_verifying():
     controller = SpeculationController()
     assert controller.next_length(64) == INITIAL_LENGTH
     for _ in range(4):
@@ -104,14 +104,14 @@ def test_a_drafter_is_asked_for_about_as_much_as_pays():
     assert controller.next_length(3) == 3
 
 
-def test_a_narrow_limit_does_not_widen_what_is_asked():
+def test_a_small_budget_does_not_raise_the_draft_length():
     controller = SpeculationController()
     for _ in range(50):
         controller.record_length(4, controller.next_length(4))
     assert controller.next_length(64) <= INITIAL_LENGTH
 
 
-def test_what_pays_less_than_it_costs_rests_though_it_adds_tokens_now_and_then():
+def test_drafting_that_costs_more_than_it_adds_is_disabled():
     controller, asked = SpeculationController(), 0
     for step in range(600):
         if controller.next_length(64):
@@ -121,7 +121,7 @@ def test_what_pays_less_than_it_costs_rests_though_it_adds_tokens_now_and_then()
     assert asked < 300
 
 
-def test_a_token_that_was_held_back_is_no_gain():
+def test_a_token_cut_by_a_stop_is_no_gain():
     controller = SpeculationController()
     for _ in range(99):
         controller.record(-1, -0.9)
@@ -132,7 +132,7 @@ def chain_of(*probs):
     return DraftTree.chain(range(len(probs) + 1), [1.0, *probs])
 
 
-def test_one_budget_goes_to_the_likeliest_guesses_of_all():
+def test_a_shared_budget_goes_to_the_likeliest_draft_tokens():
     trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.3, 0.2), chain_of()]
     found = select_drafts_jointly(trees, lambda rows: 30.0 + rows, [1, 1, 1])
     assert [tree.num_drafts for tree in found] == [3, 2, 0]
@@ -148,7 +148,7 @@ def test_a_shared_pass_has_no_more_rows_than_it_may():
     assert [tree.num_drafts for tree in found] == [1, 1]
 
 
-def test_tokens_that_others_get_from_a_pass_make_it_dearer_to_lengthen():
+def test_tokens_expected_elsewhere_raise_the_cost_of_more_rows():
     trees, cost = [chain_of(0.3)], (lambda rows: 1.0 + 0.25 * rows)
     assert select_drafts_jointly(trees, cost, [1])[0].num_drafts == 1
     found = select_drafts_jointly(trees, cost, [1], expected_elsewhere=9.0)

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from memory_taught import drafts, opened, saved, teach
+from filled_memory import drafts, opened, saved, teach
 from safetensors import safe_open
 
 from ragaccel.drafting import memory as files
@@ -234,7 +234,7 @@ def test_the_header_says_what_it_is(path):
     }
 
 
-def test_a_namespace_that_was_forgotten_is_gone_from_the_file_though_it_had_been_let_go(tmp_path):
+def test_a_forgotten_namespace_is_gone_from_the_file_even_after_eviction(tmp_path):
     path = tmp_path / "memory"
     memory = Memory(path=path)
     for name in "ABCD":
@@ -249,7 +249,7 @@ def test_a_namespace_that_was_forgotten_is_gone_from_the_file_though_it_had_been
     assert narrow.has_unsaved_changes, "what was left out is still in the file"
 
 
-def test_it_is_saved_now_and_then(tmp_path):
+def test_a_memory_is_saved_at_intervals(tmp_path):
     path = tmp_path / "memory"
     memory = Memory(path=path)
     for _ in range(files.SAVE_INTERVAL):
@@ -276,7 +276,7 @@ def test_only_what_has_something_to_save_is_kept_alive(tmp_path):
     assert alive() is None
 
 
-def test_a_failed_save_now_and_then_costs_nothing(tmp_path, monkeypatch):
+def test_a_failed_interval_save_raises_nothing(tmp_path, monkeypatch):
     memory = Memory(path=tmp_path / "memory")
     monkeypatch.setattr(files, "write_archive", lambda *a: (_ for _ in ()).throw(OSError(28, "x")))
     for _ in range(files.SAVE_INTERVAL):

@@ -41,7 +41,7 @@ def contexts_in_order(suffix_array):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_places_stay_in_order_as_the_answer_grows(seed):
+def test_positions_stay_sorted_as_the_answer_grows(seed):
     context = Context(random_text(seed, 40), [Reference(tuple(random_text(seed + 100, 30)))])
     text = RequestText(context)
     for _ in range(10):
@@ -56,7 +56,7 @@ def test_places_stay_in_order_as_the_answer_grows(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_neighbours_of_a_context_are_its_longest_matches(seed):
+def test_the_positions_next_to_a_context_are_its_longest_matches(seed):
     history = History()
     for part in range(3):
         history.add(random_text(seed * 9 + part, 30), random_text(seed * 7 + part, 20))
@@ -94,13 +94,13 @@ def test_a_match_ends_at_a_difference_a_boundary_or_its_limit():
         ([1, 2, 3, 4, -1], [1, 2, 3, 4, 8], 0),  # the text before is another one
     ],
 )
-def test_agreement_goes_on_beyond_one_changed_token(earlier, now, agreed):
+def test_agreement_continues_beyond_one_changed_token(earlier, now, agreed):
     token_ids = np.array([-1] * CONTEXT + earlier, np.int32)
     context = np.array([-1] * CONTEXT + now, np.int32)
     assert match_beyond(token_ids, len(token_ids), context, len(context)) == agreed
 
 
-def test_a_reference_in_the_prompt_is_searched_once_and_told_from_the_rest():
+def test_a_reference_in_the_prompt_is_searched_once_under_its_own_kind():
     inside = Reference((3, 4, 5, 6), passage_id="a")
     apart = Reference((7, 8, 9), passage_id="b")
     text = RequestText(Context([1, 2, 3, 4, 5, 6, 2], [inside, apart]))
@@ -116,7 +116,7 @@ def test_a_reference_in_the_prompt_is_searched_once_and_told_from_the_rest():
     ]  # fmt: skip
 
 
-def test_an_answer_may_be_longer_than_the_room_that_was_made():
+def test_an_answer_may_outgrow_the_initial_capacity():
     context = Context([1, 2])
     text = RequestText(context)
     context.token_ids += random_text(1, 2000, 50)

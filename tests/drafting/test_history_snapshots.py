@@ -25,7 +25,7 @@ def flat(history):
     return [*history.suffix_array(), history.counts(), *history.bigrams()]
 
 
-def test_made_in_one_go_it_is_what_was_added_one_by_one():
+def test_a_rebuilt_history_equals_one_filled_step_by_step():
     history = filled()
     for one, other in zip(flat(history), flat(restored(history)), strict=True):
         assert np.array_equal(one, other)
@@ -34,7 +34,7 @@ def test_made_in_one_go_it_is_what_was_added_one_by_one():
             assert other.flags.writeable, "compiled functions are compiled for such arrays"
 
 
-def test_it_goes_on_alike_afterwards():
+def test_a_rebuilt_history_grows_like_the_original():
     history = filled()
     other = restored(history)
     for one in (history, other):
@@ -42,7 +42,7 @@ def test_it_goes_on_alike_afterwards():
     assert all(np.array_equal(a, b) for a, b in zip(flat(history), flat(other), strict=True))
 
 
-def test_after_letting_go_texts_and_places_are_the_same():
+def test_a_rebuilt_history_is_the_same_after_eviction():
     history = filled(8192, num=200)
     assert history.stats().evicted_requests > 0
     other = restored(history, 8192)
@@ -52,7 +52,7 @@ def test_after_letting_go_texts_and_places_are_the_same():
     assert np.array_equal(history.counts(), other.counts())
 
 
-def test_rows_for_what_follows_go_to_the_same_tokens_when_there_are_too_few():
+def test_bigram_rows_go_to_the_same_tokens_when_there_are_too_few():
     history = filled(1 << 14, num=10, vocabulary=100)
     other = restored(history, 1 << 14)
     assert 0 < len(history.bigrams().totals) < 100, "not every token has a row"
@@ -69,7 +69,7 @@ def test_an_empty_history_is_restored_empty():
 
 
 @pytest.mark.parametrize("max_bytes", [1024, 4096, 8192])
-def test_of_too_much_the_newest_requests_are_taken_in(max_bytes):
+def test_a_restored_history_keeps_the_newest_requests_that_fit(max_bytes):
     history = filled(num=100)
     small, again = restored(history, max_bytes), restored(history, max_bytes)
     assert small.num_bytes <= max_bytes
@@ -81,7 +81,7 @@ def test_of_too_much_the_newest_requests_are_taken_in(max_bytes):
     assert all(np.array_equal(a, b) for a, b in zip(flat(small), flat(again), strict=True))
 
 
-def test_what_just_fits_is_taken_in_whole():
+def test_requests_that_just_fit_are_restored_whole():
     room = History(1024)._max_tokens - CONTEXT
     history = History()
     history.add([1] * 9, [])
@@ -91,7 +91,7 @@ def test_what_just_fits_is_taken_in_whole():
     assert restored(history, 1024).num_requests == 2, "one more, and the oldest is left out"
 
 
-def test_of_one_request_that_is_too_large_the_end_is_taken_in():
+def test_the_end_of_a_request_that_is_too_large_is_restored():
     history = History()
     history.add(range(400), range(400, 420))
     small = restored(history, 1024)
@@ -101,7 +101,7 @@ def test_of_one_request_that_is_too_large_the_end_is_taken_in():
     assert small.num_bytes <= 1024
 
 
-def test_equal_contexts_stand_the_latest_first():
+def test_equal_contexts_are_ordered_latest_first():
     tokens = np.array([-1] * 25 + [7, 8, 9] * 40 + [-1] + [7, 8, 9, -1] * 3, np.int32)
     positions = order_positions(tokens).tolist()
 

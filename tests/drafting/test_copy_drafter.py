@@ -25,7 +25,7 @@ def test_copies_no_more_than_the_budget_and_the_text_hold():
     assert drafter.draft(context, 0).token_ids == (157,)
 
 
-def test_guesses_nothing_without_a_match():
+def test_drafts_nothing_without_a_match():
     assert CopyDrafter().draft(Context([1, 2], [PASSAGE]), 9).token_ids == (2,)
     assert CopyDrafter(min_n=2).draft(Context([1, 110], [PASSAGE]), 9).token_ids == (110,)
 
