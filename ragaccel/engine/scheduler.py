@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class ScheduledStep:
     """A session whose owner waits for its next step.
 
-    ``owner_thread`` is the thread that waits; ``phase`` names what an interruption would leave half done.
+    ``owner_thread`` is the thread that waits; ``phase`` is the part of a step that is running, which
+    an interruption would leave incomplete.
     """
 
     session: Session
