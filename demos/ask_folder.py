@@ -38,8 +38,8 @@ def main() -> None:
 
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        focused = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
-        source = retriever if options.model else focused
+        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        source = retriever if options.model else compressed
         rag = RAG(LLM.load(options.model), source)
         if options.question:
             answer_question(console, rag, options.question, [])

@@ -39,8 +39,8 @@ def main() -> None:
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
         # the small bundled reader chooses better among few sentences
-        focused = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
-        source = retriever if options.model else focused
+        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        source = retriever if options.model else compressed
         rag = RAG(LLM.load(options.model), source)
 
         console.print(Text(options.question, style="bold"), end="\n\n")

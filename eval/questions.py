@@ -178,8 +178,8 @@ def ask_all(
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
-        focused = CompressingRetriever(retriever, sentences=sentences or 1, margin=margin)
-        source = focused if sentences else retriever
+        compressed = CompressingRetriever(retriever, sentences=sentences or 1, margin=margin)
+        source = compressed if sentences else retriever
         rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
         return [ask(rag, question) for question in questions]
 

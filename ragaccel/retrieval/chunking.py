@@ -133,19 +133,24 @@ def _can_be_title(line: str) -> bool:
 def _underlined_headings(text: str) -> Iterator[Heading]:
     """Underlined titles of reStructuredText; a style's first use tells its level."""
     styles: list[str] = []
-    taken = -1  # where the underline of the last heading starts, which is no title
+    last_underline = -1  # where the underline of the last heading starts, which is no title
     for mark in _MARK_LINE.finditer(text):
         start, previous = _line_before(text, mark.start())
         title = previous.strip()
         underline = mark.group().rstrip()
-        if not title or start == taken or previous[0].isspace() or len(underline) < len(title):
+        if (
+            not title
+            or start == last_underline
+            or previous[0].isspace()
+            or len(underline) < len(title)
+        ):
             continue
         over_start, over = _line_before(text, start)
-        overlined = over_start != taken and over.rstrip() == underline
+        overlined = over_start != last_underline and over.rstrip() == underline
         style = mark.group(1) * (2 if overlined else 1)
         if style not in styles:
             styles.append(style)
-        taken = mark.start()
+        last_underline = mark.start()
         begin = over_start if overlined else start
         yield Heading(begin, mark.end(), styles.index(style) + 1, _plain(title))
 

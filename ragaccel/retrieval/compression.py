@@ -43,22 +43,24 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     """
     spans = [list(sentence_spans(passage.text)) for passage in passages]
     texts, titled = [], []
-    for passage, places in zip(passages, spans, strict=True):
-        for start, end in places:
+    for passage, passage_spans in zip(passages, spans, strict=True):
+        for start, end in passage_spans:
             texts.append(passage.text[start:end])
             titled.append(f"{passage.title}\n{texts[-1]}")
     if not texts:
         return [[] for _ in passages]
-    near = embedder.embed_documents([*texts, *titled]) @ embedder.embed_query(query)
-    means = iter(((near[: len(texts)] + near[len(texts) :]) / 2).tolist())
+    similarities = embedder.embed_documents([*texts, *titled]) @ embedder.embed_query(query)
+    means = iter(((similarities[: len(texts)] + similarities[len(texts) :]) / 2).tolist())
     scored = []
-    for passage, places in zip(passages, spans, strict=True):
-        tells = [not is_heading(passage.text, *place) for place in places]
-        own = [next(means) for _ in places]
+    for passage, passage_spans in zip(passages, spans, strict=True):
+        is_answer = [not is_heading(passage.text, *span) for span in passage_spans]
+        passage_scores = [next(means) for _ in passage_spans]
         scored.append(
             [
-                (start, end, score if told or not any(tells) else -1.0)
-                for (start, end), score, told in zip(places, own, tells, strict=True)
+                (start, end, score if counts or not any(is_answer) else -1.0)
+                for (start, end), score, counts in zip(
+                    passage_spans, passage_scores, is_answer, strict=True
+                )
             ]
         )
     return scored
@@ -101,15 +103,15 @@ class CompressingRetriever:
         """
         passages = self.retriever.search(query, k)
         scores = score_sentences(self.retriever.embedder, query, passages)
-        focused = [
+        compressed = [
             self._cut(passage, scored) if scored else passage
             for passage, scored in zip(passages, scores, strict=True)
         ]
-        focused.sort(key=lambda passage: -passage.score)
-        if self.margin is None or not focused:
-            return focused
-        lowest = focused[0].score - self.margin
-        return [passage for passage in focused if passage.score >= lowest]
+        compressed.sort(key=lambda passage: -passage.score)
+        if self.margin is None or not compressed:
+            return compressed
+        lowest = compressed[0].score - self.margin
+        return [passage for passage in compressed if passage.score >= lowest]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now, not at the first question."""

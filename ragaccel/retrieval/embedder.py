@@ -158,8 +158,8 @@ def _is_plain_encoder(config: dict[str, Any]) -> bool:
 def _num_positions(config: dict[str, Any]) -> int:
     """How many tokens a model has positions for."""
     positions = int(config.get("max_position_embeddings", 512))
-    left_out = config.get("model_type") in _ROBERTA_TYPES
-    return positions - (int(config.get("pad_token_id", 1)) + 1 if left_out else 0)
+    is_roberta = config.get("model_type") in _ROBERTA_TYPES
+    return positions - (int(config.get("pad_token_id", 1)) + 1 if is_roberta else 0)
 
 
 def _pooling(config: dict[str, Any]) -> str:

@@ -88,14 +88,14 @@ def read_passages(path: Path) -> Iterator[Passage]:
 
 
 def _numbered_passages(
-    path: Path, take: Callable[[bytes], None] = lambda _: None
+    path: Path, on_line: Callable[[bytes], None] = lambda _: None
 ) -> Iterator[tuple[int, Passage]]:
     parse = _json_passage if path.suffix.lower() in _JSON_LINES else _tsv_passage
     columns = ["id", "text"]
     try:
         with open_regular_file(path) as file:
             for number, line in enumerate(file, 1):
-                take(line)
+                on_line(line)
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if number == 1 and {"id", "text"} <= set(text.split("\t")):
                     columns = text.split("\t")
@@ -291,7 +291,7 @@ class FolderRun:
 
     def _index_pending(self, pending: list[FoundFile]) -> None:
         batch: list[_ReadFile] = []
-        waiting = 0
+        num_waiting = 0
         for file in pending:
             self.run.report_progress("reading", file.name)
             read = self._read(file)
@@ -299,17 +299,17 @@ class FolderRun:
             self.run.passages_total += num_passages
             if read is not None and num_passages > _BATCH_PASSAGES:
                 self._write(batch)
-                batch, waiting = [], 0
+                batch, num_waiting = [], 0
                 self._write([read], stage=file.name)
             elif read is not None:
                 batch.append(read)
-                waiting += num_passages
+                num_waiting += num_passages
             else:
                 self.run.work_total -= file.size
             self.run.files_done += 1
-            if waiting >= _BATCH_PASSAGES:
+            if num_waiting >= _BATCH_PASSAGES:
                 self._write(batch)
-                batch, waiting = [], 0
+                batch, num_waiting = [], 0
         self._write(batch)
         self.run.store.unstage()  # of files that are gone, or can no longer be read
         self.run.store.put_unread(self.unread)
@@ -398,12 +398,14 @@ class FolderRun:
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
             # what is in the file stays; a permission, or what is installed, may change
-            passes = not record.sha256 or isinstance(error, (MissingExtraError, ReaderStartError))
-            state = (0, 0) if passes else (file.size, file.mtime_ns)
+            may_change = not record.sha256 or isinstance(
+                error, (MissingExtraError, ReaderStartError)
+            )
+            state = (0, 0) if may_change else (file.size, file.mtime_ns)
             self._record_unread(UnreadFile(file.name, "failed", str(error), *state))
             return None
-        if doubt := read_warning(data, file.name):
-            self._record_unread(UnreadFile(file.name, "doubtful", doubt))
+        if warning := read_warning(data, file.name):
+            self._record_unread(UnreadFile(file.name, "doubtful", warning))
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
@@ -557,7 +559,7 @@ class IndexRun:
             "fingerprint": index_fingerprint(embedder.fingerprint),
             "rebuilt_from": f"{source} {budget}",
         }
-        with store.rebuilding(made_with, kept) as fresh:
+        with store.rebuild(made_with, kept) as fresh:
             run = cls(fresh, embedder, callback)
             run.report.warnings += warnings
             yield run
@@ -570,9 +572,9 @@ class IndexRun:
             StorageError: A program fills it.
             IndexBusyError: Another process keeps it from being read.
         """
-        nothing = dict.fromkeys(_SAVED_SETTINGS, "[]")
+        no_settings = dict.fromkeys(_SAVED_SETTINGS, "[]")
         if not store.path.is_file():
-            return nothing, []
+            return no_settings, []
         try:
             is_programs = store.is_filled_by_program()
             if not is_programs:
@@ -586,12 +588,12 @@ class IndexRun:
         except IndexBusyError:
             raise
         except RagaccelError:
-            return nothing, [
+            return no_settings, [
                 "the old index could not be read: if it was made with --include or --exclude, or"
                 " files were taken out of it, say so again"
             ]
         store.require_filled_by_indexing()
-        return nothing, []
+        return no_settings, []
 
     def configure(self, passage_tokens: int | None) -> int:
         """Refuse another embedder's index, note this one's; return the budget of a passage."""
@@ -645,11 +647,11 @@ class IndexRun:
         texts = {text_hash(passage): embedded_text(passage) for passage in passages}
         vectors = self.store.known_vectors(list(texts))
         if stage:  # an interrupted run may have read another version of it
-            self.store.unstage(stage, but=texts)
+            self.store.unstage(stage, keep=texts)
         new = [(key, text) for key, text in texts.items() if key not in vectors]
-        each = work / max(1, len(passages))
+        work_per_passage = work / max(1, len(passages))
         self.passages_done += len(passages) - len(new)
-        self.work_total -= each * (len(passages) - len(new))
+        self.work_total -= work_per_passage * (len(passages) - len(new))
         for part in _batches(new):
             self.report_progress("embedding", stage)
             rows = self._embed([text for _, text in part])
@@ -660,7 +662,7 @@ class IndexRun:
                 self.store.stage(stage, embedded)
             vectors |= embedded
             self.passages_done += len(part)
-            self.work_done += each * len(part)
+            self.work_done += work_per_passage * len(part)
             self.report.embedded += len(part)
         return vectors
 

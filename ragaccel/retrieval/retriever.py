@@ -138,12 +138,12 @@ def require_k(k: int) -> int:
     return number
 
 
-def _require_unicode(text: str, whose: str) -> None:
+def _require_unicode(text: str, owner: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigurationError(
-            f"{whose} holds {error.object[error.start]!r}, half a character, as broken PDFs do:"
+            f"{owner} holds {error.object[error.start]!r}, half a character, as broken PDFs do:"
             " replace it, e.g. by text.encode(errors='replace').decode()"
         ) from None
 

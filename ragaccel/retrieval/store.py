@@ -147,15 +147,15 @@ def index_command(
             collection = str(home / path.stem)
     default = path
     if collection:
-        made_from = f"--passages {shlex.quote(collection)}"
+        source = f"--passages {shlex.quote(collection)}"
         default = default_collection_path(Path(collection))
     else:
-        made_from = shlex.quote(folder) if folder else "FOLDER"
+        source = shlex.quote(folder) if folder else "FOLDER"
         if folder:
             default = default_index_path(folder)
     elsewhere = path.absolute() != default.absolute() or not (folder or collection)
-    place = f" --index {shlex.quote(str(path))}" if elsewhere else ""
-    return f"ragaccel index {made_from}{place}{' --rebuild' if rebuild else ''}"
+    index_option = f" --index {shlex.quote(str(path))}" if elsewhere else ""
+    return f"ragaccel index {source}{index_option}{' --rebuild' if rebuild else ''}"
 
 
 def random_token() -> str:
@@ -322,8 +322,10 @@ def _normalize_sql(sql: str) -> str:
     if len(sql) >= _MAX_SQL_CHARS:  # more may follow what was read of it
         return sql
     tokens = _SQL_TOKEN.findall(sql)
-    telling = (token for token in tokens if not token.isspace() and token[:2] not in ("--", "/*"))
-    return "\0".join(_QUOTED_WORD.sub(r"\2", token) for token in telling)
+    meaningful = (
+        token for token in tokens if not token.isspace() and token[:2] not in ("--", "/*")
+    )
+    return "\0".join(_QUOTED_WORD.sub(r"\2", token) for token in meaningful)
 
 
 _WAIT_SECONDS = 5.0
@@ -707,9 +709,9 @@ class Database:
         readers besides, and those are the others who ask: at one moment all would be refused.
         """
         with self._translate_os_errors(), translate_sqlite_errors(self.path):
-            place = self._companion(".lock")
-            _create_lock_file(place, shared=self.shared)
-            lock = sqlite3.connect(place, timeout=wait_seconds)
+            lock_path = self._companion(".lock")
+            _create_lock_file(lock_path, shared=self.shared)
+            lock = sqlite3.connect(lock_path, timeout=wait_seconds)
         try:
             with translate_sqlite_errors(self.path):
                 lock.execute("BEGIN IMMEDIATE")
@@ -747,14 +749,14 @@ class Database:
 
     def _make_readable(self) -> None:
         """Let others read what was private so far, where it is ours to do so."""
-        places = [self._companion(ending) for ending in ("", "-wal", "-shm", ".lock")]
+        paths = [self._companion(ending) for ending in ("", "-wal", "-shm", ".lock")]
         if self.path.parent.name == OWN_FOLDER:
-            places.append(self.path.parent)
-        for place in places:
+            paths.append(self.path.parent)
+        for path in paths:
             with suppress(OSError):  # it is not there, or another's
-                readable = _SHARED_FOLDER if place.is_dir() else _SHARED_FILE
-                if not place.is_symlink():
-                    place.chmod(stat.S_IMODE(place.stat().st_mode) | readable)
+                readable = _SHARED_FOLDER if path.is_dir() else _SHARED_FILE
+                if not path.is_symlink():
+                    path.chmod(stat.S_IMODE(path.stat().st_mode) | readable)
 
     def _companion(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
@@ -781,8 +783,8 @@ class Database:
         if path.resolve() == self.path.resolve():
             return
         self.close_if_replaced()
-        place = Database(path, shared=self.shared)
-        with place._write_lock(_WAIT_SECONDS), place._translate_os_errors():
+        target = Database(path, shared=self.shared)
+        with target._write_lock(_WAIT_SECONDS), target._translate_os_errors():
             new_file = path.with_name(f"{path.name}.new")
             _create_empty_replacing(new_file, shared=self.shared)
             own = self._connections.using()
@@ -792,7 +794,7 @@ class Database:
                 own as connection,
             ):
                 connection.backup(copy)
-            place._delete()
+            target._delete()
             new_file.replace(path)
 
 
@@ -1004,15 +1006,15 @@ class Store:
 
     def stage(self, path: str, vectors: Mapping[bytes, bytes]) -> None:
         """Keep vectors for a file that is not whole yet; no search sees them."""
-        marks = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement: all of them or none
+        placeholders = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement: all of them or none
         values = [value for key, vector in vectors.items() for value in (key, path, vector)]
-        self.rows(f"INSERT OR REPLACE INTO staged VALUES {marks}", values)
+        self.rows(f"INSERT OR REPLACE INTO staged VALUES {placeholders}", values)
 
-    def unstage(self, path: str | None = None, *, but: Container[bytes] = ()) -> None:
+    def unstage(self, path: str | None = None, *, keep: Container[bytes] = ()) -> None:
         """Let go of vectors staged for a file, or of all, but those of the given texts."""
         chosen, values = ("", ()) if path is None else (" WHERE path = ?", (path,))
         staged = self.rows(f"SELECT text_hash FROM staged{chosen}", values)
-        gone = [row for row in staged if row[0] not in but]
+        gone = [row for row in staged if row[0] not in keep]
         if gone and len(gone) == len(staged):
             self.rows(f"DELETE FROM staged{chosen}", values)
         elif gone:
@@ -1147,8 +1149,8 @@ class Store:
 
     def passages(self, keys: Sequence[int]) -> dict[int, Passage]:
         """Passages by their rows; those that are gone are left out."""
-        marks = ",".join("?" * len(keys))
-        rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({marks})", keys)
+        placeholders = ",".join("?" * len(keys))
+        rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({placeholders})", keys)
         return {row[0]: self.passage_from_row(row) for row in rows}
 
     def hashes_of(self, path: str) -> dict[str, bytes]:
@@ -1163,11 +1165,11 @@ class Store:
 
     def paths_of(self, passage_ids: Sequence[str]) -> dict[str, str]:
         """The path of the file that each of the passage ids belongs to, where it is known."""
-        marks = ",".join("?" * len(passage_ids))
+        placeholders = ",".join("?" * len(passage_ids))
         return dict(
             self.rows(
                 "SELECT p.passage_id, f.path FROM passage AS p JOIN file AS f ON f.id = p.file_id"
-                f" WHERE p.passage_id IN ({marks})",
+                f" WHERE p.passage_id IN ({placeholders})",
                 passage_ids,
             )
         )
@@ -1187,9 +1189,9 @@ class Store:
         known: dict[bytes, bytes] = {}
         for first in range(0, len(hashes), 500):
             part = hashes[first : first + 500]
-            marks = ",".join("?" * len(part))
+            placeholders = ",".join("?" * len(part))
             for table in ("staged", "passage"):
-                query = f"SELECT text_hash, vector FROM {table} WHERE text_hash IN ({marks})"
+                query = f"SELECT text_hash, vector FROM {table} WHERE text_hash IN ({placeholders})"
                 known.update(self.rows(query, part))
         return known
 
@@ -1228,9 +1230,9 @@ class Store:
         except ValueError:
             raise corrupt_index_error(self.path, f"the places of passage {row[1]!r}") from None
 
-    def _require_types(self, row: Sequence[Any], kinds: Sequence[Any], what: str) -> None:
+    def _require_types(self, row: Sequence[Any], types: Sequence[Any], what: str) -> None:
         """Refuse a row with values of other types, which SQLite would keep in any column."""
-        if not all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=True)):
+        if not all(isinstance(value, kind) for value, kind in zip(row, types, strict=True)):
             raise corrupt_index_error(self.path, f"a {what} is written otherwise than any is")
 
     def unpack_vectors(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
@@ -1372,7 +1374,7 @@ class Store:
     # Made anew
 
     @contextmanager
-    def rebuilding(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
+    def rebuild(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
         """Give a new store that takes the old one's place at the end; until then the old one stays.
 
         Args:
@@ -1384,28 +1386,32 @@ class Store:
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As from ``store.writing()``.
         """
-        with self.atomic_write() as place, Store(place, shared=self.shared) as fresh:
+        with self.atomic_write() as new_path, Store(new_path, shared=self.shared) as fresh:
             try:
-                can_resume = place.is_file() and all(
+                can_resume = new_path.is_file() and all(
                     fresh.meta(key) == value
-                    for key, value in {**made_with, _REBUILT_AS: _file_identity(place)}.items()
+                    for key, value in {**made_with, _REBUILT_AS: _file_identity(new_path)}.items()
                 )
             except RagaccelError:
                 can_resume = False
             if not can_resume:
                 fresh.discard()
             with fresh.writing():
-                for key, value in {**made_with, **kept, _REBUILT_AS: _file_identity(place)}.items():
+                for key, value in {
+                    **made_with,
+                    **kept,
+                    _REBUILT_AS: _file_identity(new_path),
+                }.items():
                     fresh.set_meta(key, value)
                 yield fresh
             fresh.close()
-            place.with_name(place.name + ".lock").unlink(missing_ok=True)
+            new_path.with_name(new_path.name + ".lock").unlink(missing_ok=True)
 
 
 def _fts_query(question: str) -> str:
     words = list(dict.fromkeys(_WORD.findall(question.lower())))
-    telling = [word for word in words if word not in _STOP_WORDS] or words
-    return " OR ".join(f'"{word}"' for word in telling[:_MAX_WORDS])
+    content_words = [word for word in words if word not in _STOP_WORDS] or words
+    return " OR ".join(f'"{word}"' for word in content_words[:_MAX_WORDS])
 
 
 def _passage_columns(p: Passage) -> tuple[str | int | bytes | None, ...]:
@@ -1418,9 +1424,9 @@ def _parse_locations(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(offset), int(number)) for offset, _, number in pairs)
 
 
-def _file_identity(place: Path) -> str:
+def _file_identity(path: Path) -> str:
     """What tells a file from its copies, such as one that is unpacked from somebody's archive."""
-    status = place.stat()
+    status = path.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
 

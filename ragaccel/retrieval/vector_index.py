@@ -105,14 +105,14 @@ class VectorIndex:
 
     def ranking(self, query: Vectors) -> Iterator[tuple[int, float]]:
         """All keys with their inner product with a query [D], nearest first; always exact."""
-        everywhere = None
+        all_cells = None
         with self._lock.get():
             if not len(self):
                 return iter(())
             if not self.is_exact:
-                everywhere = self._faiss.SearchParametersIVF(nprobe=self._index.nlist)
+                all_cells = self._faiss.SearchParametersIVF(nprobe=self._index.nlist)
             with self._threads(1):
-                found = self._index.search(_floats(query[None]), len(self), params=everywhere)
+                found = self._index.search(_floats(query[None]), len(self), params=all_cells)
         scores, keys = found[0][0], found[1][0]
         order = np.lexsort((keys, -scores))
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
@@ -165,9 +165,9 @@ class VectorIndex:
     def _retrain_if_resized(self) -> None:
         """Change the kind of index, or train it again, once its size has changed by half."""
         size, trained_on = len(self), self._trained_on
-        most = 1.5 * trained_on or self.flat_limit
-        least = max(trained_on // 2, 0.8 * self.flat_limit) if trained_on else 0
-        if least <= size <= most:
+        upper = 1.5 * trained_on or self.flat_limit
+        lower = max(trained_on // 2, 0.8 * self.flat_limit) if trained_on else 0
+        if lower <= size <= upper:
             return
         keys, vectors = self._keys, self._index.reconstruct_batch(self._keys)
         self._clear()

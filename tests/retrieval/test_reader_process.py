@@ -32,7 +32,7 @@ def test_it_reads_what_is_read_here(process, name):
     assert _outcome(process.read, data, name) == _outcome(document_from_bytes, data, name)
 
 
-@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("watchdog", [False, True])
 @pytest.mark.parametrize(
     ("data", "name", "seconds", "memory", "reason"),
     [
@@ -54,7 +54,7 @@ def test_time_is_counted_for_each_file():
             process.read(SLOW[: len(SLOW) // 12], "a.csv")
 
 
-@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("watchdog", [False, True])
 def test_what_comes_after_a_file_is_not_counted(watchdog):
     """The answer, and what is done before the next file comes; that one would be blamed for it."""
     spins = (
@@ -86,7 +86,7 @@ def test_the_memory_of_the_process_that_started_it_does_not_count():
     script = (
         "import sys; from ragaccel.retrieval.loaders.process import ReaderProcess\n"
         "large = bytearray(400_000_000); large[::4096] = b'x' * len(large[::4096]); del large\n"
-        "with ReaderProcess(max_memory=200_000_000, watched=True) as process:\n"
+        "with ReaderProcess(max_memory=200_000_000, watchdog=True) as process:\n"
         "    process.read(b'a,b\\n' + b'1,2\\n' * 150_000, 'a.csv')"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

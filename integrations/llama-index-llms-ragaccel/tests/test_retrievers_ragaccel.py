@@ -146,8 +146,8 @@ def test_a_reindexed_file_is_found_at_once(retriever, folder):
 
 
 def test_whatever_searches_will_do(source):
-    focused = CompressingRetriever(source, sentences=1)
-    found = RagaccelRetriever(focused, 1).retrieve("Which boat is called Petrel?")
+    compressed = CompressingRetriever(source, sentences=1)
+    found = RagaccelRetriever(compressed, 1).retrieve("Which boat is called Petrel?")
     assert found[0].text == BOAT.strip()
     by_words = RagaccelRetriever(source, 1, mode="text").retrieve("Petrel")
     assert by_words[0].node.ref_doc_id == "boat.txt"

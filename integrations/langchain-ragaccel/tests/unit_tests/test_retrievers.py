@@ -130,8 +130,8 @@ def test_only_what_is_new_is_embedded(folder, embeddings):
 
 
 def test_whatever_searches_will_do(retriever):
-    focused = CompressingRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
-    found = RagaccelRetriever(index=focused, k=1).invoke("Which boat is called Petrel?")
+    compressed = CompressingRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
+    found = RagaccelRetriever(index=compressed, k=1).invoke("Which boat is called Petrel?")
     assert found[0].page_content == BOAT.strip()
     own = RagaccelRetriever(index=open_retriever(retriever.index, HashEmbedder()), mode="text", k=1)
     assert own.invoke("Petrel")[0].metadata["source"] == "boat.txt"
