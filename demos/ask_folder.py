@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ragaccel import LLM, RAG, Retriever, Store
-from ragaccel.retrieval.compression import CompressingRetriever
+from ragaccel.retrieval import CompressingRetriever
 from ragaccel import index_folder, load_embedder
-from ragaccel.retrieval.store import default_index_path
+from ragaccel.retrieval import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ragaccel import open_retriever
-from ragaccel.retrieval.compression import CompressingRetriever
-from ragaccel.retrieval.store import default_index_path
+from ragaccel.retrieval import CompressingRetriever
+from ragaccel.retrieval import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "How high may the swell be for a landing at Gannet Ledge?"

@@ -19,9 +19,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ragaccel import LLM, RAG, Answer, Drafter, NoDrafter, Prompt, Retriever
-from ragaccel.retrieval.compression import CompressingRetriever
+from ragaccel.retrieval import CompressingRetriever
 from ragaccel import SpaceDrafter, Store, index_folder, load_embedder
-from ragaccel.retrieval.store import default_index_path
+from ragaccel.retrieval import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"

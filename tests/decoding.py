@@ -5,9 +5,8 @@ from contextlib import ExitStack, closing
 from fakes import RandomDrafter
 from tiny_models import VOCAB
 
-from ragaccel.decoding.session import Session
-from ragaccel.decoding.tree import DraftTree, merge
-from ragaccel.engine.scheduler import Scheduler
+from ragaccel.decoding import DraftTree, Session, merge
+from ragaccel.engine import Scheduler
 
 
 def decode(engine, request, drafter=None, token_budget=20):

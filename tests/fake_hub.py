@@ -74,7 +74,7 @@ def handler(folder):
 def look_up(name, kind, **hub):
     """What came of looking for a name: its folder's files or the error, and what was asked."""
     from ragaccel.errors import ModelNotFoundError
-    from ragaccel.models.hub import find_folder
+    from ragaccel.models import find_folder
 
     ASKED.clear()
     started = time.perf_counter()
@@ -92,8 +92,7 @@ def main(folder, cache):
     os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     os.environ.pop("HF_HUB_OFFLINE", None)
-    from ragaccel.models.hub import EMBEDDER, LANGUAGE_MODEL
-    from ragaccel.models.space_adapter import ADAPTER
+    from ragaccel.models import ADAPTER, EMBEDDER, LANGUAGE_MODEL
 
     hub = {"cache_dir": cache, "token": SECRET.split()[1]}
     found = {

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ragaccel.decoding.session import SampledTokens
-from ragaccel.decoding.tree import DraftTree, Origin
-from ragaccel.models.tokenizer import SpecialTokenEscaper
+from ragaccel.decoding import DraftTree, Origin, SampledTokens
+from ragaccel.models import SpecialTokenEscaper
 
 
 class ScriptedVerifier:

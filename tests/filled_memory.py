@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from ragaccel.decoding.session import Context
-from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import Context
+from ragaccel.drafting import Memory, TrieDrafter
 
 VOCABULARY = 60
 

@@ -19,8 +19,7 @@ from tiny_llm import tiny_llm
 
 from ragaccel import RAG, Passage
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.retriever import open_retriever
+from ragaccel.retrieval import Collection, open_retriever
 
 NUM_PROCESSES = 3
 _LONGEST = 120  # seconds, for any process

@@ -9,9 +9,8 @@ from tiny_models import tiny_model
 
 from eval.jobs import Job
 from eval.targets import Target
-from ragaccel.decoding.request import Reference
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.decoding import Reference
+from ragaccel.models import HuggingFaceModel, Tokenizer
 
 EOS = 1
 PASSAGE = (*range(20, 60), *range(30, 50))

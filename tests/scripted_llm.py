@@ -7,7 +7,7 @@ from dataclasses import replace
 from fakes import ByteTokenizer
 
 from ragaccel.answer import Answer, Stream
-from ragaccel.decoding.stats import GenerationResult, Stats
+from ragaccel.decoding import GenerationResult, Stats
 
 
 class ScriptedLLM:

@@ -11,8 +11,8 @@ sys.path.insert(0, sys.argv[1])
 from fakes import HashEmbedder
 from ragaccel.retrieval import indexing as folder_run
 from ragaccel.retrieval import indexing as indexing_run
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import index_folder
+from ragaccel.retrieval import Store
 
 folder_run._BATCH_PASSAGES = 3
 indexing_run._EMBED_BATCH = 4

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from tiny_models import make_tiny_model
 
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.space_adapter import new_adapter
+from ragaccel.models import HuggingFaceModel, new_adapter
 
 
 def random_adapter(model, num_masks=3, rank=2, seed=0, scale=1.0, **changes):

@@ -3,9 +3,7 @@
 import torch
 from tiny_models import VOCAB, make_tiny_model, random_prompt
 
-from ragaccel.training.config import make_recipe
-from ragaccel.training.data import Collator, Plan, Sample
-from ragaccel.training.model import SpaceNetwork
+from ragaccel.training import Collator, Plan, Sample, SpaceNetwork, make_recipe
 
 MASKS = 3
 SAMPLES = [

@@ -7,10 +7,15 @@ import torch.nn.functional as F
 from space_networks import MASKS
 from tiny_models import make_tiny_model
 
-from ragaccel.training.config import make_recipe
-from ragaccel.training.data import Rows, Sample, Samples
-from ragaccel.training.model import SpaceNetwork
-from ragaccel.training.trainer import SpaceTrainer, make_arguments
+from ragaccel.training import (
+    Rows,
+    Sample,
+    Samples,
+    SpaceNetwork,
+    SpaceTrainer,
+    make_arguments,
+    make_recipe,
+)
 
 COUNT = 20  # tokens of a text that counts, and begins again
 

@@ -3,7 +3,7 @@
 from plain_kernel import PlainKernel
 from tiny_models import tiny_model
 
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel
 
 
 def static_target(family="llama", model=None):

@@ -4,8 +4,7 @@ import threading
 import pytest
 
 from ragaccel.answer import Answer, Segment, Stream
-from ragaccel.decoding.request import Cancelled
-from ragaccel.decoding.stats import GenerationResult, Stats
+from ragaccel.decoding import Cancelled, GenerationResult, Stats
 from ragaccel.passage import Passage
 
 LAMP = Passage("a", "The lamp burns rapeseed oil. Its keeper trims the wick.")

@@ -3,7 +3,7 @@
 import json
 
 from ragaccel.answer import Answer, citations
-from ragaccel.decoding.stats import GenerationResult, Stats
+from ragaccel.decoding import GenerationResult, Stats
 from ragaccel.passage import Passage
 
 LAMP = Passage("a", "The lamp burns rapeseed oil.", "Lamp", "lamp.pdf", page=3)

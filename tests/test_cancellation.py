@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from tiny_llm import tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding.session import NoDrafter
+from ragaccel.decoding import NoDrafter
 from ragaccel.llm import LLM
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG

@@ -378,7 +378,7 @@ def test_changed_weights_modules_and_types_are_followed():
 
 
 def test_answers_are_remembered_only_where_that_is_asked_for(monkeypatch):
-    from ragaccel.drafting.policy import JIT_WARMUP
+    from ragaccel.drafting import JIT_WARMUP
 
     JIT_WARMUP.wait()
     model = make_tiny_model("llama", seed=7)

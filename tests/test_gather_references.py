@@ -2,11 +2,10 @@ import pytest
 import small_tokenizers
 from tiny_llm import say, tiny_llm
 
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 from ragaccel.errors import ConfigurationError
-from ragaccel.frameworks.references import gather_references
-from ragaccel.frameworks.registry import ReferenceRegistry
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.frameworks import ReferenceRegistry, gather_references
+from ragaccel.models import Tokenizer
 from ragaccel.passage import Passage
 from ragaccel.prompt import as_passages, make_references
 

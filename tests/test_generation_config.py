@@ -12,11 +12,10 @@ from tiny_models import make_tiny_model
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from ragaccel import custom_generate
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.models import generation_config
-from ragaccel.models.generation_config import HONOURED, REFUSED, SAMPLING, WITHOUT_INFLUENCE
+from ragaccel.models import HONOURED, REFUSED, SAMPLING, WITHOUT_INFLUENCE, generation_config
 
 VOCAB, NEW, END = 380, 24, 7
 FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "qwen2-sliding", "gpt-neox")

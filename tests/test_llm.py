@@ -10,9 +10,7 @@ from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from transformers import StoppingCriteriaList
 
 from ragaccel import llm as loading
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
+from ragaccel.decoding import DraftTree, NoDrafter, Reference
 from ragaccel.errors import CapacityError, ConfigurationError, ModelNotFoundError
 from ragaccel.llm import LLM
 from ragaccel.passage import Passage

@@ -7,9 +7,8 @@ import threading
 import pytest
 from tiny_llm import tiny_llm
 
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.engine import DETERMINISTIC_ROWS
+from ragaccel.decoding import DraftTree, NoDrafter
+from ragaccel.engine import DETERMINISTIC_ROWS
 from ragaccel.errors import CapacityError
 
 PROMPTS = [f"Question {i}: who trims the wick {'at dusk ' * i}?" for i in range(7)]

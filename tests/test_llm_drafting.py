@@ -7,16 +7,11 @@ import small_tokenizers
 import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.drafting import policy
-from ragaccel.drafting.history import History
-from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import JIT_WARMUP, JitWarmup
+from ragaccel.decoding import DraftTree, NoDrafter
+from ragaccel.drafting import JIT_WARMUP, CopyDrafter, History, JitWarmup, Memory, policy
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer
 
 PROMPT = "Who trims the wick?"
 SAID = "Nobody here knows, ask again at the mole when the tide is low and the lamp is lit."

@@ -11,10 +11,8 @@ from tiny_models import make_tiny_model
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ragaccel import CopyDrafter, TrieDrafter
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree, check_tree, limit_vocabulary
-from ragaccel.drafting.policy import JIT_WARMUP
+from ragaccel.decoding import DraftTree, NoDrafter, Reference, check_tree, limit_vocabulary
+from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 
 VOCAB, NEW = 380, 20

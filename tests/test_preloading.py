@@ -15,9 +15,7 @@ import pytest
 from fakes import HashEmbedder
 
 from ragaccel.passage import Passage
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import Collection, Store, index_folder
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"

@@ -5,10 +5,9 @@ from small_tokenizers import byte_level
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from word_tokenizer import WordTokenizer
 
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 from ragaccel.errors import CapacityError, ConfigurationError
-from ragaccel.models.load import bundled_reader_path
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer, bundled_reader_path
 from ragaccel.passage import Passage
 from ragaccel.prompt import (
     MAX_SENTENCES,

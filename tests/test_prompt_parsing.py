@@ -5,9 +5,8 @@ from fakes import ByteTokenizer
 from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.frameworks.prompt_parsing import find_question, is_documents_only, parse_prompt
-from ragaccel.frameworks.registry import ReferenceRegistry
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.frameworks import ReferenceRegistry, find_question, is_documents_only, parse_prompt
+from ragaccel.models import Tokenizer
 from ragaccel.passage import Passage
 
 LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", "Lamp")

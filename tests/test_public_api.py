@@ -1,10 +1,16 @@
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import ragaccel
 
+PACKAGES = (
+    "ragaccel",
+    *(f"ragaccel.{stub.parent.name}" for stub in Path(ragaccel.__path__[0]).glob("*/__init__.pyi")),
+)
 HEAVY = ("torch", "transformers", "faiss", "sentence_transformers", "numpy")
 
 
@@ -16,10 +22,14 @@ def loaded_after(code):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("name", ragaccel.__all__)
-def test_every_public_name_is_there(name):
-    value = getattr(ragaccel, name)
-    assert getattr(value, "__name__", name) == name
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_that_a_package_offers_is_there(package):
+    module = import_module(package)
+    assert module.__all__
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert getattr(value, "__name__", name) == name or not isinstance(value, type)
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_an_unknown_name_is_an_attribute_error():

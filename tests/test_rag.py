@@ -2,11 +2,8 @@ import numpy as np
 import pytest
 from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.drafting.answer_memory import AnswerMemory
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import JIT_WARMUP
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import NoDrafter
+from ragaccel.drafting import JIT_WARMUP, AnswerMemory, CopyDrafter, TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError, EmptyIndexError
 from ragaccel.passage import Passage
 from ragaccel.rag import RAG

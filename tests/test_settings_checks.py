@@ -10,7 +10,7 @@ from tiny_llm import tiny_llm
 
 from ragaccel import LLM, Passage, Prompt, Reference, build_prompt
 from ragaccel.config import CHECKS, OPTION_CHECKS, Settings
-from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding import Request, Sampling
 from ragaccel.errors import ConfigurationError
 from ragaccel.rag import RAG
 

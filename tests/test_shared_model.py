@@ -14,7 +14,7 @@ from tiny_models import make_tiny_model
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ModelNotFoundError
-from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
+from ragaccel.frameworks import SharedModel, get_shared_model
 from ragaccel.llm import LLM
 
 

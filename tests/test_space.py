@@ -16,9 +16,8 @@ from ragaccel import (
     SpaceAdapter,
     SpaceDrafter,
 )
-from ragaccel.drafting.policy import JIT_WARMUP
-from ragaccel.drafting.space import PaperSpaceDrafter
-from ragaccel.engine.engine import EngineVerifier
+from ragaccel.drafting import JIT_WARMUP, PaperSpaceDrafter
+from ragaccel.engine import EngineVerifier
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
 

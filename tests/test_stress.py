@@ -7,8 +7,7 @@ import threading
 import pytest
 from tiny_llm import tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
+from ragaccel.decoding import DraftTree, NoDrafter
 from ragaccel.llm import LLM
 
 PROMPTS = [

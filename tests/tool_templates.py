@@ -5,7 +5,7 @@ from functools import cache
 from tiny_llm import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer
 
 _TOOLS = "{% if tools %}tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}\n{% endif %}"
 

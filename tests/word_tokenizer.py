@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ragaccel.models.tokenizer import SpecialTokenEscaper
+from ragaccel.models import SpecialTokenEscaper
 
 _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 

@@ -1,1 +1,5 @@
 """Drafters: who proposes the tokens that a verification pass checks. Nothing here knows torch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """The engine: verifiers over any causal language model, with our own KV cache."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """What integrations of frameworks need: shared models, the registry, prompts taken apart."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

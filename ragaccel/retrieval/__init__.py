@@ -1,1 +1,5 @@
 """Retrieval: documents to passages, an index over them, and the search."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """SPACE training (arXiv 2402.11809): adapters that draft from mask tokens."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

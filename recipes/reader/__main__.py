@@ -13,7 +13,7 @@ import typer
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.retrieval.embedder import load_embedder
+from ragaccel.retrieval import load_embedder
 from recipes.reader.corpus import (
     Article,
     HumanQuestion,

@@ -32,7 +32,7 @@ from recipes.reader.vocabulary import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval import Embedder
 
 SOURCE_SHARES = {
     "hipporag_2wiki": 0.26,

@@ -21,7 +21,7 @@ from recipes.reader.passages import Shape, TargetedQuestion
 from recipes.reader.sources import Piece, Source, Sources
 
 if TYPE_CHECKING:
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval import Embedder
 
 KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
 PASSAGE_SENTENCES = 6  # longer articles are cut into passages of so many

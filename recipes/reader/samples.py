@@ -11,9 +11,9 @@ import typer
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.load import bundled_reader_path
-from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.training.data import write_samples
+from ragaccel.models import bundled_reader_path
+from ragaccel.retrieval import load_embedder
+from ragaccel.training import write_samples
 from recipes.reader.corpus import limit_books, load_articles, load_questions
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.fit import CURRICULUM

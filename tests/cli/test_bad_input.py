@@ -130,7 +130,7 @@ def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
 def test_a_folder_that_may_only_be_read(cli, docs, llm, monkeypatch):
     cli("index", docs)
     from ragaccel.errors import StorageError
-    from ragaccel.retrieval.store import Database
+    from ragaccel.retrieval import Database
 
     def refuse(self, *, reset=False):
         raise StorageError("cannot write the index: keep it elsewhere with --index PATH")
@@ -243,7 +243,7 @@ def test_a_folder_that_is_no_model(cli, docs):
 def test_an_embedding_model_that_does_not_exist(cli, docs, monkeypatch):
     from huggingface_hub import constants
 
-    from ragaccel.retrieval.embedder import load_embedder
+    from ragaccel.retrieval import load_embedder
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from ragaccel.cli import ask as ask_module
 from ragaccel.cli import index as index_module
 from ragaccel.cli.history import History
 from ragaccel.passage import Passage
-from ragaccel.retrieval.collection import Collection
+from ragaccel.retrieval import Collection
 
 HUT = "The hut sleeps fourteen people in two rooms."
 KEY = "The key hangs behind the water tank on the north side."

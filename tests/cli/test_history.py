@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
-from ragaccel.engine.latency import LatencyProfile
+from ragaccel.engine import LatencyProfile
 from ragaccel.paths import ensure_data_dir, latency_file
 
 

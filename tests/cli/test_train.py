@@ -11,7 +11,7 @@ from small_tokenizers import byte_level
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from ragaccel.models.space_adapter import SpaceAdapter
+from ragaccel.models import SpaceAdapter
 
 SMALL = ("--masks", 3, "--steps", 4, "--row-tokens", 200, "--device", "cpu")
 TEXTS = ["wind north-west, sea rough", "the keeper keeps the light", "ships go out tonight"]

@@ -14,7 +14,7 @@ from ragaccel.cli import index as index_module
 from ragaccel.cli.answer_view import show_sources
 from ragaccel.cli.terminal import Terminal, indexing_progress
 from ragaccel.passage import Passage
-from ragaccel.retrieval.indexing import Progress
+from ragaccel.retrieval import Progress
 from ragaccel.retrieval.loaders import DocumentReader
 
 HUT = "The hut sleeps fourteen people in two rooms."

@@ -5,13 +5,8 @@ import random
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.decoding.tree import DraftTree, merge
-from ragaccel.drafting.history import History
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import Mixture
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import DraftTree, NoDrafter, Reference, Request, Session, merge
+from ragaccel.drafting import CopyDrafter, History, Mixture, TrieDrafter
 
 
 class EndsWith:

@@ -1,6 +1,6 @@
 import pytest
 
-from ragaccel.decoding.request import Reference, Request, Sampling
+from ragaccel.decoding import Reference, Request, Sampling
 from ragaccel.errors import ConfigurationError
 
 

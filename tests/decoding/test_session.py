@@ -1,9 +1,16 @@
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter, SampledTokens, Session
-from ragaccel.decoding.tree import DraftTree, MalformedTreeError, Origin, merge
+from ragaccel.decoding import (
+    DraftTree,
+    MalformedTreeError,
+    NoDrafter,
+    Origin,
+    Request,
+    SampledTokens,
+    Session,
+    merge,
+)
 from ragaccel.errors import ConfigurationError
 
 

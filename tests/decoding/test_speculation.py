@@ -4,15 +4,16 @@ from operator import mul
 
 import pytest
 
-from ragaccel.decoding.speculation import (
+from ragaccel.decoding import (
     INITIAL_LENGTH,
     MAX_DISABLED_STEPS,
     MAX_MISSES,
+    DraftTree,
     SpeculationController,
+    check_tree,
     select_drafts,
     select_drafts_jointly,
 )
-from ragaccel.decoding.tree import DraftTree, check_tree
 
 
 def chain(probs):

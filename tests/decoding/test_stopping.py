@@ -1,7 +1,6 @@
 import pytest
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import find_end
+from ragaccel.decoding import Request, find_end
 
 
 class EndsAt:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ragaccel.decoding.tree import (
+from ragaccel.decoding import (
     DraftTree,
     MalformedTreeError,
     Origin,

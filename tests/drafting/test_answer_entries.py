@@ -1,17 +1,18 @@
 import numpy as np
 import pytest
 
-from ragaccel.drafting.answer_memory import (
+from ragaccel.drafting import (
     AnswerMemory,
+    AnswerMemoryStats,
     Entry,
     Key,
     num_bytes,
     pack,
+    read_archive,
     unit_vector,
     unpack,
+    write_archive,
 )
-from ragaccel.drafting.history import AnswerMemoryStats
-from ragaccel.drafting.memory import read_archive, write_archive
 
 
 def never(texts):

@@ -5,10 +5,8 @@ import threading
 import numpy as np
 import pytest
 
+from ragaccel.drafting import AnswerMemory, AnswerMemoryStats, Memory, SimilarAnswer
 from ragaccel.drafting import memory as files
-from ragaccel.drafting.answer_memory import AnswerMemory, SimilarAnswer
-from ragaccel.drafting.history import AnswerMemoryStats
-from ragaccel.drafting.memory import Memory
 from ragaccel.errors import ConfigurationError
 
 WORDS = ["ferry", "seven", "leaves", "returns", "moon", "cheese"]

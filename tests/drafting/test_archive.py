@@ -7,7 +7,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from ragaccel.drafting.memory import UnusableFileError, read_archive, write_archive
+from ragaccel.drafting import UnusableFileError, read_archive, write_archive
 
 ARRAYS = {"a/b": np.arange(5, dtype=np.int32), "none": np.zeros((0, 3)), "c": np.eye(2)}
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from ragaccel.drafting.suffix_array import empty_bigrams, with_bigrams
+from ragaccel.drafting import empty_bigrams, with_bigrams
 
 
 def test_a_pair_that_repeats_forever_keeps_a_bounded_share():

@@ -1,10 +1,8 @@
 import pytest
 from fakes import ScriptedVerifier
 
-from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import Context, Session
-from ragaccel.decoding.tree import Origin, check_tree
-from ragaccel.drafting.ngram import CopyDrafter, path_probs
+from ragaccel.decoding import Context, Origin, Reference, Request, Session, check_tree
+from ragaccel.drafting import CopyDrafter, path_probs
 from ragaccel.errors import ConfigurationError
 
 PASSAGE = Reference(tuple(range(100, 160)), 1.0, "p1")

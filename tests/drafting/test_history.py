@@ -4,9 +4,16 @@ import threading
 import numpy as np
 import pytest
 
-from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT
-from ragaccel.drafting.history import ANSWER_WEIGHT, BYTES_PER_TOKEN, History, HistoryStats
-from ragaccel.drafting.suffix_array import CONTEXT, ROW_BYTES
+from ragaccel.drafting import (
+    ANSWER_WEIGHT,
+    BYTES_PER_TOKEN,
+    CONTEXT,
+    PAST_ANSWER,
+    PAST_PROMPT,
+    ROW_BYTES,
+    History,
+    HistoryStats,
+)
 from ragaccel.errors import ConfigurationError
 
 

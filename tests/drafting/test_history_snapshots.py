@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from ragaccel.drafting.history import History, order_positions
-from ragaccel.drafting.suffix_array import CONTEXT
+from ragaccel.drafting import CONTEXT, History, order_positions
 
 
 def filled(max_bytes=1 << 20, num=40, vocabulary=7, seed=0):

@@ -12,8 +12,8 @@ import pytest
 from filled_memory import drafts, opened, saved, teach
 from safetensors import safe_open
 
+from ragaccel.drafting import Memory
 from ragaccel.drafting import memory as files
-from ragaccel.drafting.memory import Memory
 from ragaccel.errors import ConfigurationError, StorageError
 
 
@@ -177,7 +177,7 @@ def run(script, *args):
 
 ADDS = """
     import sys
-    from ragaccel.drafting.memory import Memory
+    from ragaccel.drafting import Memory
     memory = Memory(path=sys.argv[1])
     memory.of("a").remember([1, 2], [3])
 """
@@ -195,7 +195,7 @@ def test_nothing_is_written_at_exit_when_nothing_changed(path):
     before = os.stat(path)
     script = """
         import sys
-        from ragaccel.drafting.memory import Memory
+        from ragaccel.drafting import Memory
         memory = Memory(path=sys.argv[1], fingerprint="model")
         assert memory.of("mine").history.num_requests == 12
     """

@@ -1,11 +1,8 @@
 import pytest
 from fakes import RandomDrafter
 
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context
-from ragaccel.decoding.tree import DraftTree, check_tree
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import Mixture
+from ragaccel.decoding import Context, DraftTree, Reference, check_tree
+from ragaccel.drafting import CopyDrafter, Mixture
 from ragaccel.errors import ConfigurationError
 
 

@@ -3,9 +3,8 @@ import threading
 import numpy as np
 import pytest
 
-from ragaccel.decoding.session import Context
-from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import Context
+from ragaccel.drafting import Memory, TrieDrafter
 from ragaccel.errors import ConfigurationError
 
 

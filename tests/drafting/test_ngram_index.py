@@ -3,9 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context
-from ragaccel.drafting.ngram import (
+from ragaccel.decoding import Context, Reference
+from ragaccel.drafting import (
     MAX_CANDIDATES,
     MAX_N,
     SEQUEL_RANGE,

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from ragaccel.drafting.arrays import checked_array
-from ragaccel.drafting.calibration import Calibration
+from ragaccel.drafting import Calibration, checked_array
 
 
 def test_an_array_is_checked_and_copied():

@@ -7,14 +7,24 @@ from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import Context, SampledTokens, Session, accept_tree, allocate
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.drafting.calibration import INITIAL_VALUE, Ending, SpaceCalibration
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.policy import Mixture
-from ragaccel.drafting.space import (
+from ragaccel.decoding import (
+    Context,
+    DraftTree,
+    Reference,
+    Request,
+    SampledTokens,
+    Session,
+    accept_tree,
+    allocate,
+    attach_masks,
+)
+from ragaccel.drafting import (
+    INITIAL_VALUE,
+    CopyDrafter,
+    Ending,
+    Mixture,
     PaperSpaceDrafter,
+    SpaceCalibration,
     SpaceDrafter,
     best_first_tree,
     predictions_after,
@@ -332,7 +342,7 @@ def test_other_drafters_continue_from_the_mask_predictions():
 
 
 def test_a_trie_continues_from_a_draft_token():
-    from ragaccel.drafting.trie import TrieDrafter
+    from ragaccel.drafting import TrieDrafter
 
     trie = TrieDrafter()
     context = Context([1, 2, 3, 4, 5, 6, 7, 8, 9, 2])
@@ -346,7 +356,7 @@ def test_a_trie_continues_from_a_draft_token():
 
 @pytest.mark.parametrize("guess", [1 << 31, 1 << 70])
 def test_a_trie_continues_from_a_token_outside_every_vocabulary(guess):
-    from ragaccel.drafting.trie import TrieDrafter
+    from ragaccel.drafting import TrieDrafter
 
     class Far:
         mask_ids = MASKS

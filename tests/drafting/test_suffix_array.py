@@ -5,21 +5,22 @@ import random
 import numpy as np
 import pytest
 
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context
-from ragaccel.drafting.expansion import OUTPUT, PROMPT, REFERENCE
-from ragaccel.drafting.history import History
-from ragaccel.drafting.suffix_array import (
+from ragaccel.decoding import Context, Reference
+from ragaccel.drafting import (
     CONTEXT,
     MAX_GAP,
     MAX_MATCH,
+    OUTPUT,
+    PROMPT,
+    REFERENCE,
     SORT_DEPTH,
+    History,
+    RequestText,
     empty_suffix_array,
     insertion_rank,
     match_beyond,
     match_length,
 )
-from ragaccel.drafting.trie import RequestText
 
 
 def random_text(seed, size, vocab=3):

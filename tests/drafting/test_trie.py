@@ -11,11 +11,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context, SampledTokens, accept_tree
-from ragaccel.decoding.tree import check_tree
-from ragaccel.drafting import trie
-from ragaccel.drafting.calibration import Calibration
+from ragaccel.decoding import Context, Reference, SampledTokens, accept_tree, check_tree
+from ragaccel.drafting import (
+    ANSWER_WEIGHT,
+    CONTEXT,
+    Calibration,
+    History,
+    RequestText,
+    TrieDrafter,
+    backoff_shares,
+    match_beyond,
+    match_length,
+    trie,
+)
 from ragaccel.drafting.expansion import (
     FREQUENT,
     MAX_BEYOND_MATCH,
@@ -32,9 +40,6 @@ from ragaccel.drafting.expansion import (
     new_scores,
     score_candidates,
 )  # fmt: skip
-from ragaccel.drafting.history import ANSWER_WEIGHT, History
-from ragaccel.drafting.suffix_array import CONTEXT, match_beyond, match_length
-from ragaccel.drafting.trie import RequestText, TrieDrafter, backoff_shares
 from ragaccel.errors import ConfigurationError
 
 PASSAGE = Reference(tuple(range(100, 160)), 1.0, "p1")
@@ -234,10 +239,10 @@ def test_scores_come_from_every_position_that_matches(seed):
 
 SCENARIO = """
 import json, random, sys
-from ragaccel.decoding.session import Context
-from ragaccel.decoding.request import Reference
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.drafting.history import ANSWER_WEIGHT, History
+from ragaccel.decoding import Context
+from ragaccel.decoding import Reference
+from ragaccel.drafting import TrieDrafter
+from ragaccel.drafting import ANSWER_WEIGHT, History
 rng = random.Random(3)
 text = lambda n: [rng.randrange(6) for _ in range(n)]
 history = History(2048)

@@ -7,11 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine import attention
-from ragaccel.engine.attention import CHUNK, PassAttention
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import AttentionMasks, Rows, causal_rows, concat_rows, tree_rows
+from ragaccel.decoding import DraftTree
+from ragaccel.engine import (
+    CHUNK,
+    AttentionMasks,
+    KVCache,
+    PassAttention,
+    Rows,
+    attention,
+    causal_rows,
+    concat_rows,
+    tree_rows,
+)
 
 CPU = torch.device("cpu")
 SCALING = 0.3

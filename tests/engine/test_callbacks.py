@@ -11,11 +11,9 @@ from decoding import open_session
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine, run_uninterrupted
-from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import NoDrafter, Request
+from ragaccel.engine import Engine, Scheduler, run_uninterrupted
+from ragaccel.models import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 

@@ -9,15 +9,11 @@ from space_models import masks_of, random_adapter
 from tiny_models import FAMILIES, VOCAB, generate, make_tiny_model, random_prompt
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import causal_rows, tree_rows
-from ragaccel.engine.sampling import TokenNoise
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, attach_masks
+from ragaccel.drafting import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.engine import Engine, TokenNoise, causal_rows, tree_rows
 from ragaccel.errors import CapacityError
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel
 
 pytestmark = [
     pytest.mark.cuda,
@@ -64,7 +60,7 @@ def test_one_synchronization_a_step():
     verifier = engine.open(request)
     verifier.prefill(request)
     tree = OracleDrafter(list(request.prompt_ids), random_prompt(9)).draft
-    from ragaccel.decoding.session import Context
+    from ragaccel.decoding import Context
 
     drafted = tree(Context(request.prompt_ids), 8)
     verifier.verify(drafted)

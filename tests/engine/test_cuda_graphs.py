@@ -11,17 +11,12 @@ from plain_kernel import PlainKernel
 from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling
+from ragaccel.engine import CaptureError, Engine, KVPool, StateLayout, causal_rows, tree_rows
 from ragaccel.engine import cuda_graphs as graphs
 from ragaccel.engine import cuda_graphs as static_pass
-from ragaccel.engine.cuda_graphs import CaptureError, KVPool, StateLayout
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import causal_rows, tree_rows
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.self_check import check_model, expected_passes
+from ragaccel.models import HuggingFaceModel, check_model, expected_passes
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 

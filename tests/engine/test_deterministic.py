@@ -10,14 +10,10 @@ from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, 
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.engine import attention
-from ragaccel.engine.engine import DETERMINISTIC_ROWS, Engine
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, Session, attach_masks
+from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel, packing
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)

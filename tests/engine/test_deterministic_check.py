@@ -4,11 +4,10 @@ import pytest
 import torch
 from tiny_models import make_tiny_model, tiny_model
 
-from ragaccel.engine import attention
-from ragaccel.engine.engine import DETERMINISTIC_ROWS, Engine
+from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
+from ragaccel.models import HuggingFaceModel
 from ragaccel.models import hf_model as huggingface
-from ragaccel.models.hf_model import HuggingFaceModel
 
 
 def test_a_refusal_names_the_cause(monkeypatch):

@@ -12,12 +12,8 @@ from plain_kernel import PlainKernel
 from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.cuda_graphs import StaticPass, StepGraphs
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.model_input import causal_rows
+from ragaccel.decoding import DraftTree, NoDrafter, Request
+from ragaccel.engine import Engine, StaticPass, StepGraphs, causal_rows
 from ragaccel.errors import CapacityError
 
 PROMPT, NEW = random_prompt(21), 40

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ragaccel.engine.kv_cache import FIRST_CAPACITY, KVCache
+from ragaccel.engine import FIRST_CAPACITY, KVCache
 from ragaccel.errors import CapacityError
 
 

@@ -6,10 +6,16 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.engine.engine import Engine, measure_passes, measure_threads
-from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import Request, Sampling
+from ragaccel.engine import (
+    Engine,
+    LatencyProfile,
+    PassProfile,
+    measure_passes,
+    measure_threads,
+    sampling_mode,
+)
+from ragaccel.models import HuggingFaceModel
 
 TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
 

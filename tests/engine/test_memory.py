@@ -8,15 +8,11 @@ import torch
 from decoding import OracleDrafter, decode
 from tiny_models import generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter, Session
+from ragaccel.decoding import NoDrafter, Request, Session
+from ragaccel.engine import Engine, KVPool, StateLayout, kv_cache, with_memory_retry
 from ragaccel.engine import engine as engine_module
-from ragaccel.engine import kv_cache
-from ragaccel.engine.cuda_graphs import KVPool, StateLayout
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.memory import with_memory_retry
 from ragaccel.errors import CapacityError
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel
 
 CHUNK = 16
 PASSAGES = random_prompt(60, 1)

@@ -2,10 +2,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import (
+from ragaccel.decoding import DraftTree, attach_masks
+from ragaccel.engine import (
     AttentionMasks,
+    KVCache,
     ancestor_matrix,
     causal_rows,
     concat_rows,

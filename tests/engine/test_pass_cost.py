@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.decoding.speculation import select_drafts
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.drafting.ngram import path_probs
-from ragaccel.engine.latency import PassCost
+from ragaccel.decoding import DraftTree, select_drafts
+from ragaccel.drafting import path_probs
+from ragaccel.engine import PassCost
 
 
 def test_before_any_pass_more_rows_cost_a_little_more():

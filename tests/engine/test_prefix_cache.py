@@ -8,12 +8,8 @@ from decoding import OracleDrafter, decode
 from static_passes import static_target
 from tiny_models import generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine import kv_cache
-from ragaccel.engine.cuda_graphs import KVPool, StateLayout
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.prefix_cache import PrefixCache, PrefixEntry
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine, KVCache, KVPool, PrefixCache, PrefixEntry, StateLayout, kv_cache
 
 
 @torch.inference_mode()

@@ -5,10 +5,9 @@ from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import Session
-from ragaccel.engine.engine import Engine
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import Request, Sampling, Session
+from ragaccel.engine import Engine
+from ragaccel.models import HuggingFaceModel
 
 CHUNK = 16
 PASSAGES = random_prompt(90, 1)

@@ -4,10 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragaccel.engine.model_input import ancestor_matrix
-from ragaccel.engine.row_blocks import (
+from ragaccel.engine import (
     BlockSegment,
     RowBlocks,
+    ancestor_matrix,
     block_table,
     num_splits,
     pack_bits,

@@ -16,9 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.sampling import Sampler, ScoreProcessing, token_paths
+from ragaccel.decoding import DraftTree, Request, Sampling
+from ragaccel.engine import Sampler, ScoreProcessing, token_paths
 
 VOCAB = 23
 

@@ -8,12 +8,10 @@ from decoding import OracleDrafter, decode, open_session, run_together
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.scheduler import Scheduler
+from ragaccel.decoding import NoDrafter, Request, Sampling
+from ragaccel.engine import Engine, Scheduler
 from ragaccel.errors import CapacityError
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel
 
 LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 

@@ -10,11 +10,9 @@ from decoding import open_session
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Cancellation, Cancelled, Request
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import Cancellation, Cancelled, NoDrafter, Request
+from ragaccel.engine import Engine, Scheduler
+from ragaccel.models import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 

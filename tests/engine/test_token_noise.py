@@ -1,7 +1,7 @@
 import torch
 from scipy import stats
 
-from ragaccel.engine.sampling import TokenNoise, position_keys
+from ragaccel.engine import TokenNoise, position_keys
 
 ANCHOR_KEYS = (2252048671, 1275772239)
 ANCHOR_NOISE = [

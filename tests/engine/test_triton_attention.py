@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from ragaccel.engine.model_input import ancestor_matrix
-from ragaccel.engine.row_blocks import (
+from ragaccel.engine import (
     BlockSegment,
     RowBlocks,
+    ancestor_matrix,
     block_table,
     num_splits,
     rows_per_block,

@@ -6,11 +6,9 @@ from decoding import OracleDrafter
 from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.scheduler import Scheduler
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import NoDrafter, Request, Session
+from ragaccel.engine import Engine, Scheduler
+from ragaccel.models import HuggingFaceModel
 
 PROMPT = random_prompt(40)
 SETTINGS = [{}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks import ReferenceRegistry
 from ragaccel.passage import Passage
 
 DOCUMENTS = Path(__file__).parents[2] / "demos" / "documents"

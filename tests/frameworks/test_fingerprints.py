@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ragaccel.frameworks.text_matching import KGRAM_LENGTH, FingerprintIndex, KGrams, kgram_keys
+from ragaccel.frameworks import KGRAM_LENGTH, FingerprintIndex, KGrams, kgram_keys
 
 
 def index_of(*texts):

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ragaccel.frameworks.registry import auto_references_enabled, default_registry
+from ragaccel.frameworks import auto_references_enabled, default_registry
 from ragaccel.passage import Passage
 
 TEXT = "The ferry to the island leaves at seven in the morning."

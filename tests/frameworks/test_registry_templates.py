@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks import ReferenceRegistry
 from ragaccel.passage import Passage
 
 VOCABULARY = [

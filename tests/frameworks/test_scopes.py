@@ -8,12 +8,12 @@ from contextvars import copy_context
 
 import pytest
 
-from ragaccel.frameworks.references import gather_references
-from ragaccel.frameworks.registry import (
+from ragaccel.frameworks import (
     ReferenceRegistry,
     ReferenceScope,
     current_scope,
     default_registry,
+    gather_references,
     reference_scope,
     visible_references,
 )

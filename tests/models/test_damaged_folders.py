@@ -8,9 +8,8 @@ import pytest
 
 from eval.fuzz.tiny_model import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
+from ragaccel.models import LANGUAGE_MODEL, find_folder, load_model, read_model_info
 from ragaccel.models import tokenizer as chat_template
-from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
-from ragaccel.models.load import load_model, read_model_info
 
 SAID = [{"role": "user", "content": "x"}]
 

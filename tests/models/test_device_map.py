@@ -10,11 +10,10 @@ from small_tokenizers import byte_level
 from space_models import masks_of, random_adapter
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.drafting.space import SpaceDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.models.hf_attention import make_shared_copy
-from ragaccel.models.load import load_model
+from ragaccel.decoding import Request
+from ragaccel.drafting import SpaceDrafter
+from ragaccel.engine import Engine
+from ragaccel.models import load_model, make_shared_copy
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="the extra multi-gpu is not installed"

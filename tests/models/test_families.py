@@ -11,10 +11,9 @@ from tiny_models import (
     tiny_model,
 )
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import NoDrafter, Request, Sampling
+from ragaccel.engine import Engine
+from ragaccel.models import HuggingFaceModel
 
 
 @pytest.fixture(params=FAMILIES)

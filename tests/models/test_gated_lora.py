@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, VOCAB, make_tiny_model
 
-from ragaccel.models.space_adapter import MaskRows, gate_linears, linear_sizes, ungate_linears
+from ragaccel.models import MaskRows, gate_linears, linear_sizes, ungate_linears
 
 RANK = 2
 

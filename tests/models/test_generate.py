@@ -17,12 +17,15 @@ from transformers import (
 )
 
 from ragaccel import custom_generate
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.session import Session
-from ragaccel.engine.engine import Engine
+from ragaccel.decoding import Request, Sampling, Session
+from ragaccel.engine import Engine
 from ragaccel.errors import CapacityError, ConfigurationError
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.hf_processors import StatefulProcessor, logits_processors, make_criterion_rules
+from ragaccel.models import (
+    HuggingFaceModel,
+    StatefulProcessor,
+    logits_processors,
+    make_criterion_rules,
+)
 
 SEVEN = ("llama", "mistral", "qwen2-sliding", "qwen3", "gemma2", "gemma3", "gpt2")
 PROCESSING = {

@@ -10,8 +10,7 @@ import pytest
 from fake_hub import COMMIT
 
 from ragaccel.errors import ModelNotFoundError
-from ragaccel.models.hub import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder
-from ragaccel.models.load import read_model_info
+from ragaccel.models import EMBEDDER, LANGUAGE_MODEL, cached_folder, find_folder, read_model_info
 
 SERVED = (
     "config.json", "modules.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "code.py",

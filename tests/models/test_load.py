@@ -12,17 +12,22 @@ from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine
 from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from ragaccel.models import load
-from ragaccel.models.load import bundled_reader_path, load_for_training, load_model, read_model_info
-from ragaccel.models.packing import has_packed
+from ragaccel.models import (
+    bundled_reader_path,
+    has_packed,
+    load,
+    load_for_training,
+    load_model,
+    read_model_info,
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,9 @@ from safetensors.torch import load_file
 from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
-from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.packing import PackedLinear, pack_linears, packed_bytes
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine
+from ragaccel.models import HuggingFaceModel, PackedLinear, pack_linears, packed_bytes, packing
 
 BIG = {"hidden_size": 256, "intermediate_size": 512}
 DTYPES = [torch.float32, torch.bfloat16]

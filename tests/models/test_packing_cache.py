@@ -9,12 +9,12 @@ from tiny_models import make_tiny_model
 from torch import nn
 
 from ragaccel.llm import LLM
-from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.packing import (
+from ragaccel.models import (
+    HuggingFaceModel,
     PackingCache,
     clear_packing_cache,
     pack_linears,
+    packing,
     packing_cache_path,
 )
 

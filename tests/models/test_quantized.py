@@ -9,9 +9,9 @@ from fakes import RandomDrafter
 from small_tokenizers import byte_level
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
-from ragaccel.models.load import load_model
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine
+from ragaccel.models import load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, on a processor
 

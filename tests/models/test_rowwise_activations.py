@@ -3,10 +3,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import AttentionMasks, Rows, causal_rows
-from ragaccel.models.hf_attention import attention_of_pass, use_rowwise_activations
+from ragaccel.engine import AttentionMasks, KVCache, PassAttention, Rows, causal_rows
+from ragaccel.models import attention_of_pass, use_rowwise_activations
 
 CPU = torch.device("cpu")
 ROWS = 16

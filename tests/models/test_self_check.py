@@ -7,8 +7,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, BitsAndBytesC
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.support import refuse_by_config
+from ragaccel.models import HuggingFaceModel, refuse_by_config
 
 
 def deaf_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):

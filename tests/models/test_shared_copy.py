@@ -11,21 +11,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import AttentionMasks, causal_rows
-from ragaccel.models import hf_model as huggingface
-from ragaccel.models import self_check as length_check
-from ragaccel.models.hf_attention import (
+from ragaccel.decoding import Request
+from ragaccel.engine import AttentionMasks, Engine, KVCache, PassAttention, causal_rows
+from ragaccel.models import (
     ATTENTION_NAME,
+    HuggingFaceModel,
     attention_forward,
     attention_of_pass,
     enter_layer,
     make_shared_copy,
 )
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import hf_model as huggingface
+from ragaccel.models import self_check as length_check
 
 PROMPT = random_prompt(20)
 

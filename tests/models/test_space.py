@@ -10,16 +10,11 @@ from space_models import adapted, masks_of, random_adapter
 from static_passes import static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request, Sampling
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.drafting.policy import Mixture
-from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import Engine, warm_up_passes
-from ragaccel.engine.model_input import AttentionMasks, causal_rows, tree_rows
+from ragaccel.decoding import DraftTree, Request, Sampling, attach_masks
+from ragaccel.drafting import Mixture, PaperSpaceDrafter, SpaceDrafter, TrieDrafter
+from ragaccel.engine import AttentionMasks, Engine, causal_rows, tree_rows, warm_up_passes
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel, packing
 
 SOME = ["llama", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gpt2", "opt"]
 

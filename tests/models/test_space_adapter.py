@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model, tiny_model
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError
-from ragaccel.models.space_adapter import SpaceAdapter, new_adapter
+from ragaccel.models import SpaceAdapter, new_adapter
 
 SOME = ["llama", "qwen3", "gemma3", "gpt2", "opt"]
 

@@ -4,8 +4,7 @@ import pytest
 from small_tokenizers import KINDS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ragaccel.models.load import bundled_reader_path
-from ragaccel.models.tokenizer import SpecialTokenEscaper, Tokenizer
+from ragaccel.models import SpecialTokenEscaper, Tokenizer, bundled_reader_path
 
 
 @pytest.mark.parametrize("text", ["<s3>", "a <s3> b</s>", "<s<s3>", "<s3", "", "x<s3><s3>"])

@@ -10,9 +10,8 @@ from static_passes import static_target
 from tiny_llm import tiny_tokenizer
 from tiny_models import generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.engine.engine import Engine
+from ragaccel.decoding import NoDrafter, Request
+from ragaccel.engine import Engine
 from ragaccel.llm import LLM
 
 PROMPT = random_prompt(21)

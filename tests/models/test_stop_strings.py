@@ -9,12 +9,16 @@ from small_tokenizers import KINDS, byte_level
 from tiny_models import generate, make_tiny_model, random_prompt
 from transformers import StopStringCriteria
 
-from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.streaming import HeldBackText, IncrementalDecoder, TextStopRule
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import (
+    HeldBackText,
+    HuggingFaceModel,
+    IncrementalDecoder,
+    TextStopRule,
+    Tokenizer,
+)
 
 STOPS = [("ee",), (" the", "l"), ("keeps the ships",), ("\n\n",), ("é",), ("rough.'",)]
 

@@ -11,8 +11,7 @@ from small_tokenizers import CORPUS, KINDS, byte_fallback, byte_level
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.streaming import IncrementalDecoder, decode_tail
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import IncrementalDecoder, Tokenizer, decode_tail
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

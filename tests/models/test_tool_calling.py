@@ -3,7 +3,7 @@
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.tool_calling import choose_tool
+from ragaccel.models import choose_tool
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("tide", "wind")]
 

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_templates import TEMPLATES, tokenizer_with, tool_tokenizer
 
-from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.models.tool_calling import detect_tool_format
-from ragaccel.models.tool_calls import ToolCall, ToolFormat
+from ragaccel.models import Tokenizer, ToolCall, ToolFormat, detect_tool_format
 
 ARGUMENTS = {
     "place": 'the "mole" \\ pier, {north} [1]\nsecond line; né',

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ragaccel.models import tool_calls
-from ragaccel.models.tool_calls import ToolFormat
+from ragaccel.models import ToolFormat, tool_calls
 
 TIDE = {
     "type": "function",

@@ -11,12 +11,11 @@ from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
 
 from eval.fuzz.tiny_model import save_tiny_model
-from ragaccel.decoding.request import Request
-from ragaccel.engine.engine import Engine
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine
 from ragaccel.errors import ConfigurationError, UnsupportedModelError
 from ragaccel.llm import LLM
-from ragaccel.models import packing
-from ragaccel.models.hf_model import HuggingFaceModel, WeightVersions
+from ragaccel.models import HuggingFaceModel, WeightVersions, packing
 
 PROMPT = random_prompt(20)
 REQUEST = Request(PROMPT, max_new_tokens=20)

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer
 from ragaccel.passage import split_sentences
-from ragaccel.training.data import read_samples, write_samples
+from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate
 from recipes.reader.corpus import Article, HumanQuestion

@@ -3,7 +3,7 @@
 import pytest
 from fakes import HashEmbedder
 
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import Store
 
 
 class CountingEmbedder(HashEmbedder):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragaccel.passage import Document
-from ragaccel.retrieval.chunking import MAX_TITLE_CHARS, split_document
+from ragaccel.retrieval import MAX_TITLE_CHARS, split_document
 
 PIECES = [
     "# One\n", "## Two\n", "### Three three three\n", "Setext\n======\n", "\n", "\n\n", "Words. ",

@@ -19,11 +19,16 @@ from ragaccel.errors import (
     StorageError,
 )
 from ragaccel.passage import Passage
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.indexing import index_folder, index_passages
-from ragaccel.retrieval.retriever import Retriever, open_retriever
-from ragaccel.retrieval.store import Store
-from ragaccel.retrieval.vector_index import StoreVectorIndex, VectorIndex
+from ragaccel.retrieval import (
+    Collection,
+    Retriever,
+    Store,
+    StoreVectorIndex,
+    VectorIndex,
+    index_folder,
+    index_passages,
+    open_retriever,
+)
 
 TEXTS = {
     "lamp": "The lamp burns oil.",

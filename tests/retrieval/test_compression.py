@@ -3,7 +3,7 @@ import pytest
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.retrieval.compression import CompressingRetriever
+from ragaccel.retrieval import CompressingRetriever
 
 TEXT = "The ferry sleeps at night.\nMina paints boats. Green paint is best.\nRopes lie on the quay."
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval import index_folder
 from ragaccel.retrieval.loaders import (
     BinaryFileError,
     decode_text,

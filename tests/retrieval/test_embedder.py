@@ -17,16 +17,16 @@ from huggingface_hub import constants
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 from ragaccel.models import hub as locate
 from ragaccel.passage import Passage
-from ragaccel.retrieval import embedder as weights
-from ragaccel.retrieval.embedder import (
+from ragaccel.retrieval import (
     DEFAULT_EMBEDDER,
+    CrossEncoderReranker,
     SentenceTransformerEmbedder,
     file_sha256,
     find_model_folder,
     load_embedder,
+    run_single_threaded,
 )
-from ragaccel.retrieval.encoder import run_single_threaded
-from ragaccel.retrieval.reranker import CrossEncoderReranker
+from ragaccel.retrieval import embedder as weights
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -136,7 +136,7 @@ def test_nothing_heavy_is_loaded_before_something_is_embedded(folder):
     code = f"""
 import sys
 from pathlib import Path
-from ragaccel.retrieval.embedder import SentenceTransformerEmbedder
+from ragaccel.retrieval import SentenceTransformerEmbedder
 embedder = SentenceTransformerEmbedder(Path({str(folder)!r}))
 embedder.fingerprint, embedder.max_tokens, embedder.dimension, embedder.count_tokens(["a b"])
 from ragaccel.retrieval import indexing
@@ -288,7 +288,7 @@ def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
 
 def test_a_tiny_cross_encoder_reranks(tmp_path, store, embedder):
     from ragaccel.passage import Passage
-    from ragaccel.retrieval.reranker import CrossEncoderReranker
+    from ragaccel.retrieval import CrossEncoderReranker
 
     reranker = CrossEncoderReranker(tiny_encoders.save_reranker(tmp_path / "r"), device="cpu")
     passages = [Passage("1", "the lamp", "Light"), Passage("2", "a wick of cotton")]

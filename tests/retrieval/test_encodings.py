@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval import index_folder
 from ragaccel.retrieval.loaders import (
     decode_text,
     detect_encoding,

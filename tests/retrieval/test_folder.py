@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ragaccel.paths import read_regular_file
-from ragaccel.retrieval.files import IgnoreRules, list_folder
+from ragaccel.retrieval import IgnoreRules, list_folder
 
 
 def make(root, *names):

@@ -12,10 +12,8 @@ import pytest
 
 from ragaccel.errors import IndexBusyError
 from ragaccel.passage import Passage
+from ragaccel.retrieval import Collection, Store, VectorIndex
 from ragaccel.retrieval import store as connections
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.store import Store
-from ragaccel.retrieval.vector_index import VectorIndex
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ragaccel.retrieval.vector_index import VectorIndex
+from ragaccel.retrieval import VectorIndex
 
 DIMENSION = 32
 

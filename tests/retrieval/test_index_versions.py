@@ -6,10 +6,7 @@ from contextlib import closing
 import pytest
 
 from ragaccel.errors import IndexUnusableError
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import SCHEMA_VERSION
+from ragaccel.retrieval import SCHEMA_VERSION, Collection, Retriever, index_folder
 
 
 def of_version(path, version):

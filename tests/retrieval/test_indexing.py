@@ -9,9 +9,8 @@ import pytest
 from fakes import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, IndexUnusableError
-from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval import Store, default_index_path, index_folder
 from ragaccel.retrieval.loaders.process import ReaderProcess
-from ragaccel.retrieval.store import Store, default_index_path
 
 
 def contents(store):

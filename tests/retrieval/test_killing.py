@@ -9,9 +9,7 @@ from fakes import HashEmbedder
 from slow_indexing import start
 
 from ragaccel.errors import IndexBusyError
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import Retriever, Store, index_folder
 
 
 @pytest.fixture

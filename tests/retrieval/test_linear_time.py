@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Document, is_heading, split_sentences
-from ragaccel.retrieval import chunking
-from ragaccel.retrieval.chunking import sections, split_document
+from ragaccel.retrieval import chunking, sections, split_document
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
 

@@ -10,8 +10,7 @@ import zipfile
 import pytest
 
 from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.retrieval.chunking import split_document
-from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval import index_folder, split_document
 from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes
 
 NAMESPACES = " ".join(

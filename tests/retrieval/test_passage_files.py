@@ -5,9 +5,14 @@ import json
 import pytest
 
 from ragaccel.errors import DocumentError
-from ragaccel.retrieval.indexing import index_folder, index_passages, read_passages, scan_passages
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import (
+    Retriever,
+    Store,
+    index_folder,
+    index_passages,
+    read_passages,
+    scan_passages,
+)
 
 
 def write(path, lines):

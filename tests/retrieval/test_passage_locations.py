@@ -7,12 +7,14 @@ from fakes import HashEmbedder
 
 from ragaccel.answer import citations
 from ragaccel.passage import Document, Passage, sentence_spans
-from ragaccel.retrieval.chunking import split_document
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.compression import CompressingRetriever
-from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval import (
+    Collection,
+    CompressingRetriever,
+    Retriever,
+    index_folder,
+    split_document,
+)
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
-from ragaccel.retrieval.retriever import Retriever
 
 
 def count(texts):

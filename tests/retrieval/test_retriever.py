@@ -7,9 +7,7 @@ import pytest
 from fakes import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import MODES, Retriever, fuse, open_retriever
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import MODES, Retriever, Store, fuse, index_folder, open_retriever
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import pytest
 from fakes import HashEmbedder
 from slow_indexing import start
 
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import Retriever, Store, index_folder
 
 NUM_PARTS = 40
 

@@ -15,9 +15,14 @@ from ragaccel.errors import (
     IndexUnusableError,
     StorageError,
 )
-from ragaccel.retrieval.indexing import index_folder, index_passages
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store, default_index_path, index_command
+from ragaccel.retrieval import (
+    Retriever,
+    Store,
+    default_index_path,
+    index_command,
+    index_folder,
+    index_passages,
+)
 
 
 class OtherEmbedder(HashEmbedder):

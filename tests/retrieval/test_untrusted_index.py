@@ -11,10 +11,7 @@ from threading import Barrier
 import pytest
 
 from ragaccel.errors import IndexBusyError, IndexUnusableError, RagaccelError, StorageError
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store, default_index_path
+from ragaccel.retrieval import Collection, Retriever, Store, default_index_path, index_folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tiny_models import generate, make_tiny_model
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.training.data import Sample, answer_samples, read_answers
+from ragaccel.training import Sample, answer_samples, read_answers
 
 SAMPLES = [Sample((i, i + 1, i + 2), (9, 9)) for i in range(40)]
 

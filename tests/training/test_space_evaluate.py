@@ -5,8 +5,8 @@ import torch
 from space_networks import MASKS, network_of
 from tiny_models import random_prompt
 
-from ragaccel.training.data import Sample
-from ragaccel.training.evaluate import count_passes, evaluate, predict_masks
+from ragaccel.training import Sample, count_passes, predict_masks
+from ragaccel.training.evaluate import evaluate
 
 ANSWER = [5, 6, 7, 8, 9]
 RIGHT = [[6, 7, 8], [7, 8, 9], [8, 9, 0], [9, 0, 0]]

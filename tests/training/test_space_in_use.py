@@ -7,14 +7,12 @@ from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
 from tiny_models import VOCAB, make_tiny_model
 
-from ragaccel.decoding.tree import DraftTree, attach_masks
-from ragaccel.drafting.space import PaperSpaceDrafter
-from ragaccel.engine.model_input import causal_rows, tree_rows
+from ragaccel.decoding import DraftTree, attach_masks
+from ragaccel.drafting import PaperSpaceDrafter
+from ragaccel.engine import causal_rows, tree_rows
 from ragaccel.llm import LLM
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.space_adapter import SpaceAdapter, ungate_linears
-from ragaccel.training.data import Plan, Sample
-from ragaccel.training.evaluate import count_passes, predict_masks
+from ragaccel.models import HuggingFaceModel, SpaceAdapter, ungate_linears
+from ragaccel.training import Plan, Sample, count_passes, predict_masks
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
 

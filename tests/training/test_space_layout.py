@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from ragaccel.training.config import make_recipe
-from ragaccel.training.data import (
+from ragaccel.training import (
     IGNORED,
     Collator,
     Plan,
     Rows,
     Sample,
+    make_recipe,
     pack,
     plan_epoch,
     plan_sample,

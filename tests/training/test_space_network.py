@@ -7,10 +7,7 @@ from space_networks import MASKS, PLANS, SAMPLES, all_logits, alone, batch_of, n
 from tiny_models import make_tiny_model
 
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.training.config import make_recipe
-from ragaccel.training.data import Plan, Rows
-from ragaccel.training.model import SpaceNetwork
-from ragaccel.training.trainer import SpaceTrainer, make_arguments
+from ragaccel.training import Plan, Rows, SpaceNetwork, SpaceTrainer, make_arguments, make_recipe
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt"]
 

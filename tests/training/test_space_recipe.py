@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.training.config import make_recipe
+from ragaccel.training import make_recipe
 
 
 def test_the_papers_numbers():

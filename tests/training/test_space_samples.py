@@ -6,8 +6,8 @@ import pytest
 from small_tokenizers import byte_fallback, byte_level
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models.tokenizer import Tokenizer
-from ragaccel.training.data import (
+from ragaccel.models import Tokenizer
+from ragaccel.training import (
     Sample,
     Samples,
     read_samples,

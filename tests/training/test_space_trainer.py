@@ -15,10 +15,8 @@ from tiny_models import make_tiny_model
 from transformers import TrainerCallback
 
 from ragaccel.errors import ConfigurationError, MissingExtraError
-from ragaccel.training.config import make_recipe
+from ragaccel.training import SpaceNetwork, claim_run_folder, make_arguments, make_recipe
 from ragaccel.training.evaluate import evaluate
-from ragaccel.training.model import SpaceNetwork
-from ragaccel.training.trainer import claim_run_folder, make_arguments
 
 MODES = [
     ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100}),

@@ -23,7 +23,7 @@ from langchain_core.tracers.base import BaseTracer
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from ragaccel import ConfigurationError, RagaccelError
 from ragaccel.errors import check_arguments, is_blank
-from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
+from ragaccel.frameworks import SharedModel, get_shared_model
 
 from langchain_ragaccel.callbacks import Caller, caller_from_callbacks, current_caller
 from langchain_ragaccel.tools import ResponseFormat, parse_response_format
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.language_models.model_profile import ModelProfile
     from ragaccel import LLM, Answer, AsyncStream, Stream
-    from ragaccel.frameworks.registry import ReferenceRegistry, VisibleReferences
-    from ragaccel.models.tool_calling import ToolCalling
-    from ragaccel.models.tool_calls import ToolCall
+    from ragaccel.frameworks import ReferenceRegistry, VisibleReferences
+    from ragaccel.models import ToolCall, ToolCalling
     from typing_extensions import Self
 
 
@@ -69,7 +68,7 @@ def check_registry(registry: Any) -> None:
     """Refuse what is no registry."""
     if registry is None:
         return
-    from ragaccel.frameworks.registry import ReferenceRegistry
+    from ragaccel.frameworks import ReferenceRegistry
 
     if not isinstance(registry, ReferenceRegistry):
         raise ConfigurationError(
@@ -182,7 +181,7 @@ class CallOptions:
         """The registered references it may use; None where they are not looked for."""
         if not self.uses_auto_references:
             return None
-        from ragaccel.frameworks.registry import visible_references
+        from ragaccel.frameworks import visible_references
 
         scopes = self.caller.scopes
         return visible_references(self.registry, self.namespace, scopes=scopes)
@@ -289,7 +288,7 @@ def _check_max_reference_tokens(tokens: int) -> int:
 
 def wants_auto_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
     """Whether a call's references are looked for unasked."""
-    from ragaccel.frameworks.registry import auto_references_enabled
+    from ragaccel.frameworks import auto_references_enabled
 
     requested = own.get("auto_references")
     wanted = options.auto_references if requested is None else requested
@@ -930,7 +929,7 @@ def prompt_dependencies(options: ModelOptions, kwargs: Mapping[str, Any]) -> dic
     references = {"references": repr(own.get("references") or [])}
     if not wants_auto_references(options, own):
         return references
-    from ragaccel.frameworks.registry import visible_references
+    from ragaccel.frameworks import visible_references
 
     namespace = own.get("namespace")
     namespace = options.namespace if namespace is None else namespace

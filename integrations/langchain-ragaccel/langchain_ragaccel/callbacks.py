@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.runnables import RunnableConfig
     from ragaccel import Passage
-    from ragaccel.frameworks.registry import ReferenceRegistry, ReferenceScope
+    from ragaccel.frameworks import ReferenceRegistry, ReferenceScope
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Collector(BaseCallbackHandler):
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Register documents. What goes wrong is logged: no chain shall fail for this."""
-        from ragaccel.frameworks.registry import auto_references_enabled
+        from ragaccel.frameworks import auto_references_enabled
 
         if self.is_active and auto_references_enabled():
             for document in documents:
@@ -98,7 +98,7 @@ class ReferenceCollector(_Collector):
     @property
     def destination(self) -> ReferenceRegistry:
         """Where documents are registered."""
-        from ragaccel.frameworks.registry import default_registry
+        from ragaccel.frameworks import default_registry
 
         return default_registry() if self.registry is None else self.registry
 
@@ -174,7 +174,7 @@ class RunCollector(_Collector):
             super()._register(document, is_root=is_root)
 
     def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
-        from ragaccel.frameworks.registry import ReferenceScope, current_scope, default_registry
+        from ragaccel.frameworks import ReferenceScope, current_scope, default_registry
 
         if (here := current_scope()) is not None:
             here.register(passage)
@@ -259,7 +259,7 @@ def register_search_results(
         callbacks: those of the run that asks, if any does.
         namespace: the store's own, if it has one.
     """
-    from ragaccel.frameworks.registry import default_registry
+    from ragaccel.frameworks import default_registry
 
     collector = _COLLECTOR.get()
     if isinstance(collector, ReferenceCollector):

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
-from ragaccel.models.tool_calling import choose_tool, resolve_tool_calling
+from ragaccel.models import choose_tool, resolve_tool_calling
 
 from langchain_ragaccel.base import (
     ModelOptions,

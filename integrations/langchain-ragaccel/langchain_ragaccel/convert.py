@@ -16,8 +16,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from ragaccel import ConfigurationError, Passage, Prompt, Reference, build_prompt
-from ragaccel.frameworks.prompt_parsing import parse_prompt
-from ragaccel.frameworks.references import gather_references
+from ragaccel.frameworks import gather_references, parse_prompt
 from ragaccel.prompt import adapt_messages
 
 from langchain_ragaccel.base import DEFAULT_MAX_TOKENS, as_list
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ragaccel import LLM
-    from ragaccel.frameworks.shared_model import SharedModel
+    from ragaccel.frameworks import SharedModel
 
     from langchain_ragaccel.base import CallOptions
 

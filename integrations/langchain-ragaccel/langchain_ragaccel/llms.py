@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import RunnableConfig
     from ragaccel import Answer
-    from ragaccel.frameworks.shared_model import SharedModel
+    from ragaccel.frameworks import SharedModel
     from typing_extensions import Self
 
     from langchain_ragaccel.base import CallOptions

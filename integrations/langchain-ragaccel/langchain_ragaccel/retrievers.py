@@ -139,7 +139,7 @@ class RagaccelRetriever(BaseRetriever):
             **fields: Those of the retriever, e.g. ``k``.
         """
         from ragaccel import Store, index_folder
-        from ragaccel.retrieval.store import default_index_path
+        from ragaccel.retrieval import default_index_path
 
         embeddings = embeddings or RagaccelEmbeddings()
         path = default_index_path(folder) if index is None else Path(index)
@@ -179,7 +179,7 @@ class RagaccelRetriever(BaseRetriever):
 
 def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
     from ragaccel import open_retriever
-    from ragaccel.retrieval.store import default_index_path
+    from ragaccel.retrieval import default_index_path
 
     place = default_index_path(path) if path.is_dir() else path
     return open_retriever(place, embeddings.load())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from langchain_core.outputs import Generation
     from langchain_core.runnables import Runnable
-    from ragaccel.models.tool_calls import ToolCall
+    from ragaccel.models import ToolCall
 
 
 def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks.registry import auto_references_enabled
+from ragaccel.frameworks import auto_references_enabled
 
 from langchain_ragaccel.callbacks import (
     current_callbacks,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_core.embeddings import Embeddings
-    from ragaccel.frameworks.registry import ReferenceRegistry
-    from ragaccel.retrieval.collection import StoredPassage
+    from ragaccel.frameworks import ReferenceRegistry
+    from ragaccel.retrieval import StoredPassage
     from typing_extensions import Self
 
 
@@ -222,8 +222,8 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from ragaccel import Collection
-    from ragaccel.frameworks.registry import ReferenceRegistry
-    from ragaccel.retrieval.collection import StoredPassage
+    from ragaccel.frameworks import ReferenceRegistry
+    from ragaccel.retrieval import StoredPassage
 
     Scored = list[tuple[Document, float]]
 

@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from ragaccel.frameworks.registry import default_registry
+from ragaccel.frameworks import default_registry
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the hub's library is imported
 

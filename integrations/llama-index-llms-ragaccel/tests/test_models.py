@@ -11,7 +11,7 @@ import pytest
 import torch
 from llama_index.core.llms import ChatMessage
 from ragaccel import LLM, CapacityError, ConfigurationError, ModelNotFoundError
-from ragaccel.frameworks.shared_model import get_shared_model
+from ragaccel.frameworks import get_shared_model
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel

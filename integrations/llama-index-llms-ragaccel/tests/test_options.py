@@ -14,7 +14,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 from ragaccel import ConfigurationError
-from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks import ReferenceRegistry
 from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding

@@ -12,7 +12,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from ragaccel import ConfigurationError, Passage, Reference, reference_scope
-from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
+from ragaccel.frameworks import ReferenceRegistry, default_registry
 from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector

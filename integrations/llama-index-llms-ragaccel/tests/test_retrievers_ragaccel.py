@@ -18,9 +18,8 @@ from ragaccel import (
     index_folder,
     open_retriever,
 )
-from ragaccel.frameworks.registry import default_registry
-from ragaccel.retrieval.compression import CompressingRetriever
-from ragaccel.retrieval.store import default_index_path
+from ragaccel.frameworks import default_registry
+from ragaccel.retrieval import CompressingRetriever, default_index_path
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel.citations import as_passage

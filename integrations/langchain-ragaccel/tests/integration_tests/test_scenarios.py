@@ -19,7 +19,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough, chain
 from ragaccel import reference_scope
-from ragaccel.frameworks.registry import ReferenceScope, default_registry
+from ragaccel.frameworks import ReferenceScope, default_registry
 from recording_models import recording_chat_model, recording_llm
 from scenario_documents import QUERY, Given, OwnDocuments, documents_of
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from ragaccel import ConfigurationError
-from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks import ReferenceRegistry
 from serialized import loaded_again
 from tiny_llm import ALTERNATING, tiny_folder_of, tiny_llm
 

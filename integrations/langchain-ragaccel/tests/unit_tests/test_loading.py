@@ -13,7 +13,7 @@ import pytest
 import torch
 from langchain_core.caches import InMemoryCache
 from ragaccel import LLM, ConfigurationError, ModelNotFoundError
-from ragaccel.frameworks.shared_model import get_shared_model
+from ragaccel.frameworks import get_shared_model
 from serialized import loaded_again
 from tiny_llm import make_tiny_model, tiny_llm, tiny_tokenizer
 

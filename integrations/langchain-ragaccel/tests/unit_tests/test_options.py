@@ -2,7 +2,7 @@
 
 import pytest
 from ragaccel import ConfigurationError
-from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks import ReferenceRegistry
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM

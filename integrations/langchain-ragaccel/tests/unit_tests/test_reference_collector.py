@@ -6,7 +6,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from ragaccel import reference_scope
-from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
+from ragaccel.frameworks import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import RagaccelVectorStore, ReferenceCollector, collecting_into
 from langchain_ragaccel.documents import as_passage, content_id

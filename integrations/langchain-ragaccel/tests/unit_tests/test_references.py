@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from ragaccel import ConfigurationError, Passage, Prompt, Reference, reference_scope
-from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
+from ragaccel.frameworks import ReferenceRegistry, default_registry
 from scripted_llm import scripted_llm
 from tiny_llm import tiny_llm
 

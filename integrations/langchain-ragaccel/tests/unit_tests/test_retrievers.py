@@ -15,8 +15,8 @@ from ragaccel import (
     index_folder,
     open_retriever,
 )
-from ragaccel.frameworks.registry import default_registry
-from ragaccel.retrieval.compression import CompressingRetriever
+from ragaccel.frameworks import default_registry
+from ragaccel.retrieval import CompressingRetriever
 
 from langchain_ragaccel import RagaccelEmbeddings, RagaccelRetriever
 

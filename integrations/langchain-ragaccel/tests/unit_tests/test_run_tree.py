@@ -8,7 +8,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers import context
-from ragaccel.frameworks.registry import default_registry
+from ragaccel.frameworks import default_registry
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM

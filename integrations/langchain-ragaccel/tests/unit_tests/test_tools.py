@@ -8,7 +8,7 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from ragaccel import ConfigurationError
-from ragaccel.models.tool_calling import resolve_tool_calling
+from ragaccel.models import resolve_tool_calling
 from scripted_llm import Swell, call_a_tool, scripted_llm, tide
 from tiny_llm import tiny_llm
 from typing_extensions import TypedDict

@@ -18,7 +18,7 @@ from ragaccel import (
     Passage,
     open_retriever,
 )
-from ragaccel.frameworks.registry import ReferenceRegistry, default_registry
+from ragaccel.frameworks import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import (
     RagaccelEmbeddings,

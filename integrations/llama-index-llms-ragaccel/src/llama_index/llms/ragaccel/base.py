@@ -51,7 +51,7 @@ from llama_index.llms.ragaccel.messages import (
 )
 from ragaccel import CapacityError, ConfigurationError, Prompt, Settings
 from ragaccel.errors import check_arguments, is_blank
-from ragaccel.frameworks.shared_model import SharedModel, get_shared_model
+from ragaccel.frameworks import SharedModel, get_shared_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable
@@ -61,9 +61,8 @@ if TYPE_CHECKING:
 
     from llama_index.llms.ragaccel.citations import AnyReference
     from ragaccel import LLM, Answer, AsyncStream, Stream
-    from ragaccel.frameworks.registry import VisibleReferences
-    from ragaccel.models.tool_calling import ToolCalling
-    from ragaccel.models.tool_calls import ToolCall
+    from ragaccel.frameworks import VisibleReferences
+    from ragaccel.models import ToolCall, ToolCalling
 
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
@@ -214,8 +213,7 @@ def make_request(
     Raises:
         CapacityError: prompt and answer are more than ``context_window``.
     """
-    from ragaccel.frameworks.prompt_parsing import parse_prompt
-    from ragaccel.frameworks.references import gather_references
+    from ragaccel.frameworks import gather_references, parse_prompt
     from ragaccel.prompt import adapt_messages
 
     llm, namespace = model.load(), settings["namespace"]

@@ -24,14 +24,14 @@ from llama_index.core.llms import ChatResponse, CompletionResponse
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from ragaccel import ConfigurationError, Passage, Reference, citations
-from ragaccel.frameworks.registry import ReferenceScope
+from ragaccel.frameworks import ReferenceScope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator
 
     from llama_index.core.instrumentation.events import BaseEvent
 
-    from ragaccel.frameworks.registry import ReferenceRegistry, VisibleReferences
+    from ragaccel.frameworks import ReferenceRegistry, VisibleReferences
 
 
 def as_passage(node: BaseNode | NodeWithScore) -> Passage:
@@ -350,11 +350,7 @@ class RetrievalCollector(BaseEventHandler):
             logger.warning("retrieved nodes were not registered", exc_info=True)
 
     def _register(self, event: RetrievalEndEvent) -> None:
-        from ragaccel.frameworks.registry import (
-            auto_references_enabled,
-            current_scope,
-            default_registry,
-        )
+        from ragaccel.frameworks import auto_references_enabled, current_scope, default_registry
 
         if not auto_references_enabled():
             return
@@ -397,7 +393,7 @@ def find_visible_references(
     Raises:
         ConfigurationError: something that is no registry.
     """
-    from ragaccel.frameworks.registry import auto_references_enabled, visible_references
+    from ragaccel.frameworks import auto_references_enabled, visible_references
 
     if registry is not None and not hasattr(registry, "match"):
         raise ConfigurationError(

@@ -13,16 +13,15 @@ from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
 from ragaccel import ConfigurationError
-from ragaccel.models.tool_calling import choose_tool, resolve_tool_calling
+from ragaccel.models import choose_tool, resolve_tool_calling
 from ragaccel.prompt import adapt_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragaccel import LLM
-    from ragaccel.frameworks.shared_model import SharedModel
-    from ragaccel.models.tool_calling import ToolCalling
-    from ragaccel.models.tool_calls import ToolCall
+    from ragaccel.frameworks import SharedModel
+    from ragaccel.models import ToolCall, ToolCalling
 
 
 TOOL_CALLS, INVALID_CALLS = "tool_calls", "invalid_tool_calls"

@@ -104,7 +104,7 @@ class RagaccelRetriever(BaseRetriever):
             **kwargs: Those of the constructor.
         """
         from ragaccel import Store, index_folder
-        from ragaccel.retrieval.store import default_index_path
+        from ragaccel.retrieval import default_index_path
 
         embed_model = embed_model or RagaccelEmbedding()
         path = default_index_path(folder) if index is None else Path(index)
@@ -152,7 +152,7 @@ def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
             f"index is {index!r}: give an index file, its folder, or what has search(query, k)"
         )
     from ragaccel import open_retriever
-    from ragaccel.retrieval.store import default_index_path
+    from ragaccel.retrieval import default_index_path
 
     place = default_index_path(index) if Path(index).is_dir() else index
     return open_retriever(place, (embed_model or RagaccelEmbedding()).load())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ragaccel.retrieval.collection import StoredPassage
+    from ragaccel.retrieval import StoredPassage
 
 
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode
 
     from ragaccel import Collection
-    from ragaccel.retrieval.collection import StoredPassage
+    from ragaccel.retrieval import StoredPassage
 
     Where = Callable[[StoredPassage], bool] | None
 
