@@ -499,9 +499,9 @@ class Engine:
             ValueError: a tree of more rows than a pass takes.
         """
         found = self.verify_each(batch)
-        for choices in found:
-            if isinstance(choices, BaseException):
-                raise choices
+        for sampled in found:
+            if isinstance(sampled, BaseException):
+                raise sampled
         return cast("list[SampledTokens]", found)
 
     def verify_each(
@@ -513,7 +513,7 @@ class Engine:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
         with self._pass_lock, torch.inference_mode():
             groups = [[each] for each in batch] if self.separate_passes else [list(batch)]
-            return [choices for group in groups for choices in self._verify_group(group)]
+            return [sampled for group in groups for sampled in self._verify_group(group)]
 
     @property
     def separate_passes(self) -> bool:

@@ -111,13 +111,13 @@ class KVCache:
         """
         if any(not 0 <= row < self._stop - self.length for row in rows):
             raise ValueError(f"rows {tuple(rows)} are not rows of the last pass")
-        settled = 0
-        while settled < len(rows) and rows[settled] == settled:
-            settled += 1
+        in_place = 0
+        while in_place < len(rows) and rows[in_place] == in_place:
+            in_place += 1
         with self._lock:
-            if settled < len(rows):
-                sources = tuple(self.length + row for row in rows[settled:])
-                self._moves.append((self.length + settled, sources))
+            if in_place < len(rows):
+                sources = tuple(self.length + row for row in rows[in_place:])
+                self._moves.append((self.length + in_place, sources))
             self.length += len(rows)
             self._stop = self.length
 

@@ -523,10 +523,10 @@ def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
 def token_paths(tree: DraftTree) -> list[list[int]]:
     """List the tokens from the root to each node, both included; to a probe, those before it."""
     paths: list[list[int]] = []
-    first_probe = len(tree) - tree.num_masks
+    first_mask = len(tree) - tree.num_masks
     for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
         before = paths[parent] if parent >= 0 else []
-        paths.append(before if node >= first_probe else [*before, token])
+        paths.append(before if node >= first_mask else [*before, token])
     return paths
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class ScheduledStep:
     """A session whose owner waits for its next step.
 
-    ``owner_thread`` is the thread that waits; ``phase`` is the part of a step that is running, which
-    an interruption would leave incomplete.
+    ``owner_thread`` is the thread that waits; ``phase`` is the part of a step that is running and
+    that an interruption leaves incomplete.
     """
 
     session: Session
@@ -82,14 +82,14 @@ class ScheduledStep:
             self.fail(error)
             return None
 
-    def accept(self, choices: SampledTokens | BaseException) -> None:
+    def accept(self, sampled: SampledTokens | BaseException) -> None:
         """Take what the pass chose as the step, or what failed in it as the error."""
-        if isinstance(choices, BaseException):
-            self.error = choices
+        if isinstance(sampled, BaseException):
+            self.error = sampled
             return
         self.phase = "accepting"
         try:
-            self.step = self.session.accept(choices)
+            self.step = self.session.accept(sampled)
         except BaseException as error:
             self.fail(error)
         self.phase = ""

@@ -127,7 +127,7 @@ def test_what_a_callback_raises_reaches_its_owner_alone(kind, place, main_fails,
 
 
 @pytest.mark.parametrize("place", ["drafter", "processor", "rule"])
-def test_what_a_function_in_c_raises_for_a_callback_is_the_callbacks(place):
+def test_an_error_raised_in_c_for_a_callback_is_the_callbacks(place):
     error, tokens = run_both(place, lambda: sys.exit(3), main_fails=False, led_by_main=True)
     assert isinstance(error, SystemExit)
     assert tokens == generate(tiny_model("llama"), PROMPTS[1], NEW)

@@ -166,8 +166,8 @@ def test_neighbours_change_nothing(target):
         while running := [session for session in sessions if session.finish_reason is None]:
             trees = [session.propose(20) for session in running]
             batch = [(s.verifier, tree, 0) for s, tree in zip(running, trees, strict=True)]
-            for session, choices in zip(running, engine.verify_many(batch), strict=True):
-                session.accept(choices)
+            for session, sampled in zip(running, engine.verify_many(batch), strict=True):
+                session.accept(sampled)
         assert [list(session.result().token_ids) for session in sessions] == expected
 
 
@@ -200,7 +200,7 @@ def test_an_answer_may_reach_the_last_position():
     assert answers[0] == answers[1]
 
 
-def test_only_chains_of_guesses_are_verified():
+def test_only_chains_of_draft_tokens_are_verified():
     engine = make_engine(HuggingFaceModel(tiny_model("llama"), self_check=False))
     request = Request(random_prompt(9), max_new_tokens=9)
     with closing(engine.open(request)) as verifier:

@@ -42,7 +42,7 @@ def test_old_passes_are_forgotten():
     assert cost.seconds(1) == pytest.approx(0.030)
 
 
-def test_a_width_that_was_slow_once_by_chance_is_tried_again():
+def test_a_width_that_was_slow_once_is_tried_again():
     cost = PassCost(0.05)
     cost.observe(32, 5.0)
     for _ in range(70):
@@ -85,7 +85,7 @@ def test_a_busy_machine_does_not_make_drafts_narrow(row_share):
         assert sum(busy) > 0.6 * sum(quiet)
 
 
-def test_where_rows_truly_cost_much_drafts_get_narrow():
+def test_expensive_rows_make_drafts_narrow():
     for seed in range(10):
         widths = widths_chosen(seed, 0.8, disturbed=False)
         assert sum(width > 3 for width in widths) < 0.15 * len(widths)

@@ -253,8 +253,8 @@ def test_exact_mode_keeps_whole_chunks_that_prefill_computed():
         assert ask(engine, [*PASSAGES, *question])[1] == len(PASSAGES) - whole + len(question) - 1
     answer = generate(tiny_model("llama"), prompt, 40)
     followed = [*prompt, *answer, *QUESTIONS[1]]
-    settled = (len(prompt) - 1) // CHUNK * CHUNK
-    assert ask(engine, followed)[1] == len(followed) - 1 - settled
+    aligned = (len(prompt) - 1) // CHUNK * CHUNK
+    assert ask(engine, followed)[1] == len(followed) - 1 - aligned
 
 
 def test_exact_mode_goes_on_at_the_edge_of_a_chunk():

@@ -273,8 +273,8 @@ def test_states_that_were_half_moved_are_computed_again():
     def interrupt(session):
         accept, count = session.accept, []
 
-        def then_move(choices):
-            step = accept(choices)
+        def then_move(sampled):
+            step = accept(sampled)
             count.append(1)
             if len(count) == 4:
                 spoil(session.verifier.cache)
