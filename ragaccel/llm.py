@@ -361,7 +361,7 @@ class AnswerBuilder:
 
     def __init__(self, prepared: PreparedRequest, session: Session, tokenizer: Tokenizer) -> None:
         self.session, self._prepared = session, prepared
-        self._decoder, self._text = IncrementalDecoder(tokenizer), prepared.stop.hold_back()
+        self._decoder, self._text = IncrementalDecoder(tokenizer), prepared.stop.make_filter()
         self._pieces: list[str] = []
 
     def add(self, step: Step) -> str:

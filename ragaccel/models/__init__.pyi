@@ -118,10 +118,10 @@ from .space_adapter import (
     ungate_linears as ungate_linears,
 )
 from .streaming import (
-    HeldBackText as HeldBackText,
+    IncrementalDecoder as IncrementalDecoder,
 )
 from .streaming import (
-    IncrementalDecoder as IncrementalDecoder,
+    StopStringFilter as StopStringFilter,
 )
 from .streaming import (
     TextStopRule as TextStopRule,
@@ -148,13 +148,13 @@ from .tool_calling import (
     ToolCalling as ToolCalling,
 )
 from .tool_calling import (
-    choose_tool as choose_tool,
-)
-from .tool_calling import (
     detect_tool_format as detect_tool_format,
 )
 from .tool_calling import (
     resolve_tool_calling as resolve_tool_calling,
+)
+from .tool_calling import (
+    resolve_tool_choice as resolve_tool_choice,
 )
 from .tool_calls import (
     ToolCall as ToolCall,

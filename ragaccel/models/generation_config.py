@@ -85,7 +85,7 @@ _LOSSY_CACHE = "quantized"
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class RequestDefaults:
     """What a request is given besides what it sets itself."""
 
     settings: dict[str, Any]
@@ -108,20 +108,20 @@ class GenerationDefaults:
     """
 
     def __init__(
-        self, model: Any, given: Mapping[str, Any] | GenerationConfig | None = None
+        self, model: Any, overrides: Mapping[str, Any] | GenerationConfig | None = None
     ) -> None:
-        self._model, self._given = model, _as_fields(given)
-        self._ends_then = self._of_model("eos_token_id")
-        self._ids("eos_token_id")
+        self._model, self._overrides = model, _as_fields(overrides)
+        self._initial_eos_ids = self._model_value("eos_token_id")
+        self._read_ids("eos_token_id")
         if (self._value("max_length") or 2) != 1:  # which a prompt of one token reaches
             self.complete({})
 
     def eos_ids(self, otherwise: frozenset[int]) -> frozenset[int]:
         """The end tokens, if they were given or changed since this was made; else ``otherwise``."""
-        given, now = self._given.get("eos_token_id"), self._of_model("eos_token_id")
-        if given is None and (now is None or now == self._ends_then):
+        overrides, now = self._overrides.get("eos_token_id"), self._model_value("eos_token_id")
+        if overrides is None and (now is None or now == self._initial_eos_ids):
             return otherwise
-        return frozenset(self._ids("eos_token_id"))
+        return frozenset(self._read_ids("eos_token_id"))
 
     def complete(
         self,
@@ -131,7 +131,7 @@ class GenerationDefaults:
         eos_ids: Set[int] = frozenset(),
         max_tokens: int | None = None,
         vocab_size: int | None = None,
-    ) -> Completed:
+    ) -> RequestDefaults:
         """Complete what a request sets by what the model asks for.
 
         Args:
@@ -145,34 +145,34 @@ class GenerationDefaults:
             ConfigurationError: as when this was made, or the prompt is as long as ``max_length``.
         """
         self._refuse()
-        kinds = {type(one).__name__ for one in settings.get("logits_processors", ())}
+        processor_names = {type(one).__name__ for one in settings.get("logits_processors", ())}
         found: dict[str, Any] = {}
         if "max_new_tokens" not in settings:
             found |= self._max_new_tokens(num_prompt, max_tokens)
         for name, kind, read in _PENALTIES:
-            if name not in settings and kind not in kinds:
-                found |= self._one(name, getattr(self, read))
-        if "min_new_tokens" not in settings and (least := self._min_new_tokens(num_prompt)):
-            most = settings.get("max_new_tokens", found.get("max_new_tokens", MAX_NEW_TOKENS))
-            found["min_new_tokens"] = min(least, most) if isinstance(most, int) else least
+            if name not in settings and kind not in processor_names:
+                found |= self._read_optional(name, getattr(self, read))
+        if "min_new_tokens" not in settings and (minimum := self._min_new_tokens(num_prompt)):
+            maximum = settings.get("max_new_tokens", found.get("max_new_tokens", MAX_NEW_TOKENS))
+            found["min_new_tokens"] = min(minimum, maximum) if isinstance(maximum, int) else minimum
         sampling: dict[str, Any] = {}
         processors: tuple[Any, ...] = ()
         if self._is_sampled(settings):
             sampling, processors = self._sampling(settings)
-        return Completed(
+        return RequestDefaults(
             found | sampling,
-            self._without(kinds, self._rules(eos_ids, vocab_size)),
-            () if "stop" in settings else self._strings("stop_strings"),
+            self._without_overridden(processor_names, self._score_rules(eos_ids, vocab_size)),
+            () if "stop" in settings else self._read_strings("stop_strings"),
             processors,
-            self._one("max_time", self._number).get("max_time"),
+            self._read_optional("max_time", self._read_number).get("max_time"),
         )
 
-    def _of_model(self, name: str) -> Any:
+    def _model_value(self, name: str) -> Any:
         return getattr(getattr(self._model, "generation_config", None), name, None)
 
     def _value(self, name: str) -> Any:
-        given = self._given.get(name)
-        return self._of_model(name) if given is None else given
+        overrides = self._overrides.get(name)
+        return self._model_value(name) if overrides is None else overrides
 
     def _refuse(self) -> None:
         for name, (harmless, what) in REFUSED.items():
@@ -197,53 +197,59 @@ class GenerationDefaults:
     def _is_sampled(self, settings: Mapping[str, Any]) -> bool:
         if "temperature" in settings:
             return bool(settings["temperature"] != 0.0)
-        return bool(self._given.get("do_sample")) and self._value("temperature") != 0.0
+        return bool(self._overrides.get("do_sample")) and self._value("temperature") != 0.0
 
     def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """What shapes sampling and is not set; what we have no setting for as processors."""
         found: dict[str, Any] = {} if "temperature" in settings else {"temperature": 1.0}
         for name, read in _SAMPLING_SETTINGS.items():
             if name not in settings:
-                found |= self._one(name, getattr(self, read))
+                found |= self._read_optional(name, getattr(self, read))
         others = {
             name: value
             for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-            for value in self._one(name, self._number).values()
+            for value in self._read_optional(name, self._read_number).values()
             if value != _OFF[name]
         }
         if not others:
             return found, ()
         asked = {name: settings[name] for name in _SAMPLING_SETTINGS.keys() & settings.keys()}
-        return _UNSHAPED, tuple(_warpers({**found, **asked, **others}))
+        return _NEUTRAL_SAMPLING, tuple(_warpers({**found, **asked, **others}))
 
-    def _rules(self, eos_ids: Set[int], vocab_size: int | None) -> ScoreRules:
+    def _score_rules(self, eos_ids: Set[int], vocab_size: int | None) -> ScoreRules:
         found: dict[str, Any] = {}
-        found |= self._one("encoder_repetition_penalty", self._number)
-        found |= self._one("encoder_no_repeat_ngram_size", self._whole)
-        if forced := self._ids("forced_bos_token_id", vocab_size):
+        found |= self._read_optional("encoder_repetition_penalty", self._read_number)
+        found |= self._read_optional("encoder_no_repeat_ngram_size", self._read_integer)
+        if forced := self._read_ids("forced_bos_token_id", vocab_size):
             found["forced_bos_token_id"] = forced[0]
-        found["forced_eos_token_id"] = self._ids("forced_eos_token_id", vocab_size)
+        found["forced_eos_token_id"] = self._read_ids("forced_eos_token_id", vocab_size)
         for name in ("suppress_tokens", "begin_suppress_tokens"):
-            found[name] = self._ids(name)
+            found[name] = self._read_ids(name)
         for name in ("remove_invalid_values", "renormalize_logits"):
             found[name] = bool(self._value(name))
-        found |= self._one("exponential_decay_length_penalty", self._decay)
-        found["sequence_bias"] = tuple(self._biases(vocab_size))
-        words = self._sequences("bad_words_ids", self._value("bad_words_ids") or (), vocab_size)
+        found |= self._read_optional("exponential_decay_length_penalty", self._read_decay)
+        found["sequence_bias"] = tuple(self._read_biases(vocab_size))
+        words = self._check_sequences(
+            "bad_words_ids", self._value("bad_words_ids") or (), vocab_size
+        )
         ends = {(token,) for token in eos_ids}  # which transformers takes out, too
         found["bad_words_ids"] = tuple(word for word in words if word not in ends)
         return ScoreRules(**found)
 
     @staticmethod
-    def _without(kinds: Set[str], rules: ScoreRules) -> ScoreRules:
+    def _without_overridden(processor_names: Set[str], rules: ScoreRules) -> ScoreRules:
         """Rules without those in whose place the caller gives a processor of transformers' own."""
-        off = {name: _RULES_OFF[name] for kind, name in _CLASSES.items() if kind in kinds}
+        off = {
+            name: _RULES_OFF[name]
+            for kind, name in _RULE_OF_PROCESSOR.items()
+            if kind in processor_names
+        }
         return replace(rules, **off) if off else rules
 
     def _max_new_tokens(self, num_prompt: int, max_tokens: int | None) -> dict[str, int]:
-        most = self._one("max_new_tokens", self._whole).get("max_new_tokens")
-        if most is None:
-            length = self._one("max_length", self._whole).get("max_length")
+        maximum = self._read_optional("max_new_tokens", self._read_integer).get("max_new_tokens")
+        if maximum is None:
+            length = self._read_optional("max_length", self._read_integer).get("max_length")
             if length is None:
                 return {}
             if length <= num_prompt:
@@ -251,47 +257,52 @@ class GenerationDefaults:
                     f"the model's generation_config sets max_length={length:,}, and the prompt "
                     f"alone has {num_prompt:,} tokens: give max_new_tokens"
                 )
-            most = length - num_prompt
-        if most < 1:
-            raise self._wrong("max_new_tokens", "1 or more")
+            maximum = length - num_prompt
+        if maximum < 1:
+            raise self._field_error("max_new_tokens", "1 or more")
         # What nobody asked of this request must not be why it does not fit.
         return {
-            "max_new_tokens": most
+            "max_new_tokens": maximum
             if max_tokens is None
-            else max(1, min(most, max_tokens - num_prompt))
+            else max(1, min(maximum, max_tokens - num_prompt))
         }
 
     def _min_new_tokens(self, num_prompt: int) -> int:
-        least = self._one("min_new_tokens", self._whole).get("min_new_tokens")
-        if least is None:
-            least = self._one("min_length", self._whole).get("min_length", 0) - num_prompt
-        return int(max(0, least))
+        minimum = self._read_optional("min_new_tokens", self._read_integer).get("min_new_tokens")
+        if minimum is None:
+            minimum = (
+                self._read_optional("min_length", self._read_integer).get("min_length", 0)
+                - num_prompt
+            )
+        return int(max(0, minimum))
 
-    def _one(self, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
+    def _read_optional(self, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
         return {} if self._value(name) is None else {name: read(name)}
 
-    def _number(self, name: str) -> float:
+    def _read_number(self, name: str) -> float:
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise self._wrong(name, "a number")
+            raise self._field_error(name, "a number")
         if name in _POSITIVE and value <= 0:
-            raise self._wrong(name, "above 0")
+            raise self._field_error(name, "above 0")
         return float(value)
 
-    def _whole(self, name: str) -> int:
+    def _read_integer(self, name: str) -> int:
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._wrong(name, "a whole number, 0 or more")
+            raise self._field_error(name, "a whole number, 0 or more")
         return value
 
-    def _ids(self, name: str, vocab_size: int | None = None) -> tuple[int, ...]:
+    def _read_ids(self, name: str, vocab_size: int | None = None) -> tuple[int, ...]:
         value = self._value(name)
         if value is None:
             return ()
-        found = self._sequences(name, [[value] if isinstance(value, int) else value], vocab_size)
+        found = self._check_sequences(
+            name, [[value] if isinstance(value, int) else value], vocab_size
+        )
         return tuple(token for one in found for token in one if token >= 0)
 
-    def _sequences(
+    def _check_sequences(
         self, name: str, value: Any, vocab_size: int | None
     ) -> tuple[tuple[int, ...], ...]:
         """Token ids of a field that holds lists of them; ``value`` is its own, or part of it."""
@@ -300,16 +311,18 @@ class GenerationDefaults:
         try:
             found = tuple(tuple(one) for one in value if len(one))
         except TypeError:
-            raise self._wrong(name, "made of token ids") from None
+            raise self._field_error(name, "made of token ids") from None
         for token in (token for one in found for token in one):
-            least = -1 if name in _MAY_BE_NONE else 0
-            if isinstance(token, bool) or not isinstance(token, int) or token < least:
-                raise self._wrong(name, "made of token ids")
+            minimum = -1 if name in _MAY_BE_MINUS_ONE else 0
+            if isinstance(token, bool) or not isinstance(token, int) or token < minimum:
+                raise self._field_error(name, "made of token ids")
             if vocab_size is not None and token >= vocab_size:
-                raise self._wrong(name, f"of token ids below {vocab_size:,}, the vocabulary's size")
+                raise self._field_error(
+                    name, f"of token ids below {vocab_size:,}, the vocabulary's size"
+                )
         return found
 
-    def _biases(self, vocab_size: int | None) -> Iterable[tuple[tuple[int, ...], float]]:
+    def _read_biases(self, vocab_size: int | None) -> Iterable[tuple[tuple[int, ...], float]]:
         value = self._value("sequence_bias")
         try:
             pairs = [tuple(pair) for pair in (value.items() if hasattr(value, "items") else value)]
@@ -317,12 +330,12 @@ class GenerationDefaults:
         except (TypeError, ValueError, IndexError):
             if value is None:
                 return
-            raise self._wrong("sequence_bias", "pairs of token ids and a number") from None
+            raise self._field_error("sequence_bias", "pairs of token ids and a number") from None
         for sequence, bias in zip(sequences, biases, strict=True):
-            for ids in self._sequences("sequence_bias", [sequence], vocab_size):
+            for ids in self._check_sequences("sequence_bias", [sequence], vocab_size):
                 yield ids, bias
 
-    def _strings(self, name: str) -> tuple[str, ...]:
+    def _read_strings(self, name: str) -> tuple[str, ...]:
         value = self._value(name)
         if value is None:
             return ()
@@ -330,18 +343,18 @@ class GenerationDefaults:
         if not isinstance(found, list | tuple) or not all(
             isinstance(one, str) and one for one in found
         ):
-            raise self._wrong(name, "a string or a list of strings, none of them empty")
+            raise self._field_error(name, "a string or a list of strings, none of them empty")
         return tuple(found)
 
-    def _decay(self, name: str) -> tuple[int, float]:
+    def _read_decay(self, name: str) -> tuple[int, float]:
         value = self._value(name)
         try:
             start, factor = value
             return int(start), float(factor)
         except (TypeError, ValueError):
-            raise self._wrong(name, "a pair: where it starts, and a factor") from None
+            raise self._field_error(name, "a pair: where it starts, and a factor") from None
 
-    def _wrong(self, name: str, wanted: str) -> ConfigurationError:
+    def _field_error(self, name: str, wanted: str) -> ConfigurationError:
         return ConfigurationError(
             f"{name} of the model's generation_config must be {wanted}, not {self._value(name)!r}"
         )
@@ -359,17 +372,20 @@ class TimeRule:
 
 
 _PENALTIES = (
-    ("repetition_penalty", "RepetitionPenaltyLogitsProcessor", "_number"),
-    ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_whole"),
+    ("repetition_penalty", "RepetitionPenaltyLogitsProcessor", "_read_number"),
+    ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_read_integer"),
 )
 _POSITIVE = frozenset({"repetition_penalty", "encoder_repetition_penalty"})
 # Some files name no token by -1, which generate then never meets.
-_MAY_BE_NONE = frozenset({"begin_suppress_tokens", "eos_token_id", "suppress_tokens"})
+_MAY_BE_MINUS_ONE = frozenset({"begin_suppress_tokens", "eos_token_id", "suppress_tokens"})
 _SAMPLING_SETTINGS = {
-    "temperature": "_number", "top_k": "_whole", "top_p": "_number", "min_p": "_number"
-}  # fmt: skip
+    "temperature": "_read_number",
+    "top_k": "_read_integer",
+    "top_p": "_read_number",
+    "min_p": "_read_number",
+}
 _OFF = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-_UNSHAPED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in the order of transformers
     ("temperature", 1.0, TemperatureLogitsWarper),
     ("top_h", None, TopHLogitsWarper),
@@ -381,7 +397,7 @@ _WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in the order of transformers
     ("eta_cutoff", 0.0, EtaLogitsWarper),
 )
 # The processor of transformers that does what a rule does; one that a caller gives goes before it.
-_CLASSES = {
+_RULE_OF_PROCESSOR = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
     "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
@@ -394,7 +410,7 @@ _CLASSES = {
     "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
     "LogitNormalization": "renormalize_logits",
 }
-_RULES_OFF = {name: getattr(NO_RULES, name) for name in _CLASSES.values()}
+_RULES_OFF = {name: getattr(NO_RULES, name) for name in _RULE_OF_PROCESSOR.values()}
 
 
 def _warpers(settings: Mapping[str, Any]) -> Iterable[Any]:
@@ -408,14 +424,14 @@ def _warpers(settings: Mapping[str, Any]) -> Iterable[Any]:
             raise ConfigurationError(f"{name} of the model's generation_config: {error}") from error
 
 
-def _as_fields(given: Mapping[str, Any] | GenerationConfig | None) -> dict[str, Any]:
-    if isinstance(given, GenerationConfig):
-        return dict(vars(given))
-    if not (given is None or hasattr(given, "keys")):
+def _as_fields(overrides: Mapping[str, Any] | GenerationConfig | None) -> dict[str, Any]:
+    if isinstance(overrides, GenerationConfig):
+        return dict(vars(overrides))
+    if not (overrides is None or hasattr(overrides, "keys")):
         raise ConfigurationError(
-            f"generation_config is a GenerationConfig or a dict of its fields, not {given!r}"
+            f"generation_config is a GenerationConfig or a dict of its fields, not {overrides!r}"
         )
-    fields = dict(given or {})
+    fields = dict(overrides or {})
     if unknown := sorted(fields.keys() - _known_fields(), key=str):
         raise ConfigurationError(
             f"generation_config has no field {unknown[0]!r}: see transformers.GenerationConfig"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "�"
 # No rule of transformers' space cleaning reads further back than this.
-_CLEANED = 8
+_CLEANUP_REACH = 8
 _WINDOW = 48
 
 
@@ -29,53 +29,53 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # those of the window: enough to decode what comes next
-        self._given = 0  # characters of the window's text given out
+        self._num_emitted = 0  # characters of the window's text given out
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens; return the text that is now certain."""
         self._ids.extend(token_ids)
-        stable = self._ids[: len(self._ids) - self._open_bytes()]
+        stable = self._ids[: len(self._ids) - self._count_open_bytes()]
         text = self._tokenizer.decode(stable)
-        end = self._certain_end(text)
-        piece = text[self._given : end]
-        self._given = max(self._given, end)
+        end = self._stable_end(text)
+        piece = text[self._num_emitted : end]
+        self._num_emitted = max(self._num_emitted, end)
         if len(self._ids) > 2 * _WINDOW:
-            self._slide()
+            self._drop_old_tokens()
         return piece
 
     def finish(self) -> str:
         """Return the rest of the text, half characters included as replacement characters."""
         text = self._tokenizer.decode(self._ids)
-        piece = text[self._given :]
-        self._given = max(self._given, len(text))
+        piece = text[self._num_emitted :]
+        self._num_emitted = max(self._num_emitted, len(text))
         return piece
 
-    def _open_bytes(self) -> int:
+    def _count_open_bytes(self) -> int:
         count = 0
         while count < len(self._ids) and self._ids[-1 - count] in self._tokenizer.byte_ids:
             count += 1
         return count
 
-    def _certain_end(self, text: str) -> int:
+    def _stable_end(self, text: str) -> int:
         end = len(text)
         while end and text[end - 1] == _REPLACEMENT:
             end -= 1
         if self._tokenizer.cleans_spaces:
-            space = text.find(" ", max(0, end - _CLEANED), end)
+            space = text.find(" ", max(0, end - _CLEANUP_REACH), end)
             if space >= 0:
                 end = space
         return end
 
-    def _slide(self) -> None:
+    def _drop_old_tokens(self) -> None:
         """Forget old tokens, where the text of the others is the end of the text of all."""
         text = self._tokenizer.decode(self._ids)
         for start in range(len(self._ids) - _WINDOW, len(self._ids) - _WINDOW // 2):
             shorter = self._tokenizer.decode(self._ids[start:])
             dropped = len(text) - len(shorter)
             whole = text.endswith(shorter) and not shorter.startswith((" ", _REPLACEMENT))
-            if whole and shorter and dropped < self._given:
+            if whole and shorter and dropped < self._num_emitted:
                 del self._ids[:start]
-                self._given -= dropped
+                self._num_emitted -= dropped
                 return
 
 
@@ -95,7 +95,7 @@ def decode_tail(tokenizer: Tokenizer, token_ids: Sequence[int], num_chars: int) 
 class TextStopRule:
     """Ends an answer with the first token that completes one of several strings.
 
-    A stop rule over tokens; ``trim`` and ``HeldBackText`` keep the string itself, and what the
+    A stop rule over tokens; ``trim`` and ``StopStringFilter`` keep the string itself, and what the
     same token spells after it, out of the text. Tokens without text, as special ones are, do not
     part a string: the text that is shown would hold it. A string may name special tokens as well.
 
@@ -117,10 +117,10 @@ class TextStopRule:
             raise ConfigurationError("an empty stop string would end every answer at once")
         self._tokenizer = tokenizer
         self._longest = max((len(string) for string in self.strings), default=0)
-        self._before = tuple(after) if self.strings else ()
+        self._prompt_ids = tuple(after) if self.strings else ()
         # What generate looks for in the text with its special tokens, callers where they name one.
         special = tokenizer.special_tokens
-        self._spelled = tuple(
+        self._special_strings = tuple(
             string for string in self.strings if after or any(one in string for one in special)
         )
 
@@ -137,25 +137,25 @@ class TextStopRule:
             own = len(self._tokenizer.decode(token_ids[end - 1 : end]))
             text = decode_tail(self._tokenizer, token_ids[:end], self._longest + own)
             if any(string in text for string in self.strings) or (
-                len(text) < self._longest + own and self._began_before(token_ids[:end])
+                len(text) < self._longest + own and self._starts_in_prompt(token_ids[:end])
             ):
                 return end
-            if self._spelled and self._spells(token_ids[:end]):
+            if self._special_strings and self._matches_special(token_ids[:end]):
                 return end
         return None
 
-    def _spells(self, token_ids: Sequence[int]) -> bool:
+    def _matches_special(self, token_ids: Sequence[int]) -> bool:
         """Whether the last token completes a string, special tokens being text like others."""
         own = self._tokenizer.decode(token_ids[-1:], skip_special_tokens=False)
         width = self._longest + len(own)  # no token of those that make up a string is empty
         text = self._tokenizer.decode(token_ids[-width:], skip_special_tokens=False)
-        return any(string in text[-width:] for string in self._spelled)
+        return any(string in text[-width:] for string in self._special_strings)
 
-    def _began_before(self, token_ids: Sequence[int]) -> bool:
+    def _starts_in_prompt(self, token_ids: Sequence[int]) -> bool:
         """Whether an answer completes a string that began in the prompt."""
-        if not self._before:
+        if not self._prompt_ids:
             return False
-        tail = self._before[-self._longest :]
+        tail = self._prompt_ids[-self._longest :]
         before = self._tokenizer.decode(tail, skip_special_tokens=False)
         text = self._tokenizer.decode((*tail, *token_ids), skip_special_tokens=False)
         return any(
@@ -167,36 +167,36 @@ class TextStopRule:
         found = [at for string in self.strings if (at := text.find(string)) >= 0]
         return text[: min(found)] if found else text
 
-    def hold_back(self) -> HeldBackText:
+    def make_filter(self) -> StopStringFilter:
         """Return a filter for streaming this rule's answer."""
-        return HeldBackText(self.strings)
+        return StopStringFilter(self.strings)
 
 
-class HeldBackText:
+class StopStringFilter:
     """Streamed text without stop strings: what may be the start of one waits."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
-        self._held = ""
+        self._pending = ""
         self.stopped = False
 
     def push(self, piece: str) -> str:
         """Add text; return what is certainly no part of a stop string."""
         if self.stopped:
             return ""
-        text = self._held + piece
+        text = self._pending + piece
         found = [at for string in self._strings if (at := text.find(string)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
+            self.stopped, self._pending = True, ""
             return text[: min(found)]
-        held = max((_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        pending = max((_overlap(text, string) for string in self._strings), default=0)
+        self._pending = text[len(text) - pending :]
+        return text[: len(text) - pending]
 
     def finish(self) -> str:
         """Return what was held back: the answer ended without completing a stop string."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def _overlap(text: str, string: str) -> int:

@@ -24,10 +24,10 @@ from ragaccel.models.tool_calls import (
     SENTINEL_TOOL,
     SENTINEL_TOOLS,
     SENTINEL_VALUE,
-    as_messages,
-    as_tools,
-    calls_tools,
-    holds_results,
+    has_tool_calls,
+    has_tool_results,
+    normalize_messages,
+    normalize_tools,
 )
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_OWN_ARGUMENTS = frozenset({"messages", "conversation", "documents", "tools", "tokenize",
+_RESERVED_OPTIONS = frozenset({"messages", "conversation", "documents", "tools", "tokenize",
     "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
     "return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens", "padding",
     "truncation", "max_length", "tokenizer_kwargs"})  # fmt: skip
-_PATIENCE = 30.0  # seconds that messages may take; templates lay out megabytes in one
+_TEMPLATE_TIMEOUT = 30.0  # seconds that messages may take; templates lay out megabytes in one
 _MAX_SOURCE = 1 << 20  # characters of a template; the longest known have some 30,000
 _MAX_TEXT = 1 << 24  # characters of a text laid out, if that is much more than went in
 _MAX_GROWTH = 20
-_CONVERSATION = (SENTINEL_QUESTION, SENTINEL_CALL, SENTINEL_RESULT)
+_SENTINEL_MESSAGES = (SENTINEL_QUESTION, SENTINEL_CALL, SENTINEL_RESULT)
 
 
 class ChatTemplate:
@@ -56,7 +56,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._is_timed = True  # until it has laid something out
+        self._is_untested = True  # until it has laid something out
         self.source: str | None = self._read()
 
     @property
@@ -67,7 +67,7 @@ class ChatTemplate:
     @cached_property
     def takes_tools(self) -> bool:
         """Whether it writes out the tools that the model may call."""
-        text = self._try([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
+        text = self._try_render([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
         return text is not None and SENTINEL_TOOL in text
 
     def text(
@@ -88,10 +88,10 @@ class ChatTemplate:
             raise ConfigurationError(
                 "this model has no chat template: give the prompt as text, or load a chat model"
             )
-        inputs["tools"] = tools = as_tools(tools)
+        inputs["tools"] = tools = normalize_tools(tools)
         self._check(messages, tools, options or {})
-        as_text = calls_tools(messages) and self._sentinel_chat[1]
-        rendered = as_messages(messages, arguments_as_text=as_text)
+        arguments_as_text = has_tool_calls(messages) and self._sentinel_chat[1]
+        rendered = normalize_messages(messages, arguments_as_text=arguments_as_text)
         try:
             return self._render(rendered, **inputs, **(options or {}))
         except UnsupportedModelError:  # it takes too long
@@ -107,17 +107,17 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> None:
-        lacking = self._lacking(messages, tools)
-        if lacking is not None:
+        unsupported = self._find_unsupported(messages, tools)
+        if unsupported is not None:
             raise ConfigurationError(
-                f"this model's chat template has no place for {lacking}: load a model that was "
+                f"this model's chat template has no place for {unsupported}: load a model that was "
                 "trained to call tools, or write them into a message's text"
             )
-        taken = sorted(_OWN_ARGUMENTS & options.keys())
+        taken = sorted(_RESERVED_OPTIONS & options.keys())
         if taken:
             raise ConfigurationError(f"{taken[0]!r} is an argument of its own, no template option")
 
-    def _lacking(
+    def _find_unsupported(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -125,27 +125,27 @@ class ChatTemplate:
         """What among these the template would leave out; None also where only trying can tell."""
         if tools and not self.takes_tools:
             return "tools"
-        if calls_tools(messages) and not self._shows(SENTINEL_VALUE):
+        if has_tool_calls(messages) and not self._renders(SENTINEL_VALUE):
             return "tool calls"
-        if holds_results(messages) and not self._shows(str(SENTINEL_RESULT["content"])):
+        if has_tool_results(messages) and not self._renders(str(SENTINEL_RESULT["content"])):
             return "tool results"
         return None
 
-    def _shows(self, word: str) -> bool:
+    def _renders(self, word: str) -> bool:
         text, _ = self._sentinel_chat
         return text is None or word in text
 
     @cached_property
     def _sentinel_chat(self) -> tuple[str | None, bool]:
         """A probe conversation laid out, None if rejected; whether arguments go in as JSON text."""
-        text = self._try(as_messages(_CONVERSATION), tools=SENTINEL_TOOLS)
+        text = self._try_render(normalize_messages(_SENTINEL_MESSAGES), tools=SENTINEL_TOOLS)
         if text is not None and str({SENTINEL_KEY: SENTINEL_VALUE}) not in text:
             return text, False
-        with_texts = as_messages(_CONVERSATION, arguments_as_text=True)
-        text_of_texts = self._try(with_texts, tools=SENTINEL_TOOLS)
+        with_texts = normalize_messages(_SENTINEL_MESSAGES, arguments_as_text=True)
+        text_of_texts = self._try_render(with_texts, tools=SENTINEL_TOOLS)
         return (text, False) if text_of_texts is None else (text_of_texts, True)
 
-    def _try(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str | None:
+    def _try_render(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str | None:
         if self.source is None:
             return None
         try:
@@ -163,13 +163,13 @@ class ChatTemplate:
             self._tokenizer.apply_chat_template, list(messages), tokenize=False, **inputs
         )
         try:
-            text = within(_PATIENCE, render) if self._is_timed else render()
+            text = run_with_timeout(_TEMPLATE_TIMEOUT, render) if self._is_untested else render()
         except TimeoutError as error:
             raise UnsupportedModelError(
-                f"its chat template lays out messages for more than {_PATIENCE:.0f} seconds: it is "
-                "damaged, or made to hang"
+                f"its chat template lays out messages for more than "
+                f"{_TEMPLATE_TIMEOUT:.0f} seconds: it is damaged, or made to hang"
             ) from error
-        self._is_timed = False
+        self._is_untested = False
         if len(text) > _MAX_TEXT and len(text) > _MAX_GROWTH * len(str((messages, inputs))):
             raise ConfigurationError(f"it makes {len(text):,} characters of them")
         return text
@@ -189,7 +189,7 @@ class ChatTemplate:
         return source
 
 
-def within(seconds: float, call: Callable[[], str]) -> str:
+def run_with_timeout(seconds: float, call: Callable[[], str]) -> str:
     """Return what a call returns; one that takes too long is ended where it is in Python code.
 
     Raises:
@@ -213,7 +213,7 @@ def within(seconds: float, call: Callable[[], str]) -> str:
         raise TimeoutError(f"it takes more than {seconds} seconds") from error
 
 
-_FIRST_MARK = 0x10F800  # private use, and no text's own
+_FIRST_ESCAPE = 0x10F800  # private use, and no text's own
 _GUARD = chr(0x10FFF0)
 
 Offsets = list[tuple[int, int]]
@@ -230,17 +230,20 @@ class SpecialTokenEscaper:
     def __init__(self, special_tokens: Iterable[str]) -> None:
         tokens = sorted(filter(None, set(special_tokens)), key=len, reverse=True)
         firsts = sorted({token[0] for token in tokens})
-        self._mark_of = {first: chr(_FIRST_MARK + i) for i, first in enumerate(firsts)}
-        self._first_of = {mark: first for first, mark in self._mark_of.items()}
+        self._escape_of = {first: chr(_FIRST_ESCAPE + i) for i, first in enumerate(firsts)}
+        self._first_of = {mark: first for first, mark in self._escape_of.items()}
         # Looked at from every character, since occurrences may overlap; nothing matches (?!).
         heads = [re.escape(token[0]) + f"(?={re.escape(token[1:])})" for token in tokens]
-        marks = [self._mark_of[token[0]] + f"(?={self._either_way(token[1:])})" for token in tokens]
-        self._spelled = re.compile("|".join(heads) or "(?!)")
-        self._marked = re.compile("|".join(marks) or "(?!)")
+        marks = [
+            self._escape_of[token[0]] + f"(?={self._possibly_escaped(token[1:])})"
+            for token in tokens
+        ]
+        self._special_tokens_pattern = re.compile("|".join(heads) or "(?!)")
+        self._escaped_tokens = re.compile("|".join(marks) or "(?!)")
 
     def escape(self, text: str) -> str:
         """Mark every special token that a text spells; the length stays."""
-        return self._spelled.sub(lambda found: self._mark_of[found.group()], text)
+        return self._special_tokens_pattern.sub(lambda found: self._escape_of[found.group()], text)
 
     def escape_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Mark all text of a message, at whatever depth; its role stays."""
@@ -264,22 +267,22 @@ class SpecialTokenEscaper:
 
     def unescape(self, text: str) -> str:
         """Turn a marked text back."""
-        return self._marked.sub(lambda found: self._first_of[found.group()], text)
+        return self._escaped_tokens.sub(lambda found: self._first_of[found.group()], text)
 
     def is_escaped(self, text: str) -> bool:
         """Whether a text holds marks."""
-        return self._marked.search(text) is not None
+        return self._escaped_tokens.search(text) is not None
 
-    def _either_way(self, rest: str) -> str:
+    def _possibly_escaped(self, rest: str) -> str:
         """The rest of a token, where an overlapping one may have been marked in its midst."""
         return "".join(
-            f"[{re.escape(char)}{self._mark_of[char]}]" if char in self._mark_of
+            f"[{re.escape(char)}{self._escape_of[char]}]" if char in self._escape_of
             else re.escape(char)
             for char in rest
         )  # fmt: skip
 
 
-class PlainEncoder:
+class PlainTextEncoder:
     """A fast tokenizer that sees no special tokens, for the stretches that hold marks.
 
     Args:
@@ -296,7 +299,7 @@ class PlainEncoder:
         self._backend.encode_special_tokens = True
 
     def replace(
-        self, marked: str, escaper: SpecialTokenEscaper, ids: list[int], spans: Offsets
+        self, escaped_text: str, escaper: SpecialTokenEscaper, ids: list[int], spans: Offsets
     ) -> tuple[list[int], Offsets]:
         """Tokenize the marked stretches between the special tokens of a text again, as text.
 
@@ -309,8 +312,8 @@ class PlainEncoder:
         for i in range(len(ids) + 1):
             if i < len(ids) and ids[i] not in self._special_ids:
                 continue
-            end = spans[i][0] if i < len(ids) else len(marked)
-            stretch, between = marked[at:end], slice(start, i)
+            end = spans[i][0] if i < len(ids) else len(escaped_text)
+            stretch, between = escaped_text[at:end], slice(start, i)
             again = (
                 self._encode(escaper.unescape(stretch), at) if escaper.is_escaped(stretch) else None
             )
@@ -377,7 +380,7 @@ class Tokenizer:
         self.encode("")
 
     @property
-    def special_ends(self) -> tuple[str, ...]:
+    def eos_tokens(self) -> tuple[str, ...]:
         """The texts of the tokens that end an answer."""
         return tuple(self.tokenizer.convert_ids_to_tokens(sorted(self.eos_ids)))
 
@@ -422,7 +425,7 @@ class Tokenizer:
             ids: list[int] = self.tokenizer.encode(
                 text, add_special_tokens=add_special_tokens, verbose=False
             )
-        return ids[1:] if self._starts_twice(ids) else ids
+        return ids[1:] if self._has_doubled_bos(ids) else ids
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = False
@@ -436,7 +439,7 @@ class Tokenizer:
                 as in ``encode``.
         """
         if not self._is_fast:
-            return self._encode_slowly(text, add_special_tokens)
+            return self._encode_by_decoding(text, add_special_tokens)
         with _explain_surrogates(text):
             encoding = self.tokenizer(
                 text,
@@ -449,7 +452,7 @@ class Tokenizer:
         spans = [(start, end) for start, end in encoding["offset_mapping"]]
         if self.escaper.is_escaped(text):
             ids, spans = self._plain_encoder.replace(text, self.escaper, ids, spans)
-        return (ids[1:], spans[1:]) if self._starts_twice(ids) else (ids, spans)
+        return (ids[1:], spans[1:]) if self._has_doubled_bos(ids) else (ids, spans)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turn token ids into text, by default without special tokens."""
@@ -520,18 +523,18 @@ class Tokenizer:
         return bool(getattr(self.tokenizer, "is_fast", False))
 
     @cached_property
-    def _plain_encoder(self) -> PlainEncoder:
+    def _plain_encoder(self) -> PlainTextEncoder:
         ids = frozenset(self.tokenizer.convert_tokens_to_ids(list(self.special_tokens)))
         unknown = self.tokenizer.unk_token_id  # comes out of any text, where it is no end as well
         if unknown not in {*self.eos_ids, self.tokenizer.bos_token_id}:
             ids -= {unknown}
-        return PlainEncoder(self.tokenizer.backend_tokenizer, ids - self.byte_ids)
+        return PlainTextEncoder(self.tokenizer.backend_tokenizer, ids - self.byte_ids)
 
-    def _starts_twice(self, ids: Sequence[int]) -> bool:
+    def _has_doubled_bos(self, ids: Sequence[int]) -> bool:
         begin = getattr(self.tokenizer, "bos_token_id", None)
         return begin is not None and len(ids) > 1 and ids[0] == ids[1] == begin
 
-    def _encode_slowly(
+    def _encode_by_decoding(
         self, text: str, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Find each token's characters by decoding ever longer starts of the text."""

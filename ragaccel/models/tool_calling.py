@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     Message = Mapping[str, Any]
 
-_ASKED = {SENTINEL_KEY: SENTINEL_VALUE}
-_ANSWER = "probe answer 7"
-_ANSWERING: Message = {"role": "assistant", "content": _ANSWER}
-_CALLING_TWICE: Message = {**SENTINEL_CALL, "tool_calls": [*SENTINEL_CALL["tool_calls"]] * 2}
+_SENTINEL_ARGUMENTS = {SENTINEL_KEY: SENTINEL_VALUE}
+_SENTINEL_TEXT = "probe answer 7"
+_SENTINEL_REPLY: Message = {"role": "assistant", "content": _SENTINEL_TEXT}
+_SENTINEL_CALLS: Message = {**SENTINEL_CALL, "tool_calls": [*SENTINEL_CALL["tool_calls"]] * 2}
 _THOUGHT_END = "</think>"
 # Special tokens round bare calls that templates leave to the model: Llama's.
 _UNWRITTEN_MARKERS = ("<|python_tag|>", "<|python_start|>")
 _UNWRITTEN_CLOSERS = ("<|python_end|>",)
-_COMMON = ToolFormat(
+_COMMON_FORMAT = ToolFormat(
     markers=("<tool_call>", "<|tool_call|>", "<|tool_call>", "[TOOL_CALLS]", *_UNWRITTEN_MARKERS),
     closers=("</tool_call>", "<|/tool_call|>", "<tool_call|>", *_UNWRITTEN_CLOSERS),
     is_bare=True,
@@ -61,22 +61,25 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
     if not tokenizer.takes_tools:
         return None
     special = tuple(sorted(tokenizer.special_tokens, key=len, reverse=True))
-    written = _written(tokenizer, SENTINEL_CALL)
-    body = None if written is None else _Body.find(written.text)
+    written = _render_answer(tokenizer, SENTINEL_CALL)
+    body = None if written is None else _RenderedCall.find(written.text)
     if written is None or body is None:
-        return replace(_COMMON, special_tokens=special)
+        return replace(_COMMON_FORMAT, special_tokens=special)
     lead = body.before.rpartition(_THOUGHT_END)[2].lstrip()
-    again, between = _between(tokenizer, lead)
-    core = _core(lead)
-    closer = _cut(body.after, (written.tail.strip(), *tokenizer.special_ends))
+    again, between = _read_second_call(tokenizer, lead)
+    core = _without_list_bracket(lead)
+    closer = _cut_before(body.after, (written.tail.strip(), *tokenizer.eos_tokens))
     closer = closer.strip().removeprefix("]").strip()
     return ToolFormat(
-        markers=_distinct(core, again, *_known(_UNWRITTEN_MARKERS, special)),
-        closers=_distinct(
-            closer, between, closer.removeprefix(between), *_known(_UNWRITTEN_CLOSERS, special)
+        markers=_longest_first(core, again, *_intersection(_UNWRITTEN_MARKERS, special)),
+        closers=_longest_first(
+            closer,
+            between,
+            closer.removeprefix(between),
+            *_intersection(_UNWRITTEN_CLOSERS, special),
         ),
         is_bare=not core,
-        name_opening=_after_thoughts(tokenizer) + lead + body.name_opening,
+        name_opening=_thought_closing(tokenizer) + lead + body.name_opening,
         arguments_opening=body.arguments_opening,
         separator=body.separator or MISTRAL_SEPARATOR,
         special_tokens=special,
@@ -84,7 +87,7 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _RenderedAnswer:
     """What a template writes of an answer, and what it writes behind one of plain text."""
 
     text: str
@@ -92,7 +95,7 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _RenderedCall:
     """The probe's call itself, in what a template wrote."""
 
     before: str
@@ -101,7 +104,7 @@ class _Body:
     separator: str = ""
 
     @classmethod
-    def find(cls, written: str) -> _Body | None:
+    def find(cls, written: str) -> _RenderedCall | None:
         """The leftmost stretch that reads as the call; None if none does."""
         name_at = written.find(SENTINEL_TOOL)
         separator = _separator(written, name_at + len(SENTINEL_TOOL))
@@ -113,7 +116,7 @@ class _Body:
             if (
                 found is not None
                 and found[0].name == SENTINEL_TOOL
-                and found[0].arguments == _ASKED
+                and found[0].arguments == _SENTINEL_ARGUMENTS
             ):
                 end = found[1]
                 own = separator if start == name_at else ""
@@ -124,14 +127,14 @@ class _Body:
     def name_opening(self) -> str:
         """What stands before the name; the name first, wherever the template puts it."""
         before = self.text.partition(SENTINEL_TOOL)[0]
-        return _COMMON.name_opening if SENTINEL_VALUE in before else before
+        return _COMMON_FORMAT.name_opening if SENTINEL_VALUE in before else before
 
     @property
     def arguments_opening(self) -> str:
         """What stands between the name and the arguments, without these' own first character."""
         before, _, behind = self.text.partition(SENTINEL_TOOL)
         if SENTINEL_VALUE in before:
-            return _COMMON.arguments_opening
+            return _COMMON_FORMAT.arguments_opening
         behind = behind.partition(SENTINEL_KEY)[0].partition(SENTINEL_ID)[0]
         if "{" in behind or self.separator:
             return behind.partition("{")[0].rstrip()
@@ -140,7 +143,7 @@ class _Body:
         return behind.partition("<")[0].rstrip()
 
 
-def _written(tokenizer: Tokenizer, message: Message) -> _Written | None:
+def _render_answer(tokenizer: Tokenizer, message: Message) -> _RenderedAnswer | None:
     """Lay out a message behind a question; None if the template rejects it."""
 
     def rendered(answer: Message) -> str:
@@ -149,10 +152,12 @@ def _written(tokenizer: Tokenizer, message: Message) -> _Written | None:
         )
 
     try:
-        plain, text = rendered(_ANSWERING), rendered(message)
+        plain, text = rendered(_SENTINEL_REPLY), rendered(message)
     except ConfigurationError:
         return None
-    return _Written(text[_num_shared(plain, text) :], plain.rpartition(_ANSWER)[2])
+    return _RenderedAnswer(
+        text[_common_prefix_length(plain, text) :], plain.rpartition(_SENTINEL_TEXT)[2]
+    )
 
 
 def _separator(written: str, at: int) -> str:
@@ -165,45 +170,45 @@ def _separator(written: str, at: int) -> str:
     return pattern if "(?P<id>" in pattern else pattern + "(?P<id>)"
 
 
-def _between(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
+def _read_second_call(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
     """What begins a second call and what ends the first, where two are written."""
-    written = _written(tokenizer, _CALLING_TWICE)
-    first = None if written is None else _Body.find(written.text)
-    second = None if first is None else _Body.find(first.after)
+    written = _render_answer(tokenizer, _SENTINEL_CALLS)
+    first = None if written is None else _RenderedCall.find(written.text)
+    second = None if first is None else _RenderedCall.find(first.after)
     if second is None:
         return "", ""
-    shared = _num_shared(lead[::-1], second.before[::-1])
-    begun = re.search(r"[<\[].*", lead[len(lead) - shared :], re.DOTALL)
-    again = begun.group() if begun else ""
-    return _core(again), second.before.removesuffix(again).strip(" \n,;")
+    shared = _common_prefix_length(lead[::-1], second.before[::-1])
+    partial = re.search(r"[<\[].*", lead[len(lead) - shared :], re.DOTALL)
+    again = partial.group() if partial else ""
+    return _without_list_bracket(again), second.before.removesuffix(again).strip(" \n,;")
 
 
-def _after_thoughts(tokenizer: Tokenizer) -> str:
+def _thought_closing(tokenizer: Tokenizer) -> str:
     """What ends the thoughts that the template has an answer begin with."""
     prompt = tokenizer.chat_text([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
     return f"\n{_THOUGHT_END}\n\n" if prompt.rstrip().endswith("<think>") else ""
 
 
-def _num_shared(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _core(opening: str) -> str:
+def _without_list_bracket(opening: str) -> str:
     """What announces calls, without the bracket of a list of them."""
     return opening.strip().removesuffix("[").rstrip()
 
 
-def _cut(text: str, ends: Sequence[str]) -> str:
+def _cut_before(text: str, ends: Sequence[str]) -> str:
     return text[: min((text.find(end) for end in ends if end and end in text), default=len(text))]
 
 
-def _known(tokens: Sequence[str], special: Sequence[str]) -> list[str]:
+def _intersection(tokens: Sequence[str], special: Sequence[str]) -> list[str]:
     return [token for token in tokens if token in special]
 
 
-def _distinct(*texts: str) -> tuple[str, ...]:
+def _longest_first(*texts: str) -> tuple[str, ...]:
     """Those that are not empty, once each, the longest first."""
     return tuple(sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True))
 
@@ -212,7 +217,7 @@ _FORCED = ("any", "required", True)
 _FORMATS: WeakKeyDictionary[Tokenizer, ToolFormat] = WeakKeyDictionary()
 
 
-def choose_tool(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
+def resolve_tool_choice(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
     """Check a choice of tools: None where the model decides, "" for any, "none", or a name.
 
     A name is given as such or as ``{"type": "function", "function": {"name": ...}}``.
@@ -258,18 +263,18 @@ class ToolCalling:
         """The opening as tokens, special ones read as such: they go behind the prompt."""
         return list(self.tokenizer.encode(self.opening)) if self.opening else []
 
-    def settled(self, token_ids: Sequence[int]) -> str:
+    def stable_content(self, token_ids: Sequence[int]) -> str:
         """Return what of an unfinished answer is content, whatever may follow."""
         text = self._text(token_ids)
-        begun = [
+        partial = [
             size for stop in self.stop for size in range(1, len(stop)) if text.endswith(stop[:size])
         ]
-        return self.format.settled(text[: len(text) - max(begun, default=0)])
+        return self.format.stable_content(text[: len(text) - max(partial, default=0)])
 
-    def told_next(self, told: str, token_ids: Sequence[int]) -> str:
+    def next_content(self, emitted: str, token_ids: Sequence[int]) -> str:
         """Return what a stream may tell of an unfinished answer beyond what it has told."""
-        settled = self.settled(token_ids)
-        return settled[len(told) :] if settled.startswith(told) else ""
+        stable_content = self.stable_content(token_ids)
+        return stable_content[len(emitted) :] if stable_content.startswith(emitted) else ""
 
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[ToolCall]]:
         """Return the content of a whole answer, and the calls in it.
@@ -295,7 +300,7 @@ def resolve_tool_calling(
     stop: Sequence[str] | None = None,
     parallel: bool = True,
 ) -> ToolCalling:
-    """Prepare an answer that may call tools; ``choice`` is what ``choose_tool`` returned.
+    """Prepare an answer that may call tools; ``choice`` is what ``resolve_tool_choice`` returned.
 
     Raises:
         ConfigurationError: the model's chat template has no place for tools.

@@ -52,7 +52,7 @@ SENTINEL_RESULT: Mapping[str, Any] = {
 }
 
 
-def as_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Tools as chat templates read them: ``{"type": "function", "function": {"name": ...}}``.
 
     A bare function (``{"name": ..., "parameters": ...}``) is wrapped; no tools are None.
@@ -60,7 +60,7 @@ def as_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] 
     Raises:
         ConfigurationError: something that is no tool, or two tools of one name.
     """
-    made = [_as_tool(tool) for tool in tools or ()]
+    made = [_normalize_tool(tool) for tool in tools or ()]
     names = [tool["function"]["name"] for tool in made]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -68,7 +68,7 @@ def as_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] 
     return made or None
 
 
-def as_messages(
+def normalize_messages(
     messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool = False
 ) -> list[dict[str, Any]]:
     """Messages as chat templates read them: without what is None, calls with their arguments.
@@ -76,20 +76,20 @@ def as_messages(
     Arguments become a dict, or their JSON text where a template writes that. What is no JSON
     object stays as it is.
     """
-    return [_as_message(message, arguments_as_text) for message in messages]
+    return [_normalize_message(message, arguments_as_text) for message in messages]
 
 
-def calls_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+def has_tool_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a conversation holds a tool call."""
     return any(message.get("tool_calls") for message in messages)
 
 
-def holds_results(messages: Sequence[Mapping[str, Any]]) -> bool:
+def has_tool_results(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a conversation holds a tool's result."""
     return any(message.get("role") == "tool" for message in messages)
 
 
-def _as_tool(tool: Any) -> dict[str, Any]:
+def _normalize_tool(tool: Any) -> dict[str, Any]:
     whole = tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool}
     function = whole["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -100,16 +100,18 @@ def _as_tool(tool: Any) -> dict[str, Any]:
     return {"type": "function", **whole}
 
 
-def _as_message(message: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
+def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
     made = {key: value for key, value in message.items() if value is not None}
     if made.get("tool_calls"):
-        made["tool_calls"] = [_as_call(call, arguments_as_text) for call in made["tool_calls"]]
+        made["tool_calls"] = [
+            _normalize_call(call, arguments_as_text) for call in made["tool_calls"]
+        ]
     else:
         made.pop("tool_calls", None)  # templates ask whether the key is there
     return made
 
 
-def _as_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
+def _normalize_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
     whole = call if isinstance(call, Mapping) and "function" in call else {"function": call}
     function = whole["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -118,11 +120,11 @@ def _as_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
             f'"arguments": {{...}}}}}}, not {call!r}'
         )
     arguments = function.get("arguments", {})
-    arguments = _as_text(arguments) if arguments_as_text else _as_object(arguments)
+    arguments = _dump_arguments(arguments) if arguments_as_text else _parse_arguments(arguments)
     return {"type": "function", **whole, "function": {**function, "arguments": arguments}}
 
 
-def _as_object(arguments: Any) -> Any:
+def _parse_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
@@ -132,7 +134,7 @@ def _as_object(arguments: Any) -> Any:
     return read if isinstance(read, dict) else arguments
 
 
-def _as_text(arguments: Any) -> str:
+def _dump_arguments(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -219,7 +221,7 @@ def read_call(
     return _read_python(text, at, schemas)
 
 
-def as_call(value: Any) -> ToolCall:
+def parse_call(value: Any) -> ToolCall:
     """Turn what JSON holds into a call.
 
     Raises:
@@ -234,11 +236,11 @@ def as_call(value: Any) -> ToolCall:
         raise MalformedCallError("the call names no function")
     given = [fields[key] for key in _ARGUMENT_KEYS if key in fields]
     ids = [fields[key] for key in _ID_KEYS if isinstance(fields.get(key), str)]
-    arguments = _as_arguments(given[0] if given else {}, names[0])
+    arguments = _check_arguments(given[0] if given else {}, names[0])
     return ToolCall(names[0], arguments, ids[0] if ids else "")
 
 
-def _as_arguments(value: Any, name: str) -> dict[str, Any]:
+def _check_arguments(value: Any, name: str) -> dict[str, Any]:
     """Arguments as an object that JSON can hold; its text is read."""
     try:
         if isinstance(value, str):
@@ -264,7 +266,7 @@ def _read_json(text: str, at: int, _: Schemas) -> Read | None:
     if not text.startswith("{", at):
         return None
     value, end = _decode(text, at)
-    return as_call(value), end
+    return parse_call(value), end
 
 
 def _read_named(text: str, at: int, separator: re.Pattern[str]) -> Read | None:
@@ -273,7 +275,7 @@ def _read_named(text: str, at: int, separator: re.Pattern[str]) -> Read | None:
         return None
     name = found["name"]
     value, end = _decode(text, found.end(), name)
-    return ToolCall(name, _as_arguments(value, name), found["id"] or ""), end
+    return ToolCall(name, _check_arguments(value, name), found["id"] or ""), end
 
 
 def _read_tags(text: str, at: int, schemas: Schemas) -> Read | None:
@@ -297,16 +299,16 @@ def _read_values(
     arguments = {}
     while (found := pair.match(text, at)) is not None:
         key, value = found.groups()
-        arguments[key.strip()] = _typed(value, schemas.get(name, {}).get(key.strip()))
+        arguments[key.strip()] = _parse_value(value, schemas.get(name, {}).get(key.strip()))
         at = found.end()
     rest = re.compile(r"\s*").match(text, at)
     at = rest.end() if rest else at
     if not text.startswith(closing or "</", at):
         raise MalformedCallError("it does not end", name)
-    return ToolCall(name, _as_arguments(arguments, name)), at + len(closing)
+    return ToolCall(name, _check_arguments(arguments, name)), at + len(closing)
 
 
-def _typed(value: str, schema: Any) -> Any:
+def _parse_value(value: str, schema: Any) -> Any:
     """What a tag's text stands for: a text if the schema says so, else JSON if it is some."""
     value = value.removeprefix("\n").removesuffix("\n")
     if isinstance(schema, Mapping) and schema.get("type") == "string":
@@ -332,7 +334,7 @@ def _read_braces(text: str, at: int, _: Schemas) -> Read | None:
         written.append(json.dumps(value) if is_text else value)
         if depth == 0:
             value, _end = _decode("".join(written), 0, name)
-            return ToolCall(name, _as_arguments(value, name)), token.end()
+            return ToolCall(name, _check_arguments(value, name)), token.end()
     raise MalformedCallError("it does not end", name)
 
 
@@ -342,7 +344,7 @@ def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
         return None
     name = found.group(1).removesuffix(".call")  # how Llama calls the tools it was born with
     end = _closing_parenthesis(text, found.end(), name)
-    source = _ESCAPE.sub(_doubled, f"f{text[found.end() - 1 : end]}")
+    source = _ESCAPE.sub(_double_backslash, f"f{text[found.end() - 1 : end]}")
     try:
         call = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -356,7 +358,7 @@ def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
     arguments = {key: _literal(value, name) for key, value in given}
     if len(arguments) < len(given):
         raise MalformedCallError("an argument is given twice", name)
-    return ToolCall(name, _as_arguments(arguments, name)), end
+    return ToolCall(name, _check_arguments(arguments, name)), end
 
 
 def _literal(node: ast.expr, name: str) -> Any:
@@ -384,7 +386,7 @@ def _closing_parenthesis(text: str, at: int, name: str) -> int:
     raise MalformedCallError("it does not end", name)
 
 
-def _doubled(escape: re.Match[str]) -> str:
+def _double_backslash(escape: re.Match[str]) -> str:
     """Keep a backslash that escapes nothing, which Python only warns of."""
     return escape[0] if escape[1] in _PYTHON_ESCAPES else "\\" + escape[0]
 
@@ -399,7 +401,7 @@ _THOUGHT_END = "</think>"
 _LINE = r"(?P<line>^[ \t]*(?=[{\[]))"
 _FENCE = r"(?P<fence>^[ \t]*```(?:json|tool_calls?|tool_code)[ \t]*\n)"
 _FENCE_END = re.compile(r"\s*```[ \t]*$", re.MULTILINE)
-_BEGUN_FENCE = re.compile(r"^[ \t]*`{1,3}[a-z_]*[ \t]*\Z", re.MULTILINE)
+_PARTIAL_FENCE = re.compile(r"^[ \t]*`{1,3}[a-z_]*[ \t]*\Z", re.MULTILINE)
 _LEAD, _SPACE = re.compile(r"[\s\[]*"), re.compile(r"\s*")
 _GAP, _LIST_END = re.compile(r"\s*[,;]?\s*"), re.compile(r"\s*\]")
 _KEYS = "name|tool_name|function|type|arguments|parameters|args|id|tool_call_id|call_id"
@@ -407,7 +409,7 @@ _LIKELY = re.compile(rf'[\s\[]{{0,64}}\{{\s*"(?:{_KEYS})"\s*:|\s*\[\s*[A-Za-z_][
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters|args)"\s*:')
 # A name, at times an identifier, and what stands before arguments in JSON; Mistral's.
 MISTRAL_SEPARATOR = r'(?P<name>[^\s\[\]{}()<>"]+)(?:\[CALL_ID\](?P<id>\w+))?\s*\[ARGS\]\s*'
-_MOST_BROKEN = 32  # in one answer: each may be sought to the end of the text
+_MAX_MALFORMED = 32  # in one answer: each may be sought to the end of the text
 # What bare calls begin with, as far as they have been written.
 _MAY_BEGIN = re.compile(
     rf'[\s\[]{{0,64}}(?:\{{\s*(?:"(?:\w*|(?:{_KEYS})".*))?|[A-Za-z_][\w.]*(?:\(.*)?)?\Z', re.DOTALL
@@ -467,36 +469,38 @@ class ToolFormat:
         calls = tuple(call for _, _, some in spans for call in some)
         return self._content(text, spans), calls
 
-    def settled(self, text: str) -> str:
+    def stable_content(self, text: str) -> str:
         """The beginning of a growing answer that is content, whatever may follow.
 
         For streaming: what may turn out to be a call is held back, and so is the space before it.
         """
-        end = len(text) - self._begun_token(text)
-        if (fence := _BEGUN_FENCE.search(text)) is not None:
+        end = len(text) - self._partial_token_length(text)
+        if (fence := _PARTIAL_FENCE.search(text)) is not None:
             end = min(end, fence.start())
-        for spot in self._spots(text, self._marker(), _LINE, _FENCE):
+        for spot in self._find_spots(text, self._marker(), _LINE, _FENCE):
             begins = _MAY_BEGIN.match(text, spot.end())
             if spot.lastgroup == "fence":
                 begins = begins or _MAY_BE_TAGGED.match(text, spot.end())
             if spot.lastgroup == "marker" or begins:
                 end = min(end, spot.start())
                 break
-        return self._cleaned(text[:end]).rstrip("\ufffd").rstrip()  # half a character waits
+        return (
+            self._remove_special_tokens(text[:end]).rstrip("\ufffd").rstrip()
+        )  # half a character waits
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that a marker announces: whatever cannot be read there is a malformed one."""
-        at, broken = 0, 0
-        for spot in self._spots(text, self._marker()):
+        at, num_malformed = 0, 0
+        for spot in self._find_spots(text, self._marker()):
             if spot.start() < at:
                 continue
-            if broken == _MOST_BROKEN:  # what follows is nothing that was meant
-                error = f"there are more than {broken} malformed calls before it"
+            if num_malformed == _MAX_MALFORMED:  # what follows is nothing that was meant
+                error = f"there are more than {num_malformed} malformed calls before it"
                 rest = ToolCall("", error=error, text=text[spot.end() :])
                 yield spot.start(), len(text), [rest]
                 return
             end, calls = self._calls(text, spot.end(), schemas)
-            broken += not calls[-1].is_valid
+            num_malformed += not calls[-1].is_valid
             yield spot.start(), end, calls
             at = end
 
@@ -504,43 +508,43 @@ class ToolFormat:
         """The calls that begin a line, if they look like nothing else."""
         if not self.is_bare and not schemas:
             return
-        at, broken = 0, 0
-        first = _after(_SPACE, text, 0)
-        for spot in self._spots(text, _LINE):
+        at, num_malformed = 0, 0
+        first = _end_of_match(_SPACE, text, 0)
+        for spot in self._find_spots(text, _LINE):
             if spot.start() < at or not _LIKELY.match(text, spot.end()):
                 continue
-            if broken == _MOST_BROKEN:
+            if num_malformed == _MAX_MALFORMED:
                 return
             end, calls = self._calls(text, spot.end(), schemas)
             if all(_is_plausible(call, schemas, spot.start() <= first) for call in calls):
                 yield spot.start(), end, calls
                 at = end
             else:
-                broken += 1
+                num_malformed += 1
 
     def _fenced(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that fill a code fence."""
-        broken = 0
-        for spot in self._spots(text, _FENCE):
+        num_malformed = 0
+        for spot in self._find_spots(text, _FENCE):
             end, calls = self._calls(text, spot.end(), schemas)
             closing = _FENCE_END.match(text, end)
             if closing is not None and all(_is_plausible(call, schemas) for call in calls):
                 yield spot.start(), closing.end(), calls
-            elif (broken := broken + 1) == _MOST_BROKEN:
+            elif (num_malformed := num_malformed + 1) == _MAX_MALFORMED:
                 return
 
     def _calls(self, text: str, at: int, schemas: Schemas) -> tuple[int, list[ToolCall]]:
         """Read one call after another; return where they end, with their closers."""
         calls: list[ToolCall] = []
         end = at
-        at = _after(_LEAD, text, at)
+        at = _end_of_match(_LEAD, text, at)
         while True:
             try:
                 found = read_call(text, at, schemas, _compiled(self.separator))
                 if found is None and not calls:
                     raise MalformedCallError("there is no call to be read")
             except MalformedCallError as error:
-                end = self._stop(text, at)
+                end = self._find_malformed_end(text, at)
                 calls.append(ToolCall(error.name, error=str(error), text=text[at:end]))
                 return self._after_closers(text, end), calls
             if found is None:
@@ -548,27 +552,27 @@ class ToolFormat:
                 return self._after_closers(text, end), calls
             call, end = found
             calls.append(replace(call, text=text[at:end]))
-            at = _after(_GAP, text, end)
-            if not self._goes_on(text, end, at):
+            at = _end_of_match(_GAP, text, end)
+            if not self._continues(text, end, at):
                 return self._after_closers(text, end), calls
 
-    def _goes_on(self, text: str, end: int, at: int) -> bool:
+    def _continues(self, text: str, end: int, at: int) -> bool:
         """Whether another call may follow: behind a comma, or on a new line of a closed list."""
         gap = text[end:at]
         return text.startswith("{", at) or bool(gap.strip()) or bool(self.closers and "\n" in gap)
 
-    def _stop(self, text: str, at: int) -> int:
+    def _find_malformed_end(self, text: str, at: int) -> int:
         """Where a malformed call ends: at what could close it, or begin the next."""
         ends = (*self.closers, *self.markers, *self.special_tokens)
         found = [place for end in ends if (place := text.find(end, at)) >= 0]
         return min(found, default=len(text))
 
     def _after_closers(self, text: str, at: int) -> int:
-        at = _after(_LIST_END, text, at)
+        at = _end_of_match(_LIST_END, text, at)
         again = True
         while again:
             again = False
-            inside = _after(_SPACE, text, at)
+            inside = _end_of_match(_SPACE, text, at)
             for closer in self.closers:
                 if text.startswith(closer, inside):
                     at, again = inside + len(closer), True
@@ -578,17 +582,18 @@ class ToolFormat:
     def _content(self, text: str, spans: Sequence[Span]) -> str:
         """What is left beside the calls."""
         if not spans:
-            return self._cleaned(text)
+            return self._remove_special_tokens(text)
         starts, ends = [0, *(end for _, end, _ in spans)], [*(start for start, _, _ in spans), None]
         first, *others = [
-            self._cleaned(text[start:end]) for start, end in zip(starts, ends, strict=True)
+            self._remove_special_tokens(text[start:end])
+            for start, end in zip(starts, ends, strict=True)
         ]
         return "\n".join([first.rstrip(), *(other.strip() for other in others if other.strip())])
 
-    def _cleaned(self, text: str) -> str:
+    def _remove_special_tokens(self, text: str) -> str:
         return _compiled("|".join(map(re.escape, self.special_tokens)) or "(?!)").sub("", text)
 
-    def _spots(self, text: str, *patterns: str) -> Iterator[re.Match[str]]:
+    def _find_spots(self, text: str, *patterns: str) -> Iterator[re.Match[str]]:
         """Where one of some patterns holds outside of thoughts, in order."""
         at = 0
         thought, marker = text.find(_THOUGHT_END), _compiled(self._marker()).search(text)
@@ -607,7 +612,7 @@ class ToolFormat:
         spelled = [r"\s*".join(map(re.escape, marker.split())) for marker in self.markers]
         return f"(?P<marker>{'|'.join(sorted(spelled, key=len, reverse=True)) or '(?!)'})"
 
-    def _begun_token(self, text: str) -> int:
+    def _partial_token_length(self, text: str) -> int:
         """How much of the text's end may be the beginning of a marker or a special token."""
         sizes = [
             size
@@ -623,23 +628,23 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL | re.MULTILINE)
 
 
-def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
+def _end_of_match(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     return at if found is None else found.end()
 
 
 def _schemas(tools: Tools | None) -> Schemas:
     """The properties of every tool's parameters, by name."""
-    functions = [tool["function"] for tool in as_tools(tools) or ()]
+    functions = [tool["function"] for tool in normalize_tools(tools) or ()]
     return {
         function["name"]: (function.get("parameters") or {}).get("properties") or {}
         for function in functions
     }
 
 
-def _is_plausible(call: ToolCall, schemas: Schemas, may_be_broken: bool = False) -> bool:
+def _is_plausible(call: ToolCall, schemas: Schemas, may_be_malformed: bool = False) -> bool:
     """Whether something without markers is meant as a call: it names a tool, and arguments."""
-    if not call.is_valid and not may_be_broken:
+    if not call.is_valid and not may_be_malformed:
         return False
     if schemas:
         return call.name in schemas

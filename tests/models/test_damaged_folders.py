@@ -77,7 +77,7 @@ def test_an_argument_that_there_is_not_stays_the_callers(folder):
 def test_a_template_that_never_ends_is_given_up(folder, monkeypatch):
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(loop)
-    monkeypatch.setattr(chat_template, "_PATIENCE", 0.2)
+    monkeypatch.setattr(chat_template, "_TEMPLATE_TIMEOUT", 0.2)
     _, tokenizer = load_model(folder, device="cpu")
     with pytest.raises(UnsupportedModelError, match="made to hang"):
         tokenizer.chat_text(SAID)

@@ -61,7 +61,7 @@ def alone(target, prompt, path, adapter):
     space = target._space
     if getattr(model.config, "attn_logit_softcapping", None):
         target.network.set_attn_implementation("eager")
-    with torch.no_grad(), space.marked(torch.tensor([[*prompt, *path, *masks_of(target)]])):
+    with torch.no_grad(), space.mark_rows(torch.tensor([[*prompt, *path, *masks_of(target)]])):
         found = target.network(inputs_embeds=given, position_ids=positions, use_cache=False)
     return found.logits[0, -k:]
 
@@ -121,8 +121,8 @@ def test_mask_tokens_that_outgrow_a_type_spoil_no_other_row(family, is_static):
         target.forward(causal_rows(random_prompt(20), cache), 20)
         cache.keep(range(20))
         if is_static:
-            marked = target._space.marked
-            target._space.marked = lambda ids: marked(ids, is_static=True)
+            marked = target._space.mark_rows
+            target._space.mark_rows = lambda ids: marked(ids, is_static=True)
         for masks in (tree.token_ids[4:], (1,) * 12):
             read = replace(tree, token_ids=(*tree.token_ids[:4], *masks))
             found.append(target.forward(tree_rows(read, cache), len(tree))[:4].clone())

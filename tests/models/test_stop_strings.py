@@ -13,9 +13,9 @@ from ragaccel.decoding import Request
 from ragaccel.engine import Engine
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import (
-    HeldBackText,
     HuggingFaceModel,
     IncrementalDecoder,
+    StopStringFilter,
     TextStopRule,
     Tokenizer,
 )
@@ -56,14 +56,14 @@ def test_the_same_end_whatever_the_blocks(kind, data):
     if expected is not None:
         text = rule.trim(tokenizer.decode(ids[:expected]))
         assert not any(string in text for string in strings)
-        decoder, held = IncrementalDecoder(tokenizer), rule.hold_back()
+        decoder, held = IncrementalDecoder(tokenizer), rule.make_filter()
         pieces = [held.push(decoder.push([token])) for token in ids[:expected]]
         assert "".join(pieces) + held.push(decoder.finish()) + held.finish() == text
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_streaming_holds_back_exactly_what_could_still_stop(text, strings):
-    held = HeldBackText(strings)
+    held = StopStringFilter(strings)
     out = ""
     for character in text:
         out += held.push(character)
@@ -80,7 +80,7 @@ def test_streaming_holds_back_exactly_what_could_still_stop(text, strings):
 
 
 def test_nothing_waits_without_reason():
-    held = HeldBackText(["STOP"])
+    held = StopStringFilter(["STOP"])
     assert [held.push(piece) for piece in ("a", "S", "T", "x", "ST")] == ["a", "", "", "STx", ""]
     assert held.finish() == "ST"
 

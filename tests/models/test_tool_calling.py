@@ -3,7 +3,7 @@
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import choose_tool
+from ragaccel.models import resolve_tool_choice
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("tide", "wind")]
 
@@ -18,11 +18,11 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in ("tide", "
     ],
 )  # fmt: skip
 def test_a_choice_is_read_however_it_is_written(choice, chosen):
-    assert choose_tool(TOOLS, choice) == chosen
+    assert resolve_tool_choice(TOOLS, choice) == chosen
 
 
 @pytest.mark.parametrize("choice", ["rain", 7, {"function": "rain"}, {"type": "any"}, ["wind"]])
 def test_a_choice_of_no_tool_is_refused_as_it_was_given(choice):
     with pytest.raises(ConfigurationError, match="names no tool: there are tide, wind") as refused:
-        choose_tool(TOOLS, choice)
+        resolve_tool_choice(TOOLS, choice)
     assert repr(choice) in str(refused.value)

@@ -100,7 +100,7 @@ def test_text_beside_calls_is_the_content(name):
 def test_an_answer_without_calls_is_its_content(name):
     found = detect_tool_format(tool_tokenizer(name))
     text = "The wind [1] is north (see {this}).\n[2] says `f(x)`: \n{ok}\n```json\n[1]\n```\n"
-    end = tool_tokenizer(name).special_ends[0]
+    end = tool_tokenizer(name).eos_tokens[0]
     assert found.parse(text + end, TOOLS) == (text, ())
     assert found.parse(text) == (text, ())
 
@@ -357,7 +357,7 @@ def test_arguments_before_the_name_are_read_and_the_name_forced_first():
 def test_long_answers_of_brackets_are_read_in_time():
     for text in ("[\n" * 20000, "{\n" * 20000, '{"name"\n' * 5000, "[wind(\n" * 5000):
         for found in (HERMES, LLAMA):
-            found.settled(text)
+            found.stable_content(text)
             assert not any(call.is_valid for call in found.parse(text, TOOLS)[1])
 
 
@@ -381,18 +381,18 @@ def test_what_is_shown_while_it_is_written_is_content_in_the_end(kind, data):
     json.dumps([call.arguments for call in calls])
     shown = ""
     for end in range(len(text) + 1):
-        settled = found.settled(text[:end])
-        assert settled.startswith(shown)
-        shown = settled
+        stable_content = found.stable_content(text[:end])
+        assert stable_content.startswith(shown)
+        shown = stable_content
     assert content.startswith(shown)
 
 
 def test_plain_text_is_shown_at_once_and_calls_never(name):
     found = detect_tool_format(tool_tokenizer(name))
     text = "The wind [1] is north.\n[2] says `f(x)`.\n```python\nf()\n```\nEnd"
-    assert found.settled(text) == text
-    assert found.settled(text + " \n") == text
-    assert found.settled("caf\ufffd") == "caf"  # half a character
+    assert found.stable_content(text) == text
+    assert found.stable_content(text + " \n") == text
+    assert found.stable_content("caf\ufffd") == "caf"  # half a character
     spelled = answer(name, [("wind", {"place": "x"})]).removeprefix("<think>\n\n</think>\n\n")
     for end in range(len(spelled)):
-        assert found.settled(f"Well.\n{spelled[:end]}") == "Well."
+        assert found.stable_content(f"Well.\n{spelled[:end]}") == "Well."

@@ -30,14 +30,14 @@ def test_calls_are_read_a_bounded_number_of_times(monkeypatch, text):
     tries, read_calls = [], ToolFormat._calls
     monkeypatch.setattr(ToolFormat, "_calls", lambda *given: tries.append(1) or read_calls(*given))
     content, calls = FORMAT.parse(text, [TIDE])
-    assert len(tries) <= 2 * tool_calls._MOST_BROKEN + 1
+    assert len(tries) <= 2 * tool_calls._MAX_MALFORMED + 1
     assert not any(call.is_valid for call in calls)
     assert bool(calls) != bool(content)  # nothing is lost, and nothing is told twice
 
 
 def test_what_is_behind_too_many_malformed_calls_is_one_of_them():
     whole = '<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
-    few = "<tool_call>{" * (tool_calls._MOST_BROKEN - 1)
+    few = "<tool_call>{" * (tool_calls._MAX_MALFORMED - 1)
     assert FORMAT.parse(few + whole, [TIDE])[1][-1].is_valid
     content, calls = FORMAT.parse(few + "<tool_call>{" * 2 + whole, [TIDE])
     assert content == ""
@@ -61,10 +61,10 @@ def test_what_is_told_of_a_fence_stays_told(spelled):
     content, calls = FORMAT.parse(text, [TIDE])
     assert [call.name for call in calls] == ["tide"]
     for end in range(len(text)):
-        assert content.startswith(FORMAT.settled(text[:end]))
+        assert content.startswith(FORMAT.stable_content(text[:end]))
 
 
 def test_a_fence_of_other_things_is_told_as_it_grows():
     text = '```json\n{"height": 4, "place": "mole"}'
-    assert FORMAT.settled(text) == text
-    assert FORMAT.settled("```json\nthe tide rises") == "```json\nthe tide rises"
+    assert FORMAT.stable_content(text) == text
+    assert FORMAT.stable_content("```json\nthe tide rises") == "```json\nthe tide rises"

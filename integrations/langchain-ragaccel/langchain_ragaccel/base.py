@@ -387,7 +387,7 @@ class _StreamFilter:
             return ""
         if self._calling is None:
             return piece
-        piece = self._calling.told_next(self._emitted, stream.token_ids)
+        piece = self._calling.next_content(self._emitted, stream.token_ids)
         self._emitted += piece
         return piece
 

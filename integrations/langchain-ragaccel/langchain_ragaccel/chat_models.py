@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
-from ragaccel.models import choose_tool, resolve_tool_calling
+from ragaccel.models import resolve_tool_calling, resolve_tool_choice
 
 from langchain_ragaccel.base import (
     ModelOptions,
@@ -222,7 +222,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             ConfigurationError: ``tool_choice`` names no tool.
         """
         made = as_tools(tools)
-        choose_tool(made, tool_choice)
+        resolve_tool_choice(made, tool_choice)
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
         bound: Runnable[LanguageModelInput, AIMessage] = self.bind(tools=made, **kwargs)
@@ -388,7 +388,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         model, call = self.shared, call.for_run(run_manager)
         llm = model.load()
         tools = as_tools(kwargs.get("tools") or ())
-        choice = choose_tool(tools, kwargs.get("tool_choice"))
+        choice = resolve_tool_choice(tools, kwargs.get("tool_choice"))
         tools = [] if choice == "none" else tools
         response_format = call.response_format
         if (
@@ -399,7 +399,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             tools = as_tools(
                 [*tools, response_format.tool]
             )  # one of them is called: a tool, or the answer
-            choice = choose_tool(tools, "any")
+            choice = resolve_tool_choice(tools, "any")
         options = {**self.chat_template_kwargs, **(kwargs.get("chat_template_kwargs") or {})}
         documents = as_passages(kwargs.get("documents"))
         calls = None

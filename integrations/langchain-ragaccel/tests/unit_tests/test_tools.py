@@ -165,7 +165,7 @@ def test_text_that_may_start_a_stop_string_is_held_back():
         ("Wait. STOP and go", "Wait."),
         ("Wait. STILL", "Wait. STILL"),
     ):
-        assert reading.settled(llm.tokenizer.encode(text)) == certain
+        assert reading.stable_content(llm.tokenizer.encode(text)) == certain
 
 
 def test_a_template_without_tools_is_an_error():

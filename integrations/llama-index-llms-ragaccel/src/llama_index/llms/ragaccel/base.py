@@ -171,7 +171,7 @@ class Request:
         """What may be told now that a piece more is there: nothing that may be a call."""
         if self.calling is None:
             return piece
-        return self.calling.told_next(emitted, stream.token_ids)
+        return self.calling.next_content(emitted, stream.token_ids)
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
         """The answer's content, and the calls in it if it may hold some."""

@@ -13,7 +13,7 @@ from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
 from ragaccel import ConfigurationError
-from ragaccel.models import choose_tool, resolve_tool_calling
+from ragaccel.models import resolve_tool_calling, resolve_tool_choice
 from ragaccel.prompt import adapt_messages
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def pop_toolbox(given: dict[str, Any]) -> Toolbox | None:
     made = [as_tool(tool) for tool in tools or ()]
     if not made:
         return None
-    chosen = choose_tool(made, choice)
+    chosen = resolve_tool_choice(made, choice)
     return None if chosen == "none" else Toolbox(made, chosen, parallel is not False)
 
 
