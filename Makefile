@@ -43,10 +43,10 @@ gpu:  ## every CUDA-marked test, in the environment at hand; needs neither faiss
 
 # With DATA=FOLDER (or the variable RAGACCEL_DATA) on its recorded answers, else on those that ship.
 eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, three rows timed, the report
-	$(BIN)/python -m eval.quick $(DATA:%=--data %)
+	$(BIN)/python -m eval quick $(DATA:%=--data %)
 
 eval: $(VENV)/.dev  ## hours: every result and the report; resumes
-	$(BIN)/python -m eval.full $(DATA:%=--data %)
+	$(BIN)/python -m eval full $(DATA:%=--data %)
 
 reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
 	$(BIN)/python -m recipes.reader --out .cache/reader

@@ -41,7 +41,7 @@ FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
 FLOOR = 0.40
 """Of similarity between a question and the nearest sentence, by the default embedder.
 
-Fitted on development questions by ``python -m eval.floor``.
+Fitted on development questions by ``python -m eval floor``.
 """
 
 _NUM_NEAREST = 3

@@ -1,6 +1,6 @@
 """A recorded answer that is copied whole, as the replay reads it."""
 
-from eval.recordings import Recorded
+from eval.data import Recorded
 from ragaccel.decoding.request import Reference
 
 EOS = 1

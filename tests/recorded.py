@@ -7,8 +7,8 @@ import json
 from tiny_llm import tiny_tokenizer
 from tiny_models import tiny_model
 
-from eval.jobs import Job
-from eval.targets import Target
+from eval.data import Job
+from eval.models import Target
 from ragaccel.decoding import Reference
 from ragaccel.models import HuggingFaceModel, Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from tiny_llm import DOCUMENTS_TEMPLATE, tiny_llm, tiny_tokenizer
 from tiny_models import make_tiny_model
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.errors import ModelNotFoundError
 from ragaccel.frameworks import SharedModel, get_shared_model
 from ragaccel.llm import LLM

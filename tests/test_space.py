@@ -7,7 +7,7 @@ from space_models import random_adapter
 from tiny_llm import tiny_tokenizer
 from tiny_models import make_tiny_model
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel import (
     LLM,
     ConfigurationError,

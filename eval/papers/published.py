@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.markdown import table
+from eval.report.tables import table
 
 
 @dataclass(frozen=True, slots=True)

@@ -446,7 +446,7 @@ def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
         return opened.retriever
     from ragaccel.retrieval.compression import CompressingRetriever
 
-    # chosen with the reader on held-out questions: python -m eval.questions --held-out
+    # chosen with the reader on held-out questions: python -m eval questions --held-out
     return CompressingRetriever(opened.retriever, sentences=1, margin=0.05)
 
 

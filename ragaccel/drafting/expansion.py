@@ -50,7 +50,7 @@ class MatchWeights(NamedTuple):
     that); what is left goes to tokens by their frequency in this request (``frequency[0]``) and in
     past ones (``frequency[1]``), and to tokens never seen.
 
-    Fitted to recorded answers by ``python -m eval.fit_evidence``.
+    Fitted to recorded answers by ``python -m eval fit_evidence``.
     """
 
     length: Table

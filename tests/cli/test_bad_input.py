@@ -10,7 +10,7 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.cli import ask as ask_module
 from ragaccel.cli import index as index_module
 

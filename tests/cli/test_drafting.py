@@ -6,7 +6,7 @@ import pytest
 from fakes import HashEmbedder
 from space_models import random_adapter
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel import LLM
 from ragaccel.cli import index as index_module
 from ragaccel.cli.ask import choose_adapter, make_drafter

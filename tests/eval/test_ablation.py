@@ -8,9 +8,10 @@ import pytest
 from eval_replayed import COPIED, PASSAGE
 from recorded import SENTENCE, write_inputs
 
-from eval import ablation, report
-from eval.ablation import LongestOnly, PartOfPast, calling, variants
-from eval.recordings import Recorded
+from eval.data import Recorded
+from eval.experiments import replay
+from eval.experiments.replay import LongestOnly, PartOfPast, calling, variants
+from eval.report import build
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
 from ragaccel.drafting import expansion as scores
@@ -23,7 +24,7 @@ from ragaccel.drafting.trie import NoPast, RequestText, TrieDrafter
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Spare the tests the seconds in which the one variant with code of its own is compiled."""
-    monkeypatch.setattr(ablation, "LongestOnly", TrieDrafter)
+    monkeypatch.setattr(replay, "LongestOnly", TrieDrafter)
 
 
 def make_history():
@@ -140,7 +141,7 @@ def test_a_run_ends_in_a_table_of_all_variants(tmp_path, capsys):
     rows = "".join(json.dumps({"id": str(i), **line}) + "\n" for i in range(2))
     (tmp_path / "data" / "rag" / "lamps.jsonl").write_text(rows)
     arguments = [f"--data={tmp_path / 'data'}", "--sets=lamps", "--tokenizer=words"]
-    ablation.main([*arguments, f"--out={tmp_path / 'r' / 'ablation.json'}"])
+    replay.run_ablation([*arguments, f"--out={tmp_path / 'r' / 'ablation.json'}"])
     shown = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
     document = json.loads((tmp_path / "r" / "ablation.json").read_text())
     assert document["kind"] == "ablation"
@@ -149,15 +150,15 @@ def test_a_run_ends_in_a_table_of_all_variants(tmp_path, capsys):
     assert shown["16"]["full"]["lamps"]["difference"] == 0.0
     assert shown["16"]["no_reference"]["lamps"]["difference"] < -1.0
     assert str(tmp_path) not in json.dumps(document)
-    table = report.all_results(tmp_path / "r")
+    table = build.all_results(tmp_path / "r")
     assert "| tree, 16 guesses | lamps |" in table
     assert "| not from references | 1." in table
     with pytest.raises(SystemExit, match=r"holds no rag/poems"):
-        ablation.main([*arguments, "--sets=poems"])
+        replay.run_ablation([*arguments, "--sets=poems"])
 
 
 def test_the_full_drafter_is_the_one_that_is_replayed():
     new = Recorded((0, 5), (), (), (*range(70, 90), 1))
-    found = ablation.ablate([COPIED, new], 16, has_past=False)
+    found = replay.ablate([COPIED, new], 16, has_past=False)
     assert set(found) == set(variants(NoPast(), 16))
     assert found["full"] > found["no_reference"]

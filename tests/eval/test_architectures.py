@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 import transformers
 
-from eval import architectures
-from eval.architectures import BEFORE, EQUAL, NAME, NOT_TRIED, REFUSED, RESULTS, WRONG
-from eval.small_models import configurations, families
+from eval.experiments import architectures
+from eval.experiments.architectures import (
+    BEFORE_NAME,
+    EQUAL,
+    NOT_TRIED,
+    REFUSED,
+    RESULT_NAME,
+    RESULTS,
+    WRONG,
+    configurations,
+    families,
+)
 from ragaccel import LLM
 from ragaccel.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
-TABLE = json.loads((RESULTS / NAME).read_text(encoding="utf-8"))
-EARLIER = json.loads((RESULTS / BEFORE).read_text(encoding="utf-8"))
+TABLE = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
+EARLIER = json.loads((RESULTS / BEFORE_NAME).read_text(encoding="utf-8"))
 SAME_RELEASE = TABLE["machine"]["transformers"] == transformers.__version__
 ROWS = {(row["family"], row["variant"]): row for row in TABLE["rows"]}
 # One row for each kind of fault that the table once showed, and some that never were at fault.
@@ -69,7 +78,7 @@ def test_nothing_is_wrong_and_enough_was_tried():
 def test_what_was_equal_before_is_refused_only_where_a_longer_check_shows_a_difference():
     assert EARLIER["summary"][WRONG] > 0
     changes = TABLE["compared"]["changes"]
-    assert TABLE["compared"] == architectures.compare(EARLIER, TABLE)
+    assert TABLE["compared"] == architectures.compare_results(EARLIER, TABLE)
     for change in changes:
         if change["was"] == EQUAL:
             assert change["is"] == REFUSED
@@ -78,7 +87,7 @@ def test_what_was_equal_before_is_refused_only_where_a_longer_check_shows_a_diff
 
 
 def test_the_page_is_what_the_table_says():
-    """After a new table: ``python -m eval.architectures --kept --page docs/models.md``."""
+    """After a new table: ``python -m eval architectures --kept --page docs/models.md``."""
     assert PAGE.read_text(encoding="utf-8") == architectures.models_page(TABLE)
     assert "docs/models.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -86,10 +95,10 @@ def test_the_page_is_what_the_table_says():
 def test_a_run_writes_its_result_and_the_page(tmp_path, capsys):
     level, offline = logging.getLogger("ragaccel").level, os.environ.get("HF_HUB_OFFLINE")
     arguments = ["--families=llama,bart", "--count=2", f"--out={tmp_path}"]
-    architectures.main([*arguments, f"--page={tmp_path / 'models.md'}"])
+    architectures.run_architectures([*arguments, f"--page={tmp_path / 'models.md'}"])
     assert logging.getLogger("ragaccel").level == level
     assert os.environ.get("HF_HUB_OFFLINE") == offline
-    document = json.loads((tmp_path / NAME).read_text())
+    document = json.loads((tmp_path / RESULT_NAME).read_text())
     assert [row["status"] for row in document["rows"]] == [EQUAL, REFUSED]
     assert "sliding_window" in document["rows"][1]["why"]
     assert document["machine"]["transformers"] == transformers.__version__
@@ -110,4 +119,4 @@ def test_what_is_accepted_and_then_not_answered_is_wrong(monkeypatch):
 
 def test_an_unknown_family_is_named(tmp_path):
     with pytest.raises(SystemExit, match="no model type nonsense"):
-        architectures.main(["--families=nonsense"])
+        architectures.run_architectures(["--families=nonsense"])

@@ -6,9 +6,10 @@ import pytest
 import torch
 from recorded import ANSWER, make_job, make_target, write_inputs
 
-from eval import batch, report
-from eval.groups import CONTENDERS, run, run_generate
-from eval.stock import FollowAll
+from eval.decoders import FollowAll
+from eval.experiments import batch
+from eval.experiments.batch import CONTENDERS, run, run_generate
+from eval.report import build
 from ragaccel.engine.engine import Engine
 
 SHORT = (*ANSWER[:9], ANSWER[-1])
@@ -17,7 +18,7 @@ SHORT = (*ANSWER[:9], ANSWER[-1])
 def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
     out = tmp_path / "r" / "b.json"
     sizes = ["--sizes=2,3", "--groups=1", "--max-new-tokens=12", "--threads=1"]
-    batch.main([*write_inputs(tmp_path), *sizes, f"--out={out}"])
+    batch.run_batch([*write_inputs(tmp_path), *sizes, f"--out={out}"])
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     document = json.loads(out.read_text())
     assert document["sizes"] == shown
@@ -26,11 +27,11 @@ def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
         assert all(one["tokens_per_second"] > 0 for one in figures["contenders"].values())
         assert figures["together_over"]["one_by_one"]["value"] > 0
     assert str(tmp_path) not in json.dumps(document["settings"])
-    table = report.all_results(tmp_path / "r")
+    table = build.all_results(tmp_path / "r")
     assert "several at a time: random:tiny.json, task task.jsonl, recorded answers" in table
     assert "\n| 3 | " in table
     with pytest.raises(SystemExit, match="has 3 recorded answers"):
-        batch.main([*write_inputs(tmp_path), "--sizes=4"])
+        batch.run_batch([*write_inputs(tmp_path), "--sizes=4"])
 
 
 def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, capsys):
@@ -47,14 +48,14 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(batch, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
-        batch.main(arguments)
+        batch.run_batch(arguments)
     path = out.with_suffix(".rows.jsonl")
     rows = path.read_text().splitlines()
     assert len(rows) == 1 + 2
     assert not out.exists()
     calls.clear()
     monkeypatch.setattr(batch, "run", lambda *given: calls.append(given[0]) or run(*given))
-    batch.main(arguments)
+    batch.run_batch(arguments)
     assert len(calls) == (4 + 2) + (4 + 4)  # the warm-up, what was left; a size anew
     assert path.read_text().splitlines()[:3] == rows
     measured = [json.loads(row) for row in path.read_text().splitlines()[1:]]
@@ -64,13 +65,13 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
     shown = json.loads(printed.out.splitlines()[-1])
     assert [one["tokens"] for one in shown["2"]["contenders"].values()] == [16, 16, 16, 14]
     calls.clear()
-    batch.main(arguments)
+    batch.run_batch(arguments)
     assert calls == []
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == shown
     with pytest.raises(SystemExit, match=r"other settings .*sizes"):
-        batch.main([*arguments, "--sizes=2"])
+        batch.run_batch([*arguments, "--sizes=2"])
     with pytest.raises(SystemExit, match=r"other settings .*tokenizer"):
-        batch.main([*arguments, "--tokenizer=words"])
+        batch.run_batch([*arguments, "--tokenizer=words"])
 
 
 def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):

@@ -8,16 +8,14 @@ import torch
 from recorded import write_inputs
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from eval import report
-from eval.examples import Example, load_task, read_unified, telling_none_of
-from eval.jobs import make_jobs
-from eval.ledger import Ledger, kept_beside
-from eval.machine import _arguments
-from eval.random_models import SHAPES, read_shape
-from eval.ratios import bootstrap_interval, paired_ratio
-from eval.rows_cost import seconds_of
-from eval.summary import summarize
-from eval.targets import load_tokenizer
+from eval.data import Example, make_jobs, read_unified, telling_none_of
+from eval.experiments.cost import seconds_of
+from eval.experiments.speed import summarize
+from eval.measure import bootstrap_interval, paired_ratio
+from eval.models import SHAPES, load_tokenizer, read_shape
+from eval.report import build
+from eval.runner import Ledger, _arguments, kept_beside
+from eval.tasks import load_task
 
 
 def test_ratios_are_paired_within_rounds():
@@ -251,7 +249,7 @@ def test_reports_hold_every_result(tmp_path):
     timed |= {"edit_seconds": 2.0, "peak_mb": 512.0, "query_ms_median": 11.0}
     figures = {"folder": "manuals", "files": 3, "passages": 4000, **timed}
     (tmp_path / "c.json").write_text(json.dumps({"kind": "indexing", "figures": figures, **shared}))
-    text = report.all_results(tmp_path)
+    text = build.all_results(tmp_path)
     assert "### indexing: manuals" in text
     assert "| 3 | 4,000 | 10 s | 97 % | 512 MB | 0.5 s | 2.0 s | 11 ms |" in text
     assert "| ours, copying | 10.0 | 2.00 (2.00 to 2.00) | 4.00" in text

@@ -8,10 +8,9 @@ from fakes import RandomDrafter
 from recorded import ANSWER, make_job, make_target
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from eval.contenders import DEFAULT, Ours, make_contender
-from eval.forced import FORCED_LOGIT, following
-from eval.random_models import build_random_model
-from eval.targets import load_target
+from eval.decoders import DEFAULT, Ours, make_contender
+from eval.measure import FORCED_LOGIT, following
+from eval.models import build_random_model, load_target
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows, tree_rows

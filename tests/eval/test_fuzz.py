@@ -2,12 +2,12 @@
 
 import random
 
-from eval.fuzz import model_folders, settings
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness import model_folders, settings
+from eval.robustness.stand_ins import save_tiny_model
 
 
 def test_settings_are_fuzzed(run_trial):
-    code, document = run_trial(settings, "--count", "40", "--seed", "3")
+    code, document = run_trial("fuzz_settings", "--count", "40", "--seed", "3")
     assert (code, document["broken"]) == (0, [])
     assert sum(document["counts"].values()) == 40
 
@@ -18,13 +18,13 @@ def test_a_broken_promise_is_told(monkeypatch, run_trial):
         yield "raw", lambda: [][1]
 
     monkeypatch.setattr(settings, "wild_cases", cases)
-    code, document = run_trial(settings, "--count", "2")
+    code, document = run_trial("fuzz_settings", "--count", "2")
     assert code == 1
     assert document["counts"] == {"answered": 1, "raw IndexError": 1}
 
 
 def test_model_folders_are_fuzzed(run_trial):
-    code, document = run_trial(model_folders, "--count", "4", "--seed", "1")
+    code, document = run_trial("fuzz_model_folders", "--count", "4", "--seed", "1")
     assert (code, document["broken"]) == (0, [])
     assert sum(document["counts"].values()) == 4
 
@@ -41,7 +41,7 @@ def test_damage_is_the_same_for_the_same_numbers(tmp_path):
 
 
 def test_a_floor_loses_no_more_than_it_may():
-    from eval.floor import fit_floor, share_below
+    from eval.experiments.answers import fit_floor, share_below
 
     scores = [n / 100 for n in range(1, 101)]
     assert share_below(scores, 0.05) == 0.04

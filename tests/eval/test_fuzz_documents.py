@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from eval.fuzz import documents, patterns
-from eval.fuzz.seeds import endings, seed_documents
+from eval.robustness import documents, patterns
+from eval.robustness.documents import endings, seed_documents
 from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes
 
 
@@ -16,7 +16,7 @@ def test_a_seed_of_every_format_is_read(ending):
 
 
 def test_a_few_broken_documents_of_every_format(run_trial, capsys):
-    code, document = run_trial(documents, "--count", "250")
+    code, document = run_trial("fuzz_documents", "--count", "250")
     assert (code, document["broken"]) == (0, [])
     assert set(document["counts"]) >= set(READERS)
     assert sum(sum(found.values()) for found in document["counts"].values()) == 250
@@ -35,7 +35,7 @@ def test_a_broken_promise_of_a_reader_is_seen(run_trial, monkeypatch, capsys, fa
 
     monkeypatch.setattr(DocumentReader, "read", read)
     monkeypatch.setattr(documents, "LIMIT_SECONDS", 0.5)
-    code, document = run_trial(documents, "--count", "1")
+    code, document = run_trial("fuzz_documents", "--count", "1")
     assert code == 1
     assert document["raw_errors"] == (fault in ("raises", "dies"))
     assert document["hangs"] == (fault == "hangs")
@@ -57,7 +57,7 @@ def test_memory_that_a_reader_takes_for_a_moment_is_seen(run_trial, monkeypatch,
 
     monkeypatch.setattr(DocumentReader, "read", read)
     monkeypatch.setattr(documents, "LIMIT_MEGABYTES", limit)
-    code, document = run_trial(documents, "--count", "2")
+    code, document = run_trial("fuzz_documents", "--count", "2")
     assert 280 <= document["peak_mb"] <= 320
     assert (code, document["over_limits"]) == ((1, 2) if limit == 200 else (0, 0))
     assert all("MB" in item["outcome"] for item in document["broken"])
@@ -70,10 +70,10 @@ def test_memory_that_the_process_beside_takes_is_seen(run_trial, monkeypatch, ca
         documents, "broken_document", lambda number, *_: ("a.ipynb", small if number else large)
     )
     monkeypatch.setattr(documents, "LIMIT_MEGABYTES", 100)
-    code, document = run_trial(documents, "--count", "2")
+    code, document = run_trial("fuzz_documents", "--count", "2")
     assert (code, document["over_limits"]) == (1, 1)
     assert document["largest"]["number"] == document["broken"][0]["number"] == 0
-    code, document = run_trial(documents, "--count", "1", "--first", "1")
+    code, document = run_trial("fuzz_documents", "--count", "1", "--first", "1")
     assert (code, document["peak_mb"] < 20) == (0, True)
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from eval.fuzz import indexes
+from eval.robustness import indexes
 from ragaccel.retrieval.store import Store
 
 
 def test_a_few_damaged_indexes(run_trial, capsys):
-    code, document = run_trial(indexes, "--count", "20", "--batch", "10")
+    code, document = run_trial("fuzz_indexes", "--count", "20", "--batch", "10")
     assert (code, document["broken"]) == (0, [])
     steps = sum(sum(found.values()) for found in document["counts"].values())
     assert steps == 20 * 5
@@ -29,12 +29,14 @@ def test_a_broken_promise_is_seen(run_trial, monkeypatch, capsys, fault, figure,
 
     monkeypatch.setattr(indexes, "LIMIT_SECONDS", 3.0)
     monkeypatch.setattr(indexes, "_list", lambda store: files(store))
-    code, document = run_trial(indexes, "--count", "1" if fault == "hangs" else "3", "--batch", "2")
+    code, document = run_trial(
+        "fuzz_indexes", "--count", "1" if fault == "hangs" else "3", "--batch", "2"
+    )
     assert code == 1
     assert document[figure] == least
 
 
 def test_a_rebuild_that_mends_nothing_is_seen(run_trial, monkeypatch, capsys):
     monkeypatch.setattr(Store, "check", lambda self: ["simulated"])
-    code, document = run_trial(indexes, "--count", "2")
+    code, document = run_trial("fuzz_indexes", "--count", "2")
     assert (code, document["unmendable"]) == (1, 2)

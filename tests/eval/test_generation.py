@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 from recorded import write_inputs
 
-from eval import generation, report, speed
-from eval.answer_tables import READER, generation_table
-from eval.contenders import Ours
-from eval.examples import Example, load_task
-from eval.fuzz.tiny_model import save_tiny_model
-from eval.targets import load_target
+from eval.data import Example
+from eval.decoders import Ours
+from eval.experiments import generation, speed
+from eval.models import load_target
+from eval.report import build
+from eval.report.tables import READER_NOTE, generation_table
+from eval.robustness.stand_ins import save_tiny_model
+from eval.tasks import load_task
 from ragaccel.models.tokenizer import Tokenizer
 
 SHORT = ["--max-new-tokens=6", "--threads=1", "--limit=2", "--dtype=float64"]
@@ -50,7 +52,7 @@ def prompts_of(monkeypatch):
 
 
 def test_a_run_tells_of_every_kind_of_prompt(arguments, tmp_path, capsys):
-    generation.main(arguments)
+    generation.run_generation(arguments)
     groups = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(group["kind"], group["task"], group["prompts"]) for group in groups] == [
         ("multi-turn", "chat", 2),
@@ -75,16 +77,16 @@ def test_a_run_tells_of_every_kind_of_prompt(arguments, tmp_path, capsys):
     document = json.loads((tmp_path / "r" / "own.json").read_text())
     assert document["groups"] == groups
     assert document["settings"]["chat_template"] is True
-    text = report.all_results(tmp_path / "r")
+    text = build.all_results(tmp_path / "r")
     assert "in its own words, by kind of prompt" in text
     row = next(line for line in text.splitlines() if line.startswith("| multi-turn | talk"))
     assert row.startswith("| multi-turn | talk.jsonl | 1 | 6 | ours, trees and memory |")
-    assert READER not in text
+    assert READER_NOTE not in text
 
 
 def test_a_second_turn_follows_what_generate_answered(arguments, monkeypatch, tmp_path):
     calls = prompts_of(monkeypatch)
-    generation.main([*arguments, "--tasks=chat"])
+    generation.run_generation([*arguments, "--tasks=chat"])
     (tokenizer, first), (_, second) = calls
     rows = (tmp_path / "r" / "own.rows.jsonl").read_text().splitlines()[1:]
     said = {
@@ -128,18 +130,18 @@ def test_a_stopped_run_goes_on_in_the_turn_where_it_was(arguments, monkeypatch, 
     chats = [*arguments, "--tasks=chat"]
     monkeypatch.setattr(speed, "run_once", stopping)
     with pytest.raises(KeyboardInterrupt):
-        generation.main(chats)
+        generation.run_generation(chats)
     path = tmp_path / "r" / "own.rows.jsonl"
     rows = path.read_text().splitlines()
     assert len(rows) == 1 + 3 * 4
     monkeypatch.setattr(speed, "run_once", run_once)
-    generation.main(chats)
+    generation.run_generation(chats)
     assert path.read_text().splitlines()[: len(rows)] == rows
     document = json.loads((tmp_path / "r" / "own.json").read_text())
     assert document["resumed"] == [{"round": 0, "example": "chat, turn 2/chat-bread"}]
     assert [group["prompts"] for group in document["groups"]] == [2, 2]
     with pytest.raises(SystemExit, match=r"other settings .*max_new_tokens"):
-        generation.main([*chats, "--max-new-tokens=7"])
+        generation.run_generation([*chats, "--max-new-tokens=7"])
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -147,7 +149,7 @@ def test_what_does_not_fit_is_told(arguments, tmp_path, capsys):
     long = {"id": "long", "question": "Who?", "passages": [{"title": "", "text": "wick " * 2000}]}
     with (tmp_path / "talk.jsonl").open("a") as file:
         file.write(json.dumps(long) + "\n")
-    generation.main([*arguments, "--tasks=talk.jsonl", "--limit=3"])
+    generation.run_generation([*arguments, "--tasks=talk.jsonl", "--limit=3"])
     assert "Not asked, as they do not fit: 1 of talk.jsonl." in capsys.readouterr().out
     assert json.loads((tmp_path / "r" / "own.json").read_text())["left_out"] == {"talk.jsonl": 1}
 
@@ -160,7 +162,7 @@ def test_answers_that_differ_are_told_with_their_gap(arguments, monkeypatch, cap
         return found if self.name == "ours_plain" else _changed(found)
 
     monkeypatch.setattr(Ours, "run", wrong)
-    generation.main([*arguments, "--tasks=code"])
+    generation.run_generation([*arguments, "--tasks=code"])
     (group,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     same = {one["found"]: one for one in group["same"]}
     assert same["ours_plain"]["identical"] == 2
@@ -178,22 +180,22 @@ def test_a_random_model_is_refused_unless_it_is_a_check(tmp_path, capsys):
     model, data, _ = write_inputs(tmp_path, 1)
     asked = [model, data, "--tasks=chat", *SHORT]
     with pytest.raises(SystemExit, match="random model's own answers mean nothing"):
-        generation.main(asked)
-    generation.main([*asked, "--limit=1", "--tiny-check"])
+        generation.run_generation(asked)
+    generation.run_generation([*asked, "--limit=1", "--tiny-check"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["task"] == "chat"
 
 
 def test_what_ships_is_asked_without_data(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
-    sets = generation.load_sets(generation.parse([]))
+    sets = generation.load_sets(generation.parse_generation([]))
     assert {task: len(examples) for task, examples in sets.items()} == {
         "handbook": 24, "summaries": 8, "code": 8, "chat": 8,
     }  # fmt: skip
     assert "handbook, summaries, code, chat" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="holds no rag/llma"):
-        generation.main([f"--data={tmp_path}"])
+        generation.run_generation([f"--data={tmp_path}"])
 
 
 def test_the_readers_limits_are_told():
     settings = {"max_new_tokens": 6, "chat_template": True, "model": "reader"}
-    assert READER in generation_table({"settings": settings, "groups": []})
+    assert READER_NOTE in generation_table({"settings": settings, "groups": []})

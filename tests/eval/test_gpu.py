@@ -1,6 +1,5 @@
 """What is asked of a GPU: tried out on a CPU, with eager twins of what is replayed there."""
 
-import importlib
 import shutil
 from functools import partial
 from subprocess import TimeoutExpired
@@ -12,14 +11,15 @@ from fakes import RandomDrafter
 from plain_kernel import PlainKernel
 from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
-from eval import gpu, report, roofline, steps
-from eval.contenders import Ours, make_contender
-from eval.passes import watching
-from eval.roofline_steps import copied_answer, measure_step
-from eval.stock import FollowAll
-from eval.summary import summarize
-from eval.tables import roofline_table, speed_table
-from eval.warm import capture_passes, contexts
+from eval import runner, suites
+from eval.__main__ import find_run
+from eval.decoders import FollowAll, Ours, capture_passes, contexts, make_contender
+from eval.experiments import cost
+from eval.experiments.cost import copied_answer, measure_step
+from eval.experiments.speed import summarize
+from eval.measure import watching
+from eval.report import build
+from eval.report.tables import roofline_table, speed_table
 from ragaccel.engine.engine import Engine
 
 
@@ -34,13 +34,15 @@ def static_target(family="llama"):
 def in_process(monkeypatch):
     calls = []
 
-    def run_module(module, arguments, _seconds):
-        calls.append(module)
-        importlib.import_module(module).main([*arguments, "--threads=1"])
+    def run_process(run, arguments, _seconds):
+        calls.append(run)
+        find_run(run)([*arguments, "--threads=1"])
         return 0
 
-    monkeypatch.setattr(steps, "run_module", run_module)
-    monkeypatch.setattr("eval.memory.in_own_process", lambda function, *given: function(*given))
+    monkeypatch.setattr(runner, "run_process", run_process)
+    monkeypatch.setattr(
+        "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
+    )
     return calls
 
 
@@ -54,18 +56,18 @@ def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, c
     out = tmp_path / "r"
     model = model.replace("--model", "--models")
     arguments = [model, data, task, "--device=cpu", "--quick", f"--out={out}"]
-    gpu.main(arguments)
+    suites.run_gpu(arguments)
     kinds = ["roofline", "speed", "batch", "exactness", "memory"]
-    assert in_process == [f"eval.{kind}" for kind in (*kinds[:-1], "speed", kinds[-1])]
+    assert in_process == [*kinds[:-1], "speed", kinds[-1]]
     assert sorted(path.name for path in out.glob("*.json")) == sorted(
         ["matrix-tiny-task.json", *(f"cpu-tiny-{kind}.json" for kind in kinds)]
     )
-    text = report.all_results(out)
+    text = build.all_results(out)
     for title in ("memory's bandwidth", "several at a time", "identical answers", "goes on"):
         assert title in text
     assert "`model.generate`, static cache" in text
     assert "x static cache" in text
-    gpu.main(arguments)
+    suites.run_gpu(arguments)
     assert len(in_process) == len(kinds) + 1
     assert capsys.readouterr().err.count("there already: skipped") == len(kinds) + 1
 
@@ -73,34 +75,31 @@ def test_one_command_makes_all_results_once(tmp_path, monkeypatch, in_process, c
 def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
     calls = []
 
-    def run_module(module, arguments, _seconds):
+    def run_process(module, arguments, _seconds):
         calls.append(module)
         out = next(a for a in arguments if a.startswith("--out="))
-        if module == "eval.roofline":
+        if module == "roofline":
             raise RuntimeError("the device is lost")
-        if module == "eval.speed" and "not-static" not in out:
+        if module == "speed" and "not-static" not in out:
             return 1
         (tmp_path / out.partition("=")[2]).write_text("{}")
         return 0
 
-    monkeypatch.setattr(steps, "run_module", run_module)
+    monkeypatch.setattr(runner, "run_process", run_process)
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
     lost = r"no gpu-x-roofline\.json, gpu-x-speed\.json, matrix-gpu-x-handbook\.json: run"
     with pytest.raises(SystemExit, match=lost):
-        gpu.main(["--models=random:x", f"--out={tmp_path}"])
-    assert calls == [
-        f"eval.{kind}"
-        for kind in ("roofline", "speed", "speed", "batch", "exactness", "speed", "speed", "memory")
-    ]
+        suites.run_gpu(["--models=random:x", f"--out={tmp_path}"])
+    assert calls == ["roofline", "speed", "speed", "batch", "exactness", "speed", "speed", "memory"]
     printed = capsys.readouterr().err
     assert "the device is lost" in printed
     assert "gpu-x-speed-not-static.json stands in for gpu-x-speed.json" in printed
 
 
 def test_a_module_runs_in_a_process_of_its_own():
-    assert steps.run_module("eval.roofline", ["--no-such-option"], 120.0) == 2
+    assert runner.run_process("roofline", ["--no-such-option"], 120.0) == 2
     with pytest.raises(TimeoutExpired):
-        steps.run_module("eval.roofline", ["--help"], 0.01)
+        runner.run_process("roofline", ["--help"], 0.01)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])
@@ -120,7 +119,7 @@ def test_replayed_passes_follow_the_recording_too(family):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Compiling takes a compiler and its time: one test below is enough."""
-    monkeypatch.setattr("eval.stock.compiling", lambda _device: {"disable_compile": True})
+    monkeypatch.setattr("eval.decoders.compiling", lambda _device: {"disable_compile": True})
 
 
 def test_generate_over_a_static_cache_gives_what_generate_gives(uncompiled):
@@ -152,7 +151,7 @@ def test_a_static_caches_prompt_is_read_when_the_first_choice_is_made(uncompiled
         clock()  # each choice takes a second
         return choose(*given)
 
-    monkeypatch.setattr("eval.stock.perf_counter", clock)
+    monkeypatch.setattr("eval.decoders.perf_counter", clock)
     monkeypatch.setattr(FollowAll, "__call__", late)
     with static.following(make_job()):
         run = static.run(make_job())
@@ -236,13 +235,13 @@ def test_every_length_that_is_attended_to_is_captured_before():
 
 def test_a_way_that_fails_stands_as_an_error(tmp_path, monkeypatch):
     model, data, _ = write_inputs(tmp_path)
-    options = roofline.parse([model, data, "--contexts=40,4000", "--repeats=1", "--steps=8"])
+    options = cost.parse_roofline([model, data, "--contexts=40,4000", "--repeats=1", "--steps=8"])
 
     def fail(*_args):
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(roofline, "stock_passes", fail)
-    document = roofline.measure(options)
+    monkeypatch.setattr(cost, "stock_passes", fail)
+    document = cost.measure_roofline(options)
     assert list(document["contexts"]) == ["40"]
     figures = document["contexts"]["40"]
     assert figures["state_bytes"] == 40 * 2 * 2 * 2 * 8 * 4
@@ -250,4 +249,4 @@ def test_a_way_that_fails_stands_as_an_error(tmp_path, monkeypatch):
     assert figures["ways"]["launched"]["share_of_limit"] > 0
     assert "OutOfMemoryError" in roofline_table(document)
     with pytest.raises(ValueError, match="choose shorter"):
-        roofline.measure(SimpleNamespace(**{**vars(options), "contexts": "4000"}))
+        cost.measure_roofline(SimpleNamespace(**{**vars(options), "contexts": "4000"}))

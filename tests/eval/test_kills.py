@@ -2,15 +2,15 @@
 
 import pytest
 
-from eval import kills
-from eval.kill_trials import KINDS
+from eval.robustness import kills
+from eval.robustness.kills import KINDS
 from ragaccel.cli.history import History
 from ragaccel.retrieval.collection import Collection
 
 
 def test_a_few_kills_of_each_kind_that_starts_quickly(run_trial, capsys):
     chosen = ["history", "collection", "build", "rebuild"]
-    code, document = run_trial(kills, "--kinds", *chosen, "--count", "3")
+    code, document = run_trial("kills", "--kinds", *chosen, "--count", "3")
     assert (code, document["lost"], document["failed"]) == (0, 0, 0)
     assert document["kills"] == 12
     assert sum(found["acknowledged"] for found in document["kinds"].values()) > 0

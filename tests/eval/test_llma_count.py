@@ -7,13 +7,12 @@ import random
 import pytest
 from recorded import write_inputs
 
-from eval.examples import DATA_VARIABLE
-from eval.papers import llma_count
-from eval.papers.decoders import llma
-from eval.papers.llma_count import count, counted_of
-from eval.recordings import Recorded, encode_apart, lay_out
-from eval.replay import replay_set
-from eval.targets import load_tokenizer
+from eval.data import DATA_VARIABLE, Recorded, encode_apart, lay_out
+from eval.experiments.replay import replay_set
+from eval.models import load_tokenizer
+from eval.papers import llma
+from eval.papers.bench import llma_decoder
+from eval.papers.llma import count, counted_of
 from ragaccel.decoding.request import Reference
 
 EOS = 1
@@ -40,7 +39,7 @@ def made_recordings(seed):
 @pytest.mark.parametrize(("n", "k"), [(1, 20), (1, 15), (2, 20), (3, 5), (5, 2)])
 def test_our_drafter_takes_the_passes_that_the_published_rules_take(n, k):
     recordings = [made_recordings(seed) for seed in range(12)]
-    replayed = replay_set(recordings, llma(n, k).replayed())
+    replayed = replay_set(recordings, llma_decoder(n, k).replayed())
     counted = counted_of(recordings, n, k).figures()
     assert {name: replayed[name] for name in SHARED} == counted
     assert 0 < replayed["triggered"] < 1
@@ -77,15 +76,15 @@ def test_the_original_file_is_read_as_it_was_recorded(tmp_path, capsys):
     row = {"query": "Who?", "docs": ["The lamp burns oil.", text], "result": {"text": f" {text}"}}
     (rag / "llma_rag_original.jsonl").write_text(json.dumps(row) + "\n")
     arguments = [f"--data={tmp_path / 'data'}", "--tokenizer=words", "--sets=llma_rag_original"]
-    llma_count.main([*arguments, f"--out={tmp_path / 'count.json'}"])
+    llma.run_llma_count([*arguments, f"--out={tmp_path / 'count.json'}"])
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [(point["n"], point["k"]) for point in shown] == list(llma_count.SETTINGS)
+    assert [(point["n"], point["k"]) for point in shown] == list(llma.COUNT_SETTINGS)
     assert all(point["passes"] == point["counted"]["passes"] for point in shown)
     assert shown[0]["tokens_per_pass"] > 2
     document = json.loads((tmp_path / "count.json").read_text())
     assert document["grid"] == shown
-    assert "eval.papers.llma_count" in document["run"]["command"]
-    assert "llma_rag_original | 1 | 20" in llma_count.llma_count_table(document)
+    assert "eval llma_count" in document["run"]["command"]
+    assert "llma_rag_original | 1 | 20" in llma.llma_count_table(document)
 
 
 def test_the_originals_answers_keep_the_blank_they_begin_with():
@@ -103,7 +102,7 @@ def test_the_originals_answers_keep_the_blank_they_begin_with():
 @pytest.mark.skipif(DATA_VARIABLE not in os.environ, reason=f"needs {DATA_VARIABLE}")
 def test_llmas_own_answers_take_the_passes_counted_of_its_code(tmp_path):
     out = tmp_path / "count.json"
-    llma_count.main([f"--out={out}"])
+    llma.run_llma_count([f"--out={out}"])
     grid = json.loads(out.read_text())["grid"]
     found = {(point["set"], point["n"], point["k"]): point["tokens_per_pass"] for point in grid}
     wanted = {(1, 20): 3.31, (1, 15): 3.22, (2, 20): 2.89}

@@ -6,12 +6,11 @@ import pytest
 from recorded import ANSWER, PASSAGE, make_target, write_inputs
 from tiny_llm import tiny_tokenizer
 
-from eval.examples import DATA_VARIABLE
-from eval.ledger import Ledger
-from eval.papers import llma_dialogue, llma_layout, llma_sweep, llma_tables
-from eval.papers.decoders import NO_DRAFTS, TREES, Bench, llma
-from eval.papers.recorded_sets import answered_rows
-from eval.recordings import Recorded, lay_out
+from eval.__main__ import find_run
+from eval.data import DATA_VARIABLE, Recorded, lay_out
+from eval.papers import llma
+from eval.papers.bench import NO_DRAFTS, TREES, Bench, answered_rows, llma_decoder
+from eval.runner import Ledger
 from ragaccel.decoding.request import Reference
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
@@ -46,17 +45,17 @@ def arguments(tmp_path):
     rag = tmp_path / "data" / "rag"
     rag.mkdir()
     lines = "".join(json.dumps(one) + "\n" for one in ROWS)
-    for name in ("turns", llma_tables.CACHED):
+    for name in ("turns", llma.CACHED):
         (rag / f"{name}.jsonl").write_text(lines)
     return [data, "--sets=turns"], model
 
 
-def run(module, arguments, capsys, out):
-    module.main([*arguments, f"--out={out}"])
+def run(name, arguments, capsys, out):
+    find_run(name)([*arguments, f"--out={out}"])
     printed = capsys.readouterr().out
     document = json.loads(out.read_text())
     assert {"kind", "settings", "machine", "run", "published"} <= document.keys()
-    assert f"-m {module.__name__}" in document["run"]["command"]
+    assert f"-m eval {name}" in document["run"]["command"]
     assert "arXiv 2304.04487" in printed
     json.loads(printed.splitlines()[-1])
     return document
@@ -64,8 +63,8 @@ def run(module, arguments, capsys, out):
 
 def test_tables_leave_the_answer_itself_out_and_replay_every_decoder(arguments, tmp_path, capsys):
     some, _ = arguments
-    document = run(llma_tables, [*some, "--tokenizer=words"], capsys, tmp_path / "t.json")
-    assert document["same_answers"] == {llma_tables.CACHED: 2}
+    document = run("llma_tables", [*some, "--tokenizer=words"], capsys, tmp_path / "t.json")
+    assert document["same_answers"] == {llma.CACHED: 2}
     found = {(p["table"], p["references"], p["decoder"]): p for p in document["grid"]}
     assert len(found) == len(document["grid"]) == 3 + 3 * 3
     assert {p["answers"] for p in document["grid"] if p["table"] == 1} == {4}
@@ -82,7 +81,7 @@ def test_tables_leave_the_answer_itself_out_and_replay_every_decoder(arguments, 
 def test_sets_that_our_trees_were_fitted_to_are_named():
     def told(name, answers, decoder="ours_trie"):
         point = {"set": name, "answers": answers, "decoder": decoder}
-        return llma_layout._published({"published": [], "grid": [point]})
+        return llma._published({"published": [], "grid": [point]})
 
     assert "some of mtrag_human_answers among them" in told("mtrag_human_answers", 1)
     assert "some of mtrag_un among them" in told("mtrag_un", 314)
@@ -92,14 +91,14 @@ def test_sets_that_our_trees_were_fitted_to_are_named():
 
 def test_cached_answers_stand_before_passages_and_the_prompt_holds_what_is_a_reference():
     words = tiny_tokenizer()
-    (first, others), *_ = llma_tables.with_others(ROWS[:4], words)
+    (first, others), *_ = llma.with_others(ROWS[:4], words)
     assert (first["id"], others) == ("c<::>1/a", [SAID])
     own = lay_out(first, words)
-    alone = llma_tables.cached(first, others, words, "answers")
+    alone = llma.cached(first, others, words, "answers")
     assert [reference.passage_id for reference in alone.apart] == ["cached/0"]
     assert len(alone.prompt_ids) < len(own.prompt_ids)
-    assert llma_tables.cached(first, others, words, "passages") == own
-    both = llma_tables.cached(first, others, words, "both")
+    assert llma.cached(first, others, words, "passages") == own
+    both = llma.cached(first, others, words, "both")
     assert both.prompt_ids == own.prompt_ids
     assert [reference.passage_id for reference in both.apart] == ["cached/0", "0", "1"]
     assert both.references[1:] == own.references
@@ -108,7 +107,7 @@ def test_cached_answers_stand_before_passages_and_the_prompt_holds_what_is_a_ref
 def test_a_grid_has_a_point_for_every_n_and_k(arguments, tmp_path, capsys):
     some, _ = arguments
     some = [*some, "--tokenizer=words", "--n=1,3", "--k=2,20"]
-    document = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    document = run("llma_sweep", some, capsys, tmp_path / "s.json")
     points = {(p["n"], p["k"]): p for p in document["grid"]}
     assert list(points) == [(1, 2), (1, 20), (3, 2), (3, 20)]
     assert points[1, 20]["triggered"] > points[3, 20]["triggered"] > 0
@@ -121,7 +120,7 @@ def test_a_grid_has_a_point_for_every_n_and_k(arguments, tmp_path, capsys):
 def test_a_timed_grid_makes_the_passes_of_the_replay_and_goes_on(arguments, tmp_path, capsys):
     some, model = arguments
     some = [*some, model, "--threads=1", "--limit=2", "--n=1,2", "--k=2,20"]
-    document = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    document = run("llma_sweep", some, capsys, tmp_path / "s.json")
     for point in [*document["grid"], *document["plain"].values()]:
         assert point["timed_passes"] == point["passes"]
         assert point["timed_answers"] == point["answers"] == 2
@@ -132,17 +131,17 @@ def test_a_timed_grid_makes_the_passes_of_the_replay_and_goes_on(arguments, tmp_
     assert list(document["follows"]["by_k"]) == ["2", "20"]
     assert document["follows"]["answers"]["pairs"] == 4 * 2
     before = (tmp_path / "s.rows.jsonl").read_text()
-    again = run(llma_sweep, some, capsys, tmp_path / "s.json")
+    again = run("llma_sweep", some, capsys, tmp_path / "s.json")
     assert again["grid"] == document["grid"]
     assert (tmp_path / "s.rows.jsonl").read_text() == before
 
 
 def test_speed_that_follows_steps_is_told_by_correlation_and_slope():
-    fit = llma_sweep.fitted([(1.0, 1.0), (2.0, 1.5), (3.0, 2.0)])
+    fit = llma.fitted([(1.0, 1.0), (2.0, 1.5), (3.0, 2.0)])
     assert fit == {"pairs": 3, "correlation": 1.0, "slope": 0.5, "intercept": 0.5}
-    assert llma_sweep.fitted([(1, 3), (2, 2), (3, 1)])["correlation"] == -1.0
-    assert llma_sweep.fitted([(2.0, 1.0), (2.0, 1.5)]) is None
-    assert llma_sweep.fitted([(2.0, 1.0)]) is None
+    assert llma.fitted([(1, 3), (2, 2), (3, 1)])["correlation"] == -1.0
+    assert llma.fitted([(2.0, 1.0), (2.0, 1.5)]) is None
+    assert llma.fitted([(2.0, 1.0)]) is None
 
 
 def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run():
@@ -161,11 +160,11 @@ def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run
         measured_row("b", "ours_plain", 12, 9.0),
         measured_row("b", "n1_k2", 4, 3.0),
     ]
-    follows = llma_sweep.follows(grid, rows)
+    follows = llma.follows(grid, rows)
     assert {k: fit["slope"] for k, fit in follows["by_k"].items()} == {"2": 0.5, "4": 0.25}
     assert follows["points"]["pairs"] == 4
     assert follows["points"]["correlation"] < 1
-    assert llma_sweep.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
+    assert llma.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
     assert follows["answers"]["slope"] == 1.0
 
 
@@ -173,7 +172,9 @@ def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(caps
     target, passage = make_target(), (Reference(PASSAGE),)  # it reads 256 tokens
     short = Recorded((0, *PASSAGE, 5), passage, passage, ANSWER)
     long = Recorded((0, *PASSAGE * 4), passage, passage, ANSWER)
-    points = Bench(target, Ledger(None, {})).points("x", [short, long], [NO_DRAFTS, llma(), TREES])
+    points = Bench(target, Ledger(None, {})).points(
+        "x", [short, long], [NO_DRAFTS, llma_decoder(), TREES]
+    )
     assert [point["timed_answers"] for point in points] == [1, 1, 1]
     assert points[0]["tokens"] == 2 * len(ANSWER) == 2 * points[0]["timed_passes"]
     assert 2 * points[1]["timed_passes"] == points[1]["passes"] < points[0]["passes"]
@@ -183,7 +184,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(caps
 def test_turns_are_told_apart_and_earlier_ones_are_copied_from(arguments, tmp_path, capsys):
     some, model = arguments
     some = [*some, model, "--threads=1"]
-    document = run(llma_dialogue, some, capsys, tmp_path / "d.json")
+    document = run("llma_dialogue", some, capsys, tmp_path / "d.json")
     found = {(p["references"], p["decoder"], p["turn"]): p for p in document["grid"]}
     assert len(found) == len(document["grid"]) == 3 * 2 * 3
     assert [found["passages", "llma", turn]["answers"] for turn in ("1", "2", "all")] == [3, 1, 4]
@@ -200,16 +201,16 @@ def test_turns_are_told_apart_and_earlier_ones_are_copied_from(arguments, tmp_pa
 
 
 def test_earlier_passages_are_those_of_the_same_conversation_that_are_not_shown_again():
-    assert llma_dialogue.earlier_passages(ROWS[2], ROWS) == [BELL]
-    assert llma_dialogue.earlier_passages(ROWS[1], ROWS) == []  # BELL is of the same turn
+    assert llma.earlier_passages(ROWS[2], ROWS) == [BELL]
+    assert llma.earlier_passages(ROWS[1], ROWS) == []  # BELL is of the same turn
     later = row("c<::>3/a", SAID, passages=("What nobody knew yet.",), history=(*ASKED, *ASKED))
-    assert llma_dialogue.earlier_passages(ROWS[2], [*ROWS, later]) == [BELL]
-    assert llma_dialogue.kinds_of(ROWS[:2]) == ("passages", "answers")
-    assert llma_dialogue.kinds_of(ROWS) == llma_dialogue.KINDS
+    assert llma.earlier_passages(ROWS[2], [*ROWS, later]) == [BELL]
+    assert llma.kinds_of(ROWS[:2]) == ("passages", "answers")
+    assert llma.kinds_of(ROWS) == llma.DIALOGUE_KINDS
     words = tiny_tokenizer()
-    turns = list(llma_dialogue.laid_out_turns(ROWS[:4], words, "earlier passages"))
+    turns = list(llma.laid_out_turns(ROWS[:4], words, "earlier passages"))
     assert [turn.number for turn in turns] == [1, 1, 2, 1]
-    assert [llma_dialogue.Turn(n, turns[0].recorded).label for n in (6, 7, 11)] == [
+    assert [llma.Turn(n, turns[0].recorded).label for n in (6, 7, 11)] == [
         "6",
         "7 and later",
         "7 and later",
@@ -220,12 +221,12 @@ def test_earlier_passages_are_those_of_the_same_conversation_that_are_not_shown_
 
 def test_without_data_what_ships_is_replayed_and_said(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
-    document = run(llma_tables, ["--limit=2"], capsys, tmp_path / "t.json")
+    document = run("llma_tables", ["--limit=2"], capsys, tmp_path / "t.json")
     sets = {point["table"]: (point["set"], point["answers"]) for point in document["grid"]}
     assert sets == {1: ("handbook", 2), 2: ("handbook_answers", 2)}
     assert document["settings"]["sets"] == "what ships"
     assert document["settings"]["tokenizer"] == "reader"
-    llma_dialogue.main(["--limit=18"])
+    llma.run_llma_dialogue(["--limit=18"])
     printed = capsys.readouterr()
     assert "eval/tasks/handbook.jsonl, which ships, in place of mtrag_un" in printed.err
     assert {point["turn"] for point in json.loads(printed.out.splitlines()[-1])} >= {"1", "3"}
@@ -235,13 +236,13 @@ def test_answers_that_nobody_else_gave_make_no_second_table(arguments, tmp_path)
     some, _ = arguments
     (tmp_path / "data" / "rag" / "alone.jsonl").write_text(json.dumps(ROWS[3]) + "\n")
     with pytest.raises(SystemExit, match="alone holds no two answers to a question"):
-        llma_tables.main([*some, "--tokenizer=words", "--cached=alone"])
+        llma.run_llma_tables([*some, "--tokenizer=words", "--cached=alone"])
 
 
 def test_a_set_that_is_missing_is_named(arguments):
     some, _ = arguments
     with pytest.raises(SystemExit, match=r"papers.llma_sweep: .* holds no rag/poems.jsonl"):
-        llma_sweep.main([*some, "--sets=poems", "--tokenizer=words"])
+        llma.run_llma_sweep([*some, "--sets=poems", "--tokenizer=words"])
 
 
 def test_rows_without_an_answer_are_not_replayed(tmp_path):

@@ -6,11 +6,10 @@ import pytest
 from eval_replayed import COPIED
 from eval_sets import write_sets
 
-from eval import report
-from eval.papers import lookahead_branches
-from eval.papers.lookahead_branches import BranchesApart, branches, leaves, points
-from eval.papers.lookahead_grid import replay_rows
-from eval.recordings import Recorded
+from eval.data import Recorded
+from eval.papers import lookahead
+from eval.papers.lookahead import BranchesApart, branches, leaves, points, replay_rows
+from eval.report import build
 from ragaccel.decoding.request import Reference
 from ragaccel.decoding.session import Context
 from ragaccel.decoding.tree import DraftTree
@@ -72,14 +71,14 @@ def test_a_merged_tree_gives_the_most_of_the_same_rows_where_texts_part():
 def test_a_run_ends_in_a_table_of_all_ways_to_branch(tmp_path, capsys):
     sets, _ = write_sets(tmp_path)
     arguments = [*sets, "--decoding-lengths=4,8", "--branch-length=6", "--limit=1"]
-    lookahead_branches.main([*arguments, f"--out={tmp_path / 'r' / 'branches.json'}"])
+    lookahead.run_lookahead_branches([*arguments, f"--out={tmp_path / 'r' / 'branches.json'}"])
     document = json.loads((tmp_path / "r" / "branches.json").read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"grid": document["grid"]}
     assert document["kind"] == "lookahead_branches"
     assert document["sets"] == {"lamps": 1, "gsm8k": 1}
     assert len(document["grid"]) == 2 * 2 * 2 * 4
-    table = str(report.section_of("any", document))
+    table = str(build.section_of("any", document))
     assert "| hierarchical: one merged tree | 8 | " in table
     assert "paid for in each" in table
     with pytest.raises(SystemExit, match="holds no rag/poems"):
-        lookahead_branches.main([*arguments, "--sets=poems"])
+        lookahead.run_lookahead_branches([*arguments, "--sets=poems"])

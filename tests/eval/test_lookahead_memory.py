@@ -5,11 +5,19 @@ import json
 from eval_replayed import EOS
 from eval_sets import write_sets
 
-from eval import report
-from eval.papers import lookahead_memory
-from eval.papers.lookahead_grid import replay_rows, trie_point
-from eval.papers.lookahead_memory import Frozen, Parted, mixed, parted, states, warmed
-from eval.recordings import FITTED, Recorded
+from eval.data import FITTED, Recorded
+from eval.papers import lookahead
+from eval.papers.lookahead import (
+    Frozen,
+    Parted,
+    mixed,
+    parted,
+    replay_rows,
+    states,
+    trie_point,
+    warmed,
+)
+from eval.report import build
 from ragaccel.decoding.request import Reference
 from ragaccel.drafting.history import History
 
@@ -41,7 +49,7 @@ def test_rows_that_our_drafter_was_fitted_to_warm_and_are_not_asked():
     assert sorted(one.prompt_ids for one in sets.asked) == [one.prompt_ids for one in ROWS[:6]]
     assert len(sets.others) == 14
     assert sets.others != ROWS[6:]
-    assert min(rows.start for rows in FITTED.values() if rows.start) == lookahead_memory.MAY_ASK
+    assert min(rows.start for rows in FITTED.values() if rows.start) == lookahead.MAY_ASK
 
 
 def test_whole_requests_or_their_answers_are_remembered():
@@ -88,7 +96,7 @@ def test_a_run_ends_in_a_table_of_all_states(tmp_path, capsys):
     text = "".join(json.dumps(one) + "\n" for one in rows)
     (tmp_path / "data" / "rag" / "lamps.jsonl").write_text(text)
     arguments = [*arguments, "--sets=lamps", "--limit=2", "--warm-rows=1,3,50"]
-    lookahead_memory.main([*arguments, f"--out={tmp_path / 'r' / 'memory.json'}"])
+    lookahead.run_lookahead_memory([*arguments, f"--out={tmp_path / 'r' / 'memory.json'}"])
     document = json.loads((tmp_path / "r" / "memory.json").read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"grid": document["grid"]}
     assert document["kind"] == "lookahead_memory"
@@ -97,6 +105,6 @@ def test_a_run_ends_in_a_table_of_all_states(tmp_path, capsys):
     assert cold["state"] == "cold"
     assert all(one["tokens_per_pass"] > cold["tokens_per_pass"] + 1 for one in others[1:])
     assert {one["warm_rows"] for one in others} == {0, 1, 3}
-    table = str(report.section_of("any", document))
+    table = str(build.section_of("any", document))
     assert "| requests of its set, answers alone | 3 | " in table
     assert "| nothing (cold) | 0 | " in table

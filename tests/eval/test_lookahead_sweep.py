@@ -7,16 +7,22 @@ from eval_replayed import COPIED, EOS
 from eval_sets import SMALL, write_sets
 from recorded import make_target
 
-from eval import report, speed
-from eval.examples import DATA_VARIABLE
-from eval.ledger import Ledger
-from eval.papers import lookahead_sweep
-from eval.papers.decoders import Bench
-from eval.papers.lookahead_grid import replay_rows, trie_point
-from eval.papers.lookahead_sweep import add_times, distinct, spread
-from eval.papers.lookahead_tables import gains, weights
-from eval.plots.grids import sets_of
-from eval.recordings import Recorded
+from eval.data import DATA_VARIABLE, Recorded
+from eval.experiments import speed
+from eval.papers import lookahead
+from eval.papers.bench import Bench
+from eval.papers.lookahead import (
+    add_times,
+    distinct,
+    gains,
+    replay_rows,
+    spread,
+    trie_point,
+    weights,
+)
+from eval.report import build
+from eval.report.plots import sets_of
+from eval.runner import Ledger
 from ragaccel.drafting.history import History
 
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
@@ -85,12 +91,12 @@ def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, cap
     sets, model = write_sets(tmp_path)
     out = tmp_path / "r" / "sweep.json"
     arguments = [*sets, *SMALL, model, "--threads=1", f"--out={out}"]
-    lookahead_sweep.main(arguments)
+    lookahead.run_lookahead_sweep(arguments)
     document = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"grid": document["grid"]}
     assert document["kind"] == "lookahead_sweep"
     assert document["sets"] == {"lamps": 2, "gsm8k": 1}
-    assert document["run"]["command"].startswith("python -m eval.papers.lookahead_sweep")
+    assert document["run"]["command"].startswith("python -m eval lookahead_sweep")
     assert str(tmp_path) not in json.dumps(document)
     for memory in ("cold", "grown"):
         lamps = entries_of(document, "lamps", memory)
@@ -110,7 +116,7 @@ def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, cap
     assert document["beside"].keys() == document["sets"].keys()
     drawn = sets_of(document)["lamps"]
     assert [point["memory"] for point in drawn] == ["cold"] * 4
-    table = str(report.section_of("any", document))
+    table = str(build.section_of("any", document))
     assert "| 8 | " in table
     assert "AntGLM-10b" in table
     assert "answers of gsm8k followed, drafts in full length" in table
@@ -119,13 +125,13 @@ def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, cap
         raise AssertionError("measured again")
 
     monkeypatch.setattr(speed, "run_once", never)
-    monkeypatch.setattr("eval.papers.lookahead_grid.replay_rows", never)
-    lookahead_sweep.main(arguments)
+    monkeypatch.setattr("eval.papers.lookahead.replay_rows", never)
+    lookahead.run_lookahead_sweep(arguments)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["grid"] == document["grid"]
     with pytest.raises(SystemExit, match="other settings"):
-        lookahead_sweep.main([*arguments, "--limit=1"])
+        lookahead.run_lookahead_sweep([*arguments, "--limit=1"])
     with pytest.raises(SystemExit, match="leave cold"):
-        lookahead_sweep.main([*arguments, "--memory=grown"])
+        lookahead.run_lookahead_sweep([*arguments, "--memory=grown"])
 
 
 def test_a_timed_draft_is_of_full_length_and_wider_than_an_engine_takes_by_itself():
@@ -146,18 +152,18 @@ def test_without_data_what_ships_is_replayed_and_what_is_missing_is_said(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
-    lookahead_sweep.main([*SMALL, "--limit=1", "--memory=cold"])
+    lookahead.run_lookahead_sweep([*SMALL, "--limit=1", "--memory=cold"])
     shown = capsys.readouterr()
     assert "no data folder" in shown.err
     grid = json.loads(shown.out.splitlines()[-1])["grid"]
     assert {entry["set"] for entry in grid} == {"handbook", "demo"}
     assert all(entry["tokens_per_pass"] > 1 for entry in grid)
     with pytest.raises(SystemExit, match=r"holds no .*llama2"):
-        lookahead_sweep.main([f"--data={tmp_path}", "--limit=1"])
+        lookahead.run_lookahead_sweep([f"--data={tmp_path}", "--limit=1"])
 
 
 @pytest.mark.parametrize("wrong", ["--decoding-lengths=0", "--branch-lengths=a", "--memory=hot"])
 def test_settings_that_make_no_sense_are_refused(wrong, capsys):
     with pytest.raises(SystemExit):
-        lookahead_sweep.main([wrong])
+        lookahead.run_lookahead_sweep([wrong])
     assert "error: argument" in capsys.readouterr().err

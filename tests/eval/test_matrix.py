@@ -1,27 +1,28 @@
 from __future__ import annotations
 
-import importlib
 import json
 from itertools import count
 
 import pytest
 from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
-from eval import matrix, speed, steps
-from eval.contenders import make_contender
+from eval import runner
+from eval.__main__ import find_run
+from eval.decoders import make_contender
+from eval.experiments import speed
 
 
 @pytest.fixture
 def in_process(monkeypatch):
     calls = []
 
-    def run_module(module, arguments, _seconds):
+    def run_process(run, arguments, _seconds):
         calls.append(arguments)
-        importlib.import_module(module).main([*arguments, "--cost-repeats=1"])
+        find_run(run)([*arguments, "--cost-repeats=1"])
         return 0
 
-    monkeypatch.setattr(steps, "run_module", run_module)
-    monkeypatch.setattr("eval.stock.compiling", lambda _device: {"disable_compile": True})
+    monkeypatch.setattr(runner, "run_process", run_process)
+    monkeypatch.setattr("eval.decoders.compiling", lambda _device: {"disable_compile": True})
     return calls
 
 
@@ -36,11 +37,11 @@ def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
     rows[4]["history"] = [{"role": "agent", "text": f"As I said: {SENTENCE}"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked += [f"--out={out}", "--limit=2", "--threads=1", "--max-new-tokens=12"]
-    matrix.main(asked)
+    speed.run_matrix(asked)
     (path,) = out.glob("*.json")
     document = json.loads(path.read_text())
     assert path.name == "matrix-tiny-task.json"
-    assert list(document["contenders"]) == list(matrix.CONTENDERS)
+    assert list(document["contenders"]) == list(speed.MATRIX_CONTENDERS)
     assert document["settings"]["forced"] is True
     assert document["warmed_by"] == 2
     for figures in document["contenders"].values():
@@ -48,15 +49,15 @@ def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
         assert sum(figures["acceptance_histogram"].values()) == figures["passes"]
         assert figures["first_token_seconds_median"] > 0
     assert "remember" in document["contenders"]["ours_full"]["seconds"]
-    matrix.main(asked)
+    speed.run_matrix(asked)
     assert len(in_process) == 1
 
 
 def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
-    made = list(matrix.steps(matrix.parse([f"--out={tmp_path}"])))
-    assert {step.module for step in made} == {"eval.speed"}
+    made = list(speed.matrix_steps(speed.parse_matrix([f"--out={tmp_path}"])))
+    assert {step.run for step in made} == {"eval.experiments.speed"}
     assert len(made) == 2
     for step in made:
         assert "--task=handbook" in step.arguments
@@ -69,9 +70,9 @@ def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
 
 
 def test_where_compiling_fails_the_others_are_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(matrix, "compiling", lambda _device: {})
-    (made,) = matrix.steps(
-        matrix.parse([f"--out={tmp_path}", "--models=random:a.5b", "--tasks=b.c.jsonl"])
+    monkeypatch.setattr(speed, "compiling", lambda _device: {})
+    (made,) = speed.matrix_steps(
+        speed.parse_matrix([f"--out={tmp_path}", "--models=random:a.5b", "--tasks=b.c.jsonl"])
     )
     assert made.out.name == "matrix-a.5b-b.c.json"
     assert made.fallback.out.name == "matrix-a.5b-b.c-not-static.json"
@@ -88,14 +89,14 @@ def test_where_compiling_fails_the_others_are_run(tmp_path, monkeypatch):
 
 def test_two_results_of_one_name_are_refused(tmp_path):
     for asked in ("--models=a/x,b/x", "--tasks=a/t.jsonl,b/t.jsonl"):
-        options = matrix.parse([f"--out={tmp_path}", "--models=x", "--tasks=t", asked])
+        options = speed.parse_matrix([f"--out={tmp_path}", "--models=x", "--tasks=t", asked])
         with pytest.raises(SystemExit, match=r"2 results would be matrix-x-t\.json"):
-            next(matrix.steps(options))
+            next(speed.matrix_steps(options))
 
 
 def test_shapes_have_as_many_rows_as_they_are_due(tmp_path):
     (tmp_path / "rag").mkdir()
-    made = list(matrix.steps(matrix.parse([f"--out={tmp_path}", f"--data={tmp_path}"])))
+    made = list(speed.matrix_steps(speed.parse_matrix([f"--out={tmp_path}", f"--data={tmp_path}"])))
     limits = {
         step.arguments[0]: one
         for step in made
@@ -104,7 +105,7 @@ def test_shapes_have_as_many_rows_as_they_are_due(tmp_path):
     }
     assert limits["--model=random:llama-135m"] == "--limit=20"
     assert limits["--model=random:qwen2.5-0.5b"] == "--limit=8"
-    assert len(made) == 2 * len(matrix.TASKS.split(","))
+    assert len(made) == 2 * len(speed.MATRIX_TASKS.split(","))
 
 
 def test_a_warm_memory_knows_other_rows_and_takes_fewer_passes():
@@ -124,7 +125,7 @@ def test_every_second_between_the_request_and_what_is_remembered_is_charged(monk
     runs = {}
     for name in ("ours_plain", "ours_full"):
         contender, clock = make_contender(name, target), count()
-        monkeypatch.setattr("eval.contenders.perf_counter", lambda clock=clock: next(clock))
+        monkeypatch.setattr("eval.decoders.perf_counter", lambda clock=clock: next(clock))
         opened = contender._engine.open
 
         def late(request, opened=opened, clock=clock):
@@ -143,7 +144,7 @@ def test_every_second_between_the_request_and_what_is_remembered_is_charged(monk
 
 def test_generate_is_charged_from_its_call_to_its_end(monkeypatch):
     target, job, clock = make_target(), make_job(), count()
-    for module in ("stock", "passes"):
+    for module in ("decoders", "measure"):
         monkeypatch.setattr(f"eval.{module}.perf_counter", lambda: next(clock))
     contender = make_contender("generate", target)
     with contender.following(job):
@@ -168,4 +169,4 @@ def test_nothing_to_be_warm_with_is_an_error(tmp_path):
     asked = [*write_inputs(tmp_path, 2), "--contenders=ours_warm", "--threads=1"]
     for few in ([], ["--limit=2"]):
         with pytest.raises(SystemExit, match="rows that are not measured"):
-            speed.main([*asked, *few])
+            speed.run_speed([*asked, *few])

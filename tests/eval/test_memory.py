@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from recorded import write_inputs
 
-from eval import memory, report
+from eval.experiments import memory
+from eval.report import build
 
 
 def test_each_setting_is_measured_and_reported(tmp_path, monkeypatch, capsys):
@@ -16,7 +17,7 @@ def test_each_setting_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "in_own_process", lambda function, *given: function(*given))
     out = tmp_path / "r" / "m.json"
     sizes = ["--requests=6", "--every=2", "--max-new-tokens=4", "--threads=1"]
-    memory.main([*write_inputs(tmp_path), *sizes, f"--out={out}"])
+    memory.run_memory([*write_inputs(tmp_path), *sizes, f"--out={out}"])
     processes = json.loads(capsys.readouterr().out.splitlines()[-1])
     document = json.loads(out.read_text())
     assert document["processes"] == processes
@@ -30,11 +31,11 @@ def test_each_setting_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert processes["default"]["remembered_growth_bytes"] > 0
     assert processes["remember=False"]["remembered_growth_bytes"] == 0
     assert str(tmp_path) not in out.read_text()
-    table = report.all_results(tmp_path / "r")
+    table = build.all_results(tmp_path / "r")
     assert "resident after 2 requests | after 6 requests" in table
     assert "| remember=False | " in table
     with pytest.raises(SystemExit, match="twice --every"):
-        memory.main([*write_inputs(tmp_path), "--requests=100"])
+        memory.run_memory([*write_inputs(tmp_path), "--requests=100"])
 
 
 def test_a_stopped_run_goes_on_with_the_next_process(tmp_path, monkeypatch, capsys):
@@ -53,14 +54,14 @@ def test_a_stopped_run_goes_on_with_the_next_process(tmp_path, monkeypatch, caps
     out = tmp_path / "m.json"
     arguments = [*write_inputs(tmp_path), "--requests=4", "--every=2", f"--out={out}"]
     with pytest.raises(KeyboardInterrupt):
-        memory.main(arguments)
-    memory.main(arguments)
+        memory.run_memory(arguments)
+    memory.run_memory(arguments)
     assert asked == ["default", "stopped", "remember=False"]
     processes = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert processes == dict.fromkeys(memory.SETTINGS, figures)
+    assert processes == dict.fromkeys(memory.MEMORY_SETTINGS, figures)
     assert json.loads(out.read_text())["processes"] == processes
     with pytest.raises(SystemExit, match=r"other settings .*every"):
-        memory.main([*arguments, "--every=1"])
+        memory.run_memory([*arguments, "--every=1"])
 
 
 def test_a_process_of_its_own_is_a_fresh_one():

@@ -5,11 +5,11 @@ import json
 import pytest
 from recorded import SENTENCE, make_target, write_inputs
 
-from eval import never_slower, report
-from eval.examples import Example, load_task
-from eval.jobs import make_jobs
-from eval.never_slower import modelled_seconds, summarize
-from eval.tasks import gsm8k, humaneval, random_tokens
+from eval.data import Example, make_jobs
+from eval.experiments import speed
+from eval.experiments.speed import modelled_seconds, summarize_set
+from eval.report import build
+from eval.tasks import load_task
 
 SOLUTION = "    x\n" * 30
 
@@ -33,11 +33,11 @@ def write_prompts(folder, num=3):
 def test_continuations_keep_their_prompts_as_they_are(tmp_path):
     write_prompts(tmp_path)
     tokenizer = make_target().tokenizer
-    functions = humaneval.load(None, tmp_path / "data")
+    functions = load_task("humaneval", None, tmp_path / "data")
     assert [example.example_id for example in functions] == [f"HumanEval/{i}" for i in (0, 3)]
     assert functions[0].prompt == "def f0():\n\n\ndef f1():\n\n\ndef f2():\n"
-    assert len(humaneval.load(1, tmp_path / "data")) == 1
-    problems = gsm8k.load(2, tmp_path / "data")
+    assert len(load_task("humaneval", 1, tmp_path / "data")) == 1
+    problems = load_task("gsm8k", 2, tmp_path / "data")
     for example in (*functions, *problems):
         (job,) = make_jobs([example], tokenizer, max_new_tokens=1000)
         assert tokenizer.decode(job.prompt_ids) == example.prompt
@@ -48,7 +48,7 @@ def test_continuations_keep_their_prompts_as_they_are(tmp_path):
 def test_random_tokens_are_no_special_ones_and_the_same_every_time():
     tokenizer = make_target().tokenizer
     jobs = make_jobs(load_task("random_tokens", 3), tokenizer, max_new_tokens=1000)
-    again = make_jobs(random_tokens.load(3), tokenizer, max_new_tokens=1000)
+    again = make_jobs(load_task("random_tokens", 3), tokenizer, max_new_tokens=1000)
     assert jobs == again
     assert len({job.prompt_ids for job in jobs} | {job.answer_ids for job in jobs}) == 6
     for job in jobs:
@@ -77,7 +77,7 @@ def test_sets_are_summed_up_by_pairs():
         row("ours_plain", "b", 4.0, [1] * 4), row("ours_tree", "b", 5.0, [1] * 4),
         row("ours_tree", "alone", 9.0, [1] * 4),
     ]  # fmt: skip
-    figures = summarize(rows, "ours_tree", {1: 1.0, 2: 1.5})
+    figures = summarize_set(rows, "ours_tree", {1: 1.0, 2: 1.5})
     assert figures["requests"] == 2
     assert figures["ratio"] == pytest.approx(0.9)
     assert figures["ratio_worst"] == 0.8
@@ -94,7 +94,7 @@ def test_a_run_is_reported_and_goes_on_where_it_was_stopped(tmp_path, monkeypatc
         *inputs, "--limit=2", "--least-answer=10", "--max-new-tokens=24", "--cost-repeats=1",
         "--threads=1", f"--out={tmp_path / 'r' / 'n.json'}",
     ]  # fmt: skip
-    run_once, calls = never_slower.run_once, []
+    run_once, calls = speed.run_once, []
 
     def stopping(*args, **kwargs):
         calls.append(1)
@@ -102,37 +102,35 @@ def test_a_run_is_reported_and_goes_on_where_it_was_stopped(tmp_path, monkeypatc
             raise KeyboardInterrupt
         return run_once(*args, **kwargs)
 
-    monkeypatch.setattr(never_slower, "run_once", stopping)
+    monkeypatch.setattr(speed, "run_once", stopping)
     with pytest.raises(KeyboardInterrupt):
-        never_slower.main(arguments)
+        speed.run_never_slower(arguments)
     rows = (tmp_path / "r" / "n.rows.jsonl").read_text().splitlines()
     assert len(rows) == 1 + 1 + 2  # settings, costs, two decoders
-    monkeypatch.setattr(never_slower, "run_once", run_once)
-    never_slower.main(arguments)
+    monkeypatch.setattr(speed, "run_once", run_once)
+    speed.run_never_slower(arguments)
     assert (tmp_path / "r" / "n.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
     sets = json.loads(capsys.readouterr().out.splitlines()[-1])
     document = json.loads((tmp_path / "r" / "n.json").read_text())
     assert document["sets"] == sets
-    assert list(sets) == list(never_slower.TASKS)
+    assert list(sets) == list(speed.NEVER_SLOWER_TASKS)
     for figures in sets.values():
         assert figures["requests"] == 2
         assert figures["ratio"] > 0
         assert figures["rows_per_pass"] >= 1.0
         assert figures["modelled"] > 0
     assert str(tmp_path) not in json.dumps(document)
-    assert "| random_tokens | 2 |" in report.all_results(tmp_path / "r")
+    assert "| random_tokens | 2 |" in build.all_results(tmp_path / "r")
     with pytest.raises(SystemExit, match=r"other settings .*contender"):
-        never_slower.main([*arguments, "--contender=ours"])
+        speed.run_never_slower([*arguments, "--contender=ours"])
     with pytest.raises(SystemExit, match="no answers of 999 tokens"):
-        never_slower.main([*arguments, "--least-answer=999"])
+        speed.run_never_slower([*arguments, "--least-answer=999"])
 
 
 def test_each_request_starts_cold(monkeypatch):
     made = []
-    make = never_slower.make_contender
-    monkeypatch.setattr(
-        never_slower, "make_contender", lambda *args: made.append(make(*args)) or made[-1]
-    )
+    make = speed.make_contender
+    monkeypatch.setattr(speed, "make_contender", lambda *args: made.append(make(*args)) or made[-1])
     target = make_target()
 
     def draw(_token_ids):
@@ -140,9 +138,9 @@ def test_each_request_starts_cold(monkeypatch):
 
     examples = [Example("1", draw=draw), Example("2", draw=draw)]
     jobs = make_jobs(examples, target.tokenizer, max_new_tokens=10)
-    ledger = never_slower.Ledger(None, {})
+    ledger = speed.Ledger(None, {})
     costs = {1: 0.002, 16: 0.003}
-    never_slower.run_set(target, "t", jobs, ledger, contender="ours_tree", costs=costs)
+    speed.run_set(target, "t", jobs, ledger, contender="ours_tree", costs=costs)
     known = [
         one._engine.latency_profile.by_profile() for one in made[2:] if one.name == "ours_tree"
     ]

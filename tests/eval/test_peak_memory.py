@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 from recorded import write_inputs
 
-from eval import peak_memory
-from eval.targets import load_target
+from eval.experiments import memory
+from eval.models import load_target
 
 
 @pytest.fixture
 def in_process(monkeypatch):
     monkeypatch.setattr(
-        "eval.peak_memory.in_own_process", lambda function, *given: function(*given)
+        "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
     )
 
 
 @pytest.mark.usefixtures("in_process")
 def test_every_decoder_tells_what_it_held_and_is_not_measured_twice(tmp_path, capsys):
     asked = [*write_inputs(tmp_path, 2), "--threads=1", f"--out={tmp_path / 'm.json'}"]
-    peak_memory.main(asked)
+    memory.run_peak_memory(asked)
     contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(contenders) == peak_memory.CONTENDERS.split(",")
+    assert list(contenders) == memory.PEAK_CONTENDERS.split(",")
     for figures in contenders.values():
         assert figures["peak_bytes"] >= figures["loaded_bytes"] > 50e6
         assert figures["prompt_tokens"] > 20
-    peak_memory.main(asked)
+    memory.run_peak_memory(asked)
     printed = capsys.readouterr()
     assert json.loads(printed.out.splitlines()[-1]) == contenders
     assert "MB at most" not in printed.err
@@ -42,25 +42,25 @@ def test_the_longest_example_is_one_that_has_an_answer(tmp_path, capsys):
     task.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sizes = []
     for limit in (1, 2):
-        peak_memory.main([*asked, f"--limit={limit}"])
+        memory.run_peak_memory([*asked, f"--limit={limit}"])
         figures = json.loads(capsys.readouterr().out.splitlines()[-1])["generate"]
         sizes.append(figures["prompt_tokens"])
     assert sizes[0] == sizes[1]
     task.write_text(json.dumps(rows[1]) + "\n")
     with pytest.raises(SystemExit, match="no recorded answers that generate could follow"):
-        peak_memory.main(asked)
+        memory.run_peak_memory(asked)
 
 
 def test_a_peak_is_seen_when_it_has_passed_and_then_forgotten():
-    before = peak_memory.forget_peak()
+    before = memory.forget_peak()
     block = np.ones(64 << 20, dtype=np.uint8)  # touched, or it is not resident
     assert block.sum() == 64 << 20
     del block
-    if not peak_memory._RESET.exists():
+    if not memory._RESET.exists():
         pytest.skip("only Linux forgets its peak")
-    assert peak_memory.most_resident_bytes() - before > 60e6
-    peak_memory.forget_peak()
-    assert peak_memory.most_resident_bytes() - before < 30e6
+    assert memory.most_resident_bytes() - before > 60e6
+    memory.forget_peak()
+    assert memory.most_resident_bytes() - before < 30e6
 
 
 @pytest.mark.parametrize("side", ["ours", "theirs"])

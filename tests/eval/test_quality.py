@@ -1,17 +1,28 @@
 """Retrieval measured end to end, with an embedder of hashed words and a few passages of our own."""
 
 import json
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from fakes import HashEmbedder
 
-from eval import fusion_sweep, passage_sweep, quality, quality_sweep, report
-from eval.fusion_sweep import LIBRARY, Fusion, fuse_ranks, settings_swept, ways_swept
-from eval.passage_sweep import Articles, Asked, Cut, tokens_needed, within, worth
-from eval.question_sets import QuestionSet, load_set
+from eval.data import QuestionSet, load_set
+from eval.experiments import retrieval
+from eval.experiments.retrieval import (
+    LIBRARY_FUSION,
+    Articles,
+    Asked,
+    Cut,
+    Fusion,
+    fuse_ranks,
+    settings_swept,
+    share_within,
+    tokens_needed,
+    ways_swept,
+    within,
+)
+from eval.report import build
 from ragaccel.passage import Document
 from ragaccel.retrieval.retriever import MODES, Retriever
 from ragaccel.retrieval.store import Store
@@ -63,13 +74,12 @@ def data(tmp_path):
 
 @pytest.fixture(autouse=True)
 def hashed_words(monkeypatch):
-    monkeypatch.setattr(quality, "load_embedder", HashEmbedder)
+    monkeypatch.setattr(retrieval, "load_embedder", HashEmbedder)
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
 
 
 def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["eval.quality", *map(str, arguments)])
-    quality.main()
+    retrieval.run_quality([*map(str, arguments)])
 
 
 def test_a_set_holds_every_passage_and_every_pair_once(data):
@@ -117,7 +127,7 @@ def test_a_run_writes_figures_and_goes_on_where_it_was_stopped(data, tmp_path, m
     assert again["sets"]["squad"]["passages"] == 99  # as it was read, not measured again
     assert again["sets"]["msmarco"] == document["sets"]["msmarco"]
 
-    monkeypatch.setattr(quality, "current_commit", lambda: "another")
+    monkeypatch.setattr(retrieval, "current_commit", lambda: "another")
     with pytest.raises(SystemExit, match=r"made with other settings \(commit\)"):
         run(monkeypatch, *arguments)
 
@@ -130,7 +140,7 @@ def test_figures_are_of_the_ranks_and_gains_of_their_differences():
         "groups": ["a", "b"],
         "ranks": {"fused": [[1], [2]], "dense": [[2], []], "text": [[1], [2]]},
     }
-    figures = quality.search_figures(asked)
+    figures = retrieval.search_figures(asked)
     assert figures["modes"]["fused"]["mrr@10"][0] == 0.75
     assert figures["modes"]["dense"]["mrr@10"][0] == 0.25
     assert figures["modes"]["dense"]["hit@1"][0] == 0.0
@@ -141,14 +151,14 @@ def test_figures_are_of_the_ranks_and_gains_of_their_differences():
 def test_every_search_is_of_its_own_mode(data, tmp_path):
     asked = load_set("squad", HashEmbedder(), data)
     strange = replace(asked.questions[3], text="zebra quagga")
-    with quality.opened(asked, HashEmbedder(), tmp_path) as retriever:
-        searched = quality.search_row(replace(asked, questions=(strange,)), retriever)
+    with retrieval.opened(asked, HashEmbedder(), tmp_path) as retriever:
+        searched = retrieval.search_row(replace(asked, questions=(strange,)), retriever)
     assert searched["ranks"]["text"] == [[]]
     assert len(searched["ranks"]["dense"][0]) == len(searched["ranks"]["fused"][0]) == 1
 
 
 def test_without_data_what_ships_is_measured_and_said_so(monkeypatch, capsys):
-    monkeypatch.setattr(quality, "answer_row", lambda name, data: {"set": name, **ANSWERS})
+    monkeypatch.setattr(retrieval, "answer_row", lambda name, data: {"set": name, **ANSWERS})
     run(monkeypatch)
     said, noted = capsys.readouterr()
     document = json.loads(said)
@@ -179,7 +189,7 @@ ANSWERS = {
 
 
 def test_answers_are_scored_without_citations_and_refusals_apart():
-    figures = quality.answer_figures(ANSWERS)
+    figures = retrieval.answer_figures(ANSWERS)
     assert figures["questions"] == 2
     assert figures["answer"]["contains"][0] == 0.5
     assert figures["answer"]["exact"][0] == 0.0
@@ -193,29 +203,29 @@ def test_answers_are_scored_without_citations_and_refusals_apart():
 
 def test_the_sweeps_library_setting_is_what_the_retriever_does(data, tmp_path):
     asked, embedder = load_set("squad", HashEmbedder(), data), HashEmbedder()
-    with quality.opened(asked, embedder, tmp_path) as retriever:
-        found = fusion_sweep.search_deeply(asked, retriever, tmp_path)
+    with retrieval.opened(asked, embedder, tmp_path) as retriever:
+        found = retrieval.search_deeply(asked, retriever, tmp_path)
         for question, (dense, text) in zip(asked.questions, found, strict=True):
             ours = [p.passage_id for p in retriever.search(question.text, 10)]
-            assert LIBRARY.order(dense, text)[:10] == ours
+            assert LIBRARY_FUSION.order(dense, text)[:10] == ours
             for mode, weight in (("dense", 1.0), ("text", 0.0)):
                 alone = [p.passage_id for p in retriever.search(question.text, 10, mode=mode)]
                 fused = Fusion(dense_weight=weight).order(dense, text)
                 assert fused[: len(alone)] == alone
-    assert LIBRARY in settings_swept()
+    assert LIBRARY_FUSION in settings_swept()
     assert len(settings_swept()) == len(set(settings_swept()))
 
 
 def test_deep_searches_are_read_again(data, tmp_path, monkeypatch):
     asked = load_set("squad", HashEmbedder(), data)
-    with quality.opened(asked, HashEmbedder(), tmp_path) as retriever:
-        first = fusion_sweep.search_deeply(asked, retriever, tmp_path)
+    with retrieval.opened(asked, HashEmbedder(), tmp_path) as retriever:
+        first = retrieval.search_deeply(asked, retriever, tmp_path)
         monkeypatch.setattr(Retriever, "search", None)
-        again = fusion_sweep.search_deeply(asked, retriever, tmp_path)
+        again = retrieval.search_deeply(asked, retriever, tmp_path)
         assert json.loads(json.dumps(first)) == json.loads(json.dumps(again))
         other = QuestionSet(asked.name, asked.passages[:3], asked.questions)
         with pytest.raises(ValueError, match="other settings \\(passages\\)"):
-            fusion_sweep.search_deeply(other, retriever, tmp_path)
+            retrieval.search_deeply(other, retriever, tmp_path)
 
 
 def test_fusion_settings_do_what_they_say():
@@ -285,7 +295,7 @@ def test_tokens_are_counted_to_the_end_of_the_passage_that_answers(data, tmp_pat
         one = QuestionSet("squad", asked.passages, (last,))
         assert tokens_needed(one, retriever) == [sum(sizes[int(name[1:])] for name in before)]
     assert within([100, 256, 257, None], 256) == [1.0, 1.0, 0.0, 0.0]
-    assert worth([256, 257, 1024, None]) == [1.0, 0.75, 0.25, 0.0]
+    assert share_within([256, 257, 1024, None]) == [1.0, 0.75, 0.25, 0.0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -294,7 +304,7 @@ def test_every_mode_is_in_the_table(mode):
 
 
 def _quality_document():
-    figures = quality.search_figures(
+    figures = retrieval.search_figures(
         {
             "passages": 9,
             "relevant": [1, 1],
@@ -306,12 +316,12 @@ def _quality_document():
         "kind": "quality",
         "settings": {},
         "sets": {"x": figures},
-        "answers": {"answers_demo": quality.answer_figures(ANSWERS)},
+        "answers": {"answers_demo": retrieval.answer_figures(ANSWERS)},
     }
 
 
 def test_the_report_shows_search_and_answers():
-    shown = report.TABLES["quality"](_quality_document())
+    shown = build.TABLES["quality"](_quality_document())
     dense = next(line for line in shown.split("\n") if line.startswith("| x | 9 | 2 | dense |"))
     assert dense.count("0.250") == 1  # its MRR
     assert "| +0.500 (+0.500 to +0.500) |" not in dense
@@ -320,13 +330,13 @@ def test_the_report_shows_search_and_answers():
 
 
 def test_a_sweep_chooses_and_is_shown(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(passage_sweep, "LENGTHS", (8, 128))
-    monkeypatch.setattr(quality_sweep, "cuts_swept", lambda: [Cut(8), Cut(8, overlap=True), Cut()])
+    monkeypatch.setattr(retrieval, "PASSAGE_LENGTHS", (8, 128))
+    monkeypatch.setattr(retrieval, "cuts_swept", lambda: [Cut(8), Cut(8, overlap=True), Cut()])
     out = tmp_path / "sweep.json"
     run(monkeypatch, "--sweep", f"--data={data}", "--sets=squad,clapnq,demo", f"--out={out}")
     document = json.loads(capsys.readouterr().out)
     assert document["kind"] == "quality_sweep"
-    assert document["run"]["command"].startswith("python -m eval.quality --sweep")
+    assert document["run"]["command"].startswith("python -m eval quality --sweep")
     sets = {entry["set"] for entry in document["grid"] if entry["sweep"] == "passages"}
     assert sets == {"squad_articles", "clapnq_articles", "demo"}
     assert set(document["passages"]["chosen"]["length and overlap"]["gain"]["sets"]) == {
@@ -339,11 +349,11 @@ def test_a_sweep_chooses_and_is_shown(data, tmp_path, monkeypatch, capsys):
         if entry["set"] == "squad" and entry["offset"] is None and entry["dense_weight"] == 0.5
     )
     assert default["hit@10"] == 1.0
-    shown = report.TABLES["quality_sweep"](document)
+    shown = build.TABLES["quality_sweep"](document)
     assert "| fusion: reciprocal rank |" in shown
     assert "| ranks, offset 60 |" in shown
     assert "| squad_articles | 8, overlapping by half |" in shown
 
-    monkeypatch.setattr(quality_sweep.passage_sweep, "passage_row", None)  # all is in the ledger
+    monkeypatch.setattr(retrieval.passage_sweep, "passage_row", None)  # all is in the ledger
     run(monkeypatch, "--sweep", f"--data={data}", "--sets=squad,clapnq,demo", f"--out={out}")
     assert json.loads(capsys.readouterr().out)["grid"] == document["grid"]

@@ -8,11 +8,13 @@ from fakes import HashEmbedder
 from recorded import write_inputs
 from tiny_llm import DOCUMENTS_TEMPLATE, TEMPLATE, tiny_tokenizer
 
-from eval import frameworks, rag_speedup, rag_ways, report
-from eval.chains import STREAMING, is_installed
-from eval.examples import MissingDataError, load_task
-from eval.rag_collection import load_questions, open_collection, share_found
-from eval.targets import load_target
+from eval.data import MissingDataError
+from eval.experiments import frameworks, rag
+from eval.experiments.frameworks import STREAMING, is_installed
+from eval.experiments.rag import load_questions, open_collection, share_found
+from eval.models import load_target
+from eval.report import build
+from eval.tasks import load_task
 from ragaccel import Passage
 from ragaccel.frameworks.registry import ReferenceScope, default_registry
 
@@ -33,7 +35,7 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def words_as_vectors(monkeypatch):
-    monkeypatch.setattr(rag_speedup, "load_embedder", lambda _name: HashEmbedder())
+    monkeypatch.setattr(rag, "load_embedder", lambda _name: HashEmbedder())
 
 
 def inputs(folder):
@@ -60,29 +62,29 @@ def arguments(tmp_path):
 @pytest.fixture
 def made(monkeypatch):
     """The ways of a run, to be looked at afterwards."""
-    make, ways = rag_speedup.make_ways, {}
+    make, ways = rag.make_ways, {}
 
     def noted(*given):
         found = make(*given)
         ways.update({way.name: way for way in found})
         return found
 
-    monkeypatch.setattr(rag_speedup, "make_ways", noted)
+    monkeypatch.setattr(rag, "make_ways", noted)
     return ways
 
 
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory):
     """The ways over an open index, to be asked; do not change them."""
-    options = rag_speedup.parse(inputs(tmp_path_factory.mktemp("inputs")))
+    options = rag.parse(inputs(tmp_path_factory.mktemp("inputs")))
     target = load_target(options.model, data=options.data)
     with open_collection("task", load_task(options.task), HashEmbedder()) as collection:
-        found = rag_speedup.make_ways(WAYS, target, collection.source, options)
+        found = rag.make_ways(WAYS, target, collection.source, options)
         yield {way.name: way for way in found}
 
 
 def document_of(arguments):
-    rag_speedup.main(arguments)
+    rag.run_rag_speedup(arguments)
     (out,) = (argument for argument in arguments if argument.startswith("--out="))
     with open(out.removeprefix("--out="), encoding="utf-8") as file:
         return json.load(file)
@@ -114,10 +116,10 @@ def test_every_way_gives_the_recording_from_the_same_prompt(template, arguments,
         assert figures["same_text"] == figures["answers"] == figures["examples"] == 3
         assert figures["ratio_generate"] > 0
     assert contenders["generate"].get("ratio") is None
-    tables = report.section_of("x", document).tables
+    tables = build.section_of("x", document).tables
     assert tables.count("| 3 of 3 |") == len(NAMES)
     assert "3 passages in the index, 2 in a prompt; of those that" in tables
-    assert report.title_of(document).endswith("task task.jsonl, recorded answers")
+    assert build.title_of(document).endswith("task task.jsonl, recorded answers")
 
 
 def test_plain_decoding_drafts_nothing_and_the_others_do(arguments):
@@ -133,7 +135,7 @@ def test_plain_decoding_drafts_nothing_and_the_others_do(arguments):
 def test_an_answer_that_leaves_the_recording_ends_the_run(name, ways, monkeypatch):
     question, recorded = "Who trims the wick?", (40, 41, 42, 1)
     assert ways[name].ask(question, recorded).token_ids == recorded
-    monkeypatch.setattr(rag_ways, "following", lambda *_given: nullcontext())
+    monkeypatch.setattr(rag, "following", lambda *_given: nullcontext())
     with pytest.raises(RuntimeError, match=f"{name} left the recording"):
         ways[name].ask(question, recorded)
 
@@ -189,7 +191,7 @@ def test_what_is_asked_again_reads_its_whole_prompt_again(ways):
 
 
 def test_a_stopped_run_goes_on(arguments, monkeypatch, tmp_path):
-    ask, calls = rag_ways.Ours.ask, []
+    ask, calls = rag.Ours.ask, []
 
     def stopping(way, *given):
         calls.append(way.name)
@@ -197,12 +199,12 @@ def test_a_stopped_run_goes_on(arguments, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return ask(way, *given)
 
-    monkeypatch.setattr(rag_ways.Ours, "ask", stopping)
+    monkeypatch.setattr(rag.Ours, "ask", stopping)
     with pytest.raises(KeyboardInterrupt):
-        rag_speedup.main(arguments)
+        rag.run_rag_speedup(arguments)
     rows = (tmp_path / "x.rows.jsonl").read_text().splitlines()
     assert len(rows) == 1 + 2 * len(NAMES)
-    monkeypatch.setattr(rag_ways.Ours, "ask", ask)
+    monkeypatch.setattr(rag.Ours, "ask", ask)
     document = document_of(arguments)
     assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
     assert document["resumed"] == [{"round": 0, "example": "2"}]
@@ -210,13 +212,13 @@ def test_a_stopped_run_goes_on(arguments, monkeypatch, tmp_path):
 
 
 def test_a_framework_that_is_not_installed_is_left_out_and_said(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(rag_speedup, "is_installed", lambda _name: False)
+    monkeypatch.setattr(rag, "is_installed", lambda _name: False)
     document = document_of(arguments)
     assert list(document["contenders"]) == ["generate", "bare_plain", "bare", "bare_again"]
     assert document["settings"]["left_out"] == ["langchain", "llama_index"]
     assert "langchain is left out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no way 'haystack'"):
-        rag_speedup.main([*arguments, "--ways=haystack"])
+        rag.run_rag_speedup([*arguments, "--ways=haystack"])
 
 
 def test_without_data_the_questions_that_ship_are_asked(monkeypatch, capsys):
@@ -249,7 +251,7 @@ def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_
 
     said = {"generate": "ab", "bare_plain": "ab", "bare": "ax", "bare_again": "xx"}
     rows = [row(name, at, hashes[at]) for name, hashes in said.items() for at in (0, 1)]
-    figures = rag_speedup.compare(rows)
+    figures = rag.compare(rows)
     assert {name: found["same_text"] for name, found in figures.items()} == {
         **{"generate": 2, "bare_plain": 2},
         **{"bare": 1, "bare_again": 0},
@@ -259,7 +261,7 @@ def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_
 @pytest.mark.skipif(len(WAYS) < len(STREAMING), reason="both frameworks are needed")
 def test_frameworks_are_measured_with_the_same_chains(arguments, capsys):
     asked = [argument for argument in arguments if not argument.startswith("--k=")]
-    frameworks.main([*asked, "--rounds=1", "--max-new-tokens=8"])
+    frameworks.run_frameworks([*asked, "--rounds=1", "--max-new-tokens=8"])
     contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(contenders) == list(WAYS)
     assert all(figures["same_text"] == 3 for figures in contenders.values())
@@ -283,7 +285,7 @@ def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
     monkeypatch.setattr(frameworks, "LLM", Noted)
     monkeypatch.setattr(frameworks, "ask_all", noted)
     asked = [argument for argument in arguments if not argument.startswith("--k=")]
-    frameworks.main([*asked, "--rounds=2", "--max-new-tokens=8"])
+    frameworks.run_frameworks([*asked, "--rounds=2", "--max-new-tokens=8"])
     assert kept == [[0, 0, 0]] * 3
     assert all(llm.engine.prefix_cache.num_idle == len(FACTS) for llm in llms)
 
@@ -292,7 +294,7 @@ def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
 def test_a_recording_ends_with_an_end_token_unless_it_is_cut(tmp_path):
     target = load_target(f"random:{tmp_path / 'tiny.json'}", data=tmp_path / "data")
     (example, *_) = load_task(str(tmp_path / "task.jsonl"))
-    ids = rag_speedup.recorded_answers([example], target, 60)["0"]
+    ids = rag.recorded_answers([example], target, 60)["0"]
     assert ids[-1] in target.tokenizer.eos_ids
     assert target.tokenizer.decode(ids) == example.answer
-    assert rag_speedup.recorded_answers([example], target, 5)["0"] == ids[:5]
+    assert rag.recorded_answers([example], target, 5)["0"] == ids[:5]

@@ -5,11 +5,19 @@ import random
 
 import pytest
 
-from eval.answer_quality import contains, exact_match, f1, words_of
-from eval.choosing import choose, gain
-from eval.question_sets import Question
-from eval.rankings import METRICS, hit, ndcg, ranks_of, recall, reciprocal_rank
-from eval.ratios import middle_95, resampled_means, spread
+from eval.data import Question
+from eval.experiments.answers import contains, exact_match, f1, words_of
+from eval.experiments.retrieval import (
+    METRICS,
+    choose,
+    gain,
+    hit,
+    ndcg,
+    ranks_of,
+    recall,
+    reciprocal_rank,
+)
+from eval.measure import middle_95, resampled_means, spread
 
 
 def test_ranks_are_places_from_one():

@@ -5,7 +5,7 @@ import random
 import numpy as np
 from fakes import ScriptedVerifier
 
-from eval.recycling import Adjacency, RecyclingDrafter
+from eval.decoders import Adjacency, RecyclingDrafter
 from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import Context, Session
 from ragaccel.decoding.tree import check_tree

@@ -7,10 +7,10 @@ import pytest
 from eval_replayed import COPIED
 from recorded import SENTENCE, write_inputs
 
-from eval import reliability, report
-from eval.plots.reliability_diagram import reliability_svg
-from eval.reliability import Watched, bins_of, figures
-from eval.replay import Contender, Tally
+from eval.experiments import replay
+from eval.experiments.replay import Contender, Tally, Watched, bins_of, figures
+from eval.report import build
+from eval.report.plots import reliability_svg
 from ragaccel.drafting.trie import TrieDrafter
 
 
@@ -73,7 +73,7 @@ def test_a_run_writes_figures_and_picture(tmp_path, capsys):
     (tmp_path / "data" / "rag" / "lamps.jsonl").write_text(rows)
     out, picture = tmp_path / "r" / "reliability.json", tmp_path / "r" / "reliability.svg"
     arguments = [f"--data={tmp_path / 'data'}", "--sets=lamps", "--tokenizer=words"]
-    reliability.main([*arguments, f"--out={out}", f"--picture={picture}"])
+    replay.run_reliability([*arguments, f"--out={out}", f"--picture={picture}"])
     shown = json.loads(capsys.readouterr().out)
     document = json.loads(out.read_text())
     assert document["kind"] == "reliability"
@@ -81,4 +81,4 @@ def test_a_run_writes_figures_and_picture(tmp_path, capsys):
     assert str(tmp_path) not in out.read_text()
     num_bins = sum(len(figures["bins"]) for figures in document["sources"].values())
     assert sum(dots(picture.read_text())) == num_bins
-    assert f"| {next(iter(shown))} | " in report.all_results(tmp_path / "r")
+    assert f"| {next(iter(shown))} | " in build.all_results(tmp_path / "r")

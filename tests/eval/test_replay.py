@@ -8,10 +8,10 @@ from eval_replayed import COPIED, EOS, PASSAGE
 from fakes import RandomDrafter
 from recorded import SENTENCE, write_inputs
 
-from eval import replay, report
-from eval.baselines import LookupDrafter, SuffixDrafter
-from eval.recordings import Recorded
-from eval.replay import Contender, Tally
+from eval.data import Recorded
+from eval.experiments import replay
+from eval.experiments.replay import Contender, LookupDrafter, SuffixDrafter, Tally
+from eval.report import build
 from ragaccel.decoding.session import Context
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.trie import TrieDrafter
@@ -89,14 +89,14 @@ def test_a_folder_is_replayed_and_reported(tmp_path, monkeypatch, capsys):
         f"--data={tmp_path / 'data'}", "--tokenizer=words",
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
-    replay.main()
+    replay.run_replay()
     shown = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
     kept = json.loads((results / "replay.json").read_text())
     assert kept["lamps"].keys() == shown["lamps"].keys() == replay.contenders().keys()
     assert kept["lamps"]["ours_64_history"] > 3
-    table = report.all_results(results)
+    table = build.all_results(results)
     assert "| lamps |" in table
     assert "LLMA as published" in table
     monkeypatch.setattr(sys, "argv", ["replay", f"--folder={tmp_path / 'nowhere'}"])
     with pytest.raises(SystemExit, match="--folder"):
-        replay.main()
+        replay.run_replay()

@@ -5,12 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from eval import report
-from eval.chapters import CHAPTERS, chapters_of
-from eval.markdown import table
-from eval.matrices import matrices, matrix_tables, verdict
-from eval.page import html_of, page
-from eval.pictures import Picture
+from eval.report import build
+from eval.report.matrices import matrices, matrix_tables, verdict
+from eval.report.page import CHAPTERS, Picture, chapters_of, html_of, page
+from eval.report.tables import table
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
 
@@ -35,7 +33,7 @@ def figures(speed, over, low, static=1.0):
 
 def speed_result(model="random:tiny", task="sums", **contenders):
     settings = {"model": model, "task": task, "dtype": "float32", "device": "cpu"}
-    command = f"python -m eval.speed --task {task} --limit 3 --out eval/results/{task}.json"
+    command = f"python -m eval speed --task {task} --limit 3 --out eval/results/{task}.json"
     return {
         "kind": "speed",
         "settings": {**settings, "forced": True, "examples": 3},
@@ -88,7 +86,7 @@ def test_a_set_that_is_not_won_says_so():
 
 
 def test_a_matrix_has_a_row_a_set_and_leaves_other_results_out(folder):
-    (matrix,) = matrices(report.read_results(folder))
+    (matrix,) = matrices(build.read_results(folder))
     assert list(matrix.sets) == ["<script>", "sums"]
     tables = matrix_tables(matrix)
     row = "| sums | faster than all of HF's | 10.0 | 12.0<br>1.20<br>(1.10 to 2.20) |"
@@ -133,7 +131,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_nothing_and_names_everything(folder):
-    report.main(["--results", str(folder), "--out", str(folder / "shown")])
+    build.run_report(["--results", str(folder), "--out", str(folder / "shown")])
     text = (folder / "shown" / "report.html").read_text()
     page = Page(text)
     assert page.loaded
@@ -148,15 +146,15 @@ def test_the_page_loads_nothing_and_names_everything(folder):
     assert "viewport" in page.metas
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.targets) <= set(page.ids)
-    for told in ("P, 2 threads", "c0ffee", "python -m eval.speed --task TASK --limit 3"):
+    for told in ("P, 2 threads", "c0ffee", "python -m eval speed --task TASK --limit 3"):
         assert told in text
 
 
 def test_a_strangers_results_have_their_report_beside_them_and_it_is_always_the_same(
     folder, capsys
 ):
-    committed = report.README.read_bytes(), report.RESULTS_PAGE.read_bytes()
-    report.main(["--results", str(folder)])
+    committed = build.README.read_bytes(), build.RESULTS_PAGE.read_bytes()
+    build.run_report(["--results", str(folder)])
     written = {path: path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".json"}
     names = {path.name for path in written}
     assert {"RESULTS.md", "report.html", "pass-cost.svg"} <= names
@@ -164,16 +162,16 @@ def test_a_strangers_results_have_their_report_beside_them_and_it_is_always_the_
     linked = set(re.findall(r"\]\(plots/([^)]+)\)", text))
     assert linked == {name for name in names if name.endswith(".svg")}
     assert all(f"](#{one})" in text for one in ("sets-against-decoders", "what-a-pass-costs"))
-    report.main(["--results", str(folder)])
+    build.run_report(["--results", str(folder)])
     assert all(path.read_bytes() == before for path, before in written.items())
-    assert (report.README.read_bytes(), report.RESULTS_PAGE.read_bytes()) == committed
+    assert (build.README.read_bytes(), build.RESULTS_PAGE.read_bytes()) == committed
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["pictures"] == len(linked)
 
 
 def test_tables_need_no_matplotlib(folder, monkeypatch, capsys):
     found = importlib.util.find_spec
-    monkeypatch.setattr(report, "find_spec", lambda n: None if n == "matplotlib" else found(n))
-    report.main(["--results", str(folder)])
+    monkeypatch.setattr(build, "find_spec", lambda n: None if n == "matplotlib" else found(n))
+    build.run_report(["--results", str(folder)])
     assert "pip install ragaccel[eval]" in capsys.readouterr().err
     assert "| sums | faster than all of HF's |" in (folder / "RESULTS.md").read_text()
     assert "<img" not in (folder / "report.html").read_text()
@@ -181,14 +179,14 @@ def test_tables_need_no_matplotlib(folder, monkeypatch, capsys):
 
 def test_the_readme_shows_matrices_first_and_keeps_its_own_text(folder, tmp_path, monkeypatch):
     readme, own = tmp_path / "README.md", "own text\n"
-    readme.write_text(f"# Title\n\n{report.BEGIN}\nshown before\n{report.END}\n{own}")
-    monkeypatch.setattr(report, "RESULTS", folder)
-    monkeypatch.setattr(report, "README", readme)
-    monkeypatch.setattr(report, "RESULTS_PAGE", tmp_path / "RESULTS.md")
-    report.main([])
+    readme.write_text(f"# Title\n\n{build.BEGIN}\nshown before\n{build.END}\n{own}")
+    monkeypatch.setattr(build, "RESULTS", folder)
+    monkeypatch.setattr(build, "README", readme)
+    monkeypatch.setattr(build, "RESULTS_PAGE", tmp_path / "RESULTS.md")
+    build.run_report([])
     text = readme.read_text()
-    assert text.startswith(f"# Title\n\n{report.BEGIN}\n\n### random:tiny, float32: sets")
-    assert text.endswith(f"{report.END}\n{own}")
+    assert text.startswith(f"# Title\n\n{build.BEGIN}\n\n### random:tiny, float32: sets")
+    assert text.endswith(f"{build.END}\n{own}")
     assert "shown before" not in text
     pictures = re.findall(r"\]\(([^)]+\.svg)\)", text)
     assert [name.rpartition("-")[2] for name in pictures] == ["speed.svg", "cost.svg"]
@@ -202,7 +200,7 @@ def test_what_cannot_be_read_is_left_out_and_said_to_be(folder, capsys):
     (folder / "list.json").write_text("[1]")
     old = speed_result(task="old", generate={"tokens_per_second": 1.0})
     (folder / "matrix-tiny-old.json").write_text(json.dumps(old))
-    report.main(["--results", str(folder)])
+    build.run_report(["--results", str(folder)])
     told = capsys.readouterr().err
     assert "cut.json is left out" in told
     assert "matrix-tiny-old.json is left out: it lacks 'end_to_end'" in told
@@ -226,7 +224,7 @@ def test_no_damaged_result_loses_the_others(folder, capsys):
     }
     for stem, one in {**damaged, "matrix-gaps": odd}.items():
         (folder / f"{stem}.json").write_text(json.dumps(one))
-    report.main(["--results", str(folder)])
+    build.run_report(["--results", str(folder)])
     told = capsys.readouterr().err
     for stem in damaged.keys() - {"hashless"}:
         assert f"{stem}.json is left out" in told
@@ -238,7 +236,7 @@ def test_no_damaged_result_loses_the_others(folder, capsys):
 
 def test_a_folder_without_results_is_no_report(tmp_path):
     with pytest.raises(SystemExit, match="no results in"):
-        report.main(["--results", str(tmp_path)])
+        build.run_report(["--results", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
@@ -262,24 +260,24 @@ def test_a_picture_is_told_in_words_that_end_no_attribute():
 
 
 def test_every_kind_of_result_has_a_title_and_no_two_places():
-    assert report.TABLES.keys() <= report.TITLES.keys()
+    assert build.TABLES.keys() <= build.TITLES.keys()
     placed = [kind for kinds in CHAPTERS.values() for kind in kinds]
     assert len(set(placed)) == len(placed)
 
 
 def test_committed_pictures_are_all_shown():
-    shown = report.RESULTS_PAGE.read_text() + report.README.read_text()
-    for path in (report.RESULTS / report.PICTURES).iterdir():
-        assert f"(results/{report.PICTURES}/{path.name})" in shown, f"{path.name} is left over"
+    shown = build.RESULTS_PAGE.read_text() + build.README.read_text()
+    for path in (build.RESULTS / build.PICTURES).iterdir():
+        assert f"(results/{build.PICTURES}/{path.name})" in shown, f"{path.name} is left over"
 
 
 def test_committed_tables_are_what_the_committed_results_say():
-    """After new results, or another way to lay them out: ``python -m eval.report``."""
-    documents = report.read_results(report.RESULTS)
-    told = report.RESULTS_PAGE.read_text(encoding="utf-8")
-    readme = report.README.read_text(encoding="utf-8")
+    """After new results, or another way to lay them out: ``python -m eval report``."""
+    documents = build.read_results(build.RESULTS)
+    told = build.RESULTS_PAGE.read_text(encoding="utf-8")
+    readme = build.README.read_text(encoding="utf-8")
     for stem, document in documents.items():
-        assert str(report.section_of(stem, document)) in told, stem
-    for section in report.matrix_sections(documents):
+        assert str(build.section_of(stem, document)) in told, stem
+    for section in build.matrix_sections(documents):
         assert str(section) in told, section.stem
         assert str(section) in readme, section.stem

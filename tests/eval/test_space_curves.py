@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eval import report
-from eval.papers import space_curves
-from eval.plots.gallery import pictures_of
+from eval.papers import space
+from eval.report import build
+from eval.report.plots import pictures_of
 
 RUN = {
     "recipe": {
@@ -51,14 +51,14 @@ def write_run(folder, log=LOG):
 
 def test_a_runs_evaluations_are_kept_told_and_drawn(tmp_path, capsys):
     run = write_run(tmp_path / "adapter-run")
-    space_curves.main([f"--run={run}", f"--out={tmp_path}"])
-    document = json.loads((tmp_path / space_curves.NAME).read_text())
+    space.run_space_curves([f"--run={run}", f"--out={tmp_path}"])
+    document = json.loads((tmp_path / space.CURVES_FILE).read_text())
     assert [one["step"] for one in document["curve"]] == [20, 40]
     assert document["curve"][-1]["tokens_per_pass"] == [1.71, 1.91, 1.96]
     assert [one["step"] for one in document["losses"]] == [10, 40]
     assert str(tmp_path) not in json.dumps(document)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["curve"][-1]
-    text = str(report.section_of("any", document))
+    text = str(build.section_of("any", document))
     assert "| 20 | 1.20 | 1.30 | 1.31 |" in text
     assert "| right guesses of the k-th mask token | 50 % | 25 % | 10 % |" in text
     assert "| tokens a pass, the first guesses read with the prompt | 1.81 | 2.01 | 2.06 |" in text
@@ -72,15 +72,15 @@ def test_a_runs_evaluations_are_kept_told_and_drawn(tmp_path, capsys):
 
 def test_one_evaluation_is_told_but_makes_no_curve(tmp_path):
     run = write_run(tmp_path / "run", LOG[:2])
-    space_curves.main([f"--run={run}", f"--out={tmp_path / 'one.json'}"])
+    space.run_space_curves([f"--run={run}", f"--out={tmp_path / 'one.json'}"])
     document = json.loads((tmp_path / "one.json").read_text())
-    assert "| 20 | 1.20 |" in str(report.section_of("any", document))
+    assert "| 20 | 1.20 |" in str(build.section_of("any", document))
     assert not pictures_of({"one": document})
 
 
 def test_a_folder_that_tells_nothing_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SystemExit, match=r"holds no whole log\.json"):
-        space_curves.main([f"--run={tmp_path}"])
+        space.run_space_curves([f"--run={tmp_path}"])
     run = write_run(tmp_path / "run", LOG[:1])
     with pytest.raises(SystemExit, match="train with --evaluate-every"):
-        space_curves.main([f"--run={run}"])
+        space.run_space_curves([f"--run={run}"])

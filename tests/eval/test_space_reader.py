@@ -10,24 +10,24 @@ from fakes import HashEmbedder
 from recorded import make_job, make_target
 from space_models import random_adapter
 
-from eval import report, speed
-from eval.adapters import masks_of, useful_masks, wearing
-from eval.contenders import PLAIN, SPACE, make_contender
-from eval.fuzz.tiny_model import save_tiny_model
-from eval.generation import DECODERS, default_decoders
-from eval.ledger import Ledger
-from eval.papers import space_reader
-from eval.papers.space_decoders import (
+from eval.decoders import PLAIN, SPACE, make_contender
+from eval.experiments import speed
+from eval.experiments.generation import GENERATION_DECODERS, default_decoders
+from eval.models import load_target, masks_of, useful_masks, wearing
+from eval.papers import space
+from eval.papers.space import (
     GUESSES,
     SAMPLED,
     SpaceDecoder,
     counted,
+    draw_jobs,
     figures_of,
     make_decoders,
 )
-from eval.papers.space_questions import draw_jobs
-from eval.plots.gallery import pictures_of
-from eval.targets import load_target
+from eval.report import build
+from eval.report.plots import pictures_of
+from eval.robustness.stand_ins import save_tiny_model
+from eval.runner import Ledger
 from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.models.load import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
@@ -120,11 +120,11 @@ def test_a_pass_with_mask_tokens_follows_no_recording(targets):
 def test_a_model_with_an_adapter_in_its_folder_has_a_decoder_for_it(tmp_path):
     folder = save_tiny_model(tmp_path, seed=4)
     target = load_target(str(folder), dtype="float64")
-    assert default_decoders(target) == list(DECODERS)
+    assert default_decoders(target) == list(GENERATION_DECODERS)
     with pytest.raises(ValueError, match="name one with --adapter"):
         make_contender(SPACE, target)
     random_adapter(target.model, MASKS).save(folder / "space")
-    assert default_decoders(target) == [*DECODERS, SPACE]
+    assert default_decoders(target) == [*GENERATION_DECODERS, SPACE]
     (job,) = jobs_of(1)
     ours, plain = (make_contender(name, target) for name in (SPACE, PLAIN))
     run = ours.run(job)
@@ -161,7 +161,7 @@ def test_questions_differ_and_have_their_passages_as_they_stand_in_the_prompt(ma
 
 def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch, maker):
     (tmp_path / "data" / "text").mkdir(parents=True)
-    monkeypatch.setattr(space_reader, "held_out_maker", lambda *_given: maker)
+    monkeypatch.setattr(space, "held_out_maker", lambda *_given: maker)
     arguments = [
         *(f"--data={tmp_path / 'data'}", f"--out={tmp_path / 'r'}", "--limit=2"),
         *("--max-new-tokens=6", "--threads=1"),
@@ -169,8 +169,8 @@ def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch
     model, _ = load_model(bundled_reader_path())
     random_adapter(model.model, 2).save(tmp_path / "adapter")
     arguments.append(f"--adapter={tmp_path / 'adapter'}")
-    space_reader.main(arguments)
-    document = json.loads((tmp_path / "r" / space_reader.NAME).read_text())
+    space.run_space_reader(arguments)
+    document = json.loads((tmp_path / "r" / space.READER_FILE).read_text())
     told = capsys.readouterr().out
     assert json.loads(told.splitlines()[-1]) == document["sets"]
     assert str(tmp_path) not in json.dumps(document)
@@ -178,7 +178,7 @@ def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch
     (figures,) = document["sets"].values()
     assert figures["answers"] == 2
     assert len(figures["greedy"]) == 1 + 2 + 6
-    text = str(report.section_of("any", document))
+    text = str(build.section_of("any", document))
     for said in (
         "SPACE as published, k = 2",
         "copying and SPACE, 24 guesses",
@@ -193,7 +193,7 @@ def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch
         raise AssertionError("measured again")
 
     monkeypatch.setattr(speed, "run_once", never)
-    space_reader.main(arguments)
+    space.run_space_reader(arguments)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["sets"]
     with pytest.raises(SystemExit, match="other settings"):
-        space_reader.main([*arguments, "--limit=1"])
+        space.run_space_reader([*arguments, "--limit=1"])

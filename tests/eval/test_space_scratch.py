@@ -11,13 +11,21 @@ import pytest
 import torch
 from recorded import SENTENCE
 
-from eval import gpu, report, speed
-from eval.papers import scratch_model, space_scratch
-from eval.papers.scratch_adapter import Lessons, own_answers
-from eval.papers.scratch_model import Schooling, windows
-from eval.papers.scratch_text import draw_prompts, read_text, taken
-from eval.plots.gallery import pictures_of
-from eval.targets import load_tokenizer
+from eval import suites
+from eval.experiments import speed
+from eval.models import load_tokenizer
+from eval.papers import space_model
+from eval.papers.space_model import (
+    Lessons,
+    Schooling,
+    draw_prompts,
+    own_answers,
+    read_text,
+    taken,
+    windows,
+)
+from eval.report import build
+from eval.report.plots import pictures_of
 
 WORDS = "lamp keeper wick harbour tide granite oil dusk mole stair lens bell".split()
 
@@ -80,10 +88,10 @@ def test_windows_are_pieces_of_the_text():
 
 
 def test_a_model_learns_what_it_is_shown(text, words):
-    model = scratch_model.new_model("tiny", words)
+    model = space_model.new_model("tiny", words)
     schooling = Schooling(10.0, most_steps=40, window=48, rows=8, rising=5)
-    before = scratch_model.judge(model, text.held_out, schooling, device="cpu", dtype="float32")
-    trained = scratch_model.train(model, text, schooling, device="cpu", dtype="float32")
+    before = space_model.judge(model, text.held_out, schooling, device="cpu", dtype="float32")
+    trained = space_model.train_model(model, text, schooling, device="cpu", dtype="float32")
     assert trained["held_out_loss"] < before - 1.0
     assert trained["steps"] == 40
     assert trained["tokens_seen"] == 40 * 48 * 8
@@ -94,14 +102,14 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     row = {"id": "1", "question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}
     (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
     few = {"samples": 8, "judged": 2, "answer_tokens": 8}
-    monkeypatch.setattr(space_scratch, "TINY_LESSONS", space_scratch.TINY_LESSONS | few)
+    monkeypatch.setattr(space_model, "TINY_LESSONS", space_model.TINY_LESSONS | few)
     work, out = tmp_path / "work", tmp_path / "r"
     arguments = [
         *(f"--data={data}", "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002"),
         *(f"--work={work}", f"--out={out}", f"--tasks={tmp_path / 'asked.jsonl'}"),
         *("--limit=2", "--max-new-tokens=5", "--threads=1"),
     ]
-    space_scratch.main(arguments)
+    space_model.run_space_scratch(arguments)
     document = json.loads((out / "space-scratch-tiny.json").read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["sets"]
     assert list(document["sets"]) == ["held-out text", "asked.jsonl"]
@@ -112,7 +120,7 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     for figures in document["sets"].values():
         for kind in ("greedy", "sampled"):
             assert all(one["identical"] == figures["answers"] for one in figures[kind].values())
-    told = str(report.section_of("any", document))
+    told = str(build.section_of("any", document))
     for said in ("SPACE: tiny, trained here", "gated changes of rank 4", "**asked.jsonl**", "nats"):
         assert said in told
     first, *_ = pictures_of({"space-scratch-tiny": document})
@@ -122,16 +130,16 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     def never(*_args, **_kwargs):
         raise AssertionError("made again")
 
-    monkeypatch.setattr(scratch_model, "train", never)
-    monkeypatch.setattr("eval.papers.scratch_adapter.train_space", never)
-    monkeypatch.setattr("eval.papers.scratch_adapter.answer_samples", never)
+    monkeypatch.setattr(space_model, "train_model", never)
+    monkeypatch.setattr("eval.papers.space_model.train_space", never)
+    monkeypatch.setattr("eval.papers.space_model.answer_samples", never)
     monkeypatch.setattr(speed, "run_once", never)
-    space_scratch.main(arguments)
+    space_model.run_space_scratch(arguments)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["sets"]
     with pytest.raises(SystemExit, match="of other settings: delete it"):
-        space_scratch.main([*arguments, "--minutes=0.03"])
+        space_model.run_space_scratch([*arguments, "--minutes=0.03"])
     with pytest.raises(SystemExit, match="must be above 0"):
-        space_scratch.main([*arguments, "--limit=0"])
+        space_model.run_space_scratch([*arguments, "--limit=0"])
 
 
 def test_own_answers_that_are_there_are_kept(text, tmp_path, monkeypatch):
@@ -143,17 +151,17 @@ def test_own_answers_that_are_there_are_kept(text, tmp_path, monkeypatch):
         prompts = draw_prompts(documents, count, shortest=3, longest=6, seed=seed)
         rows = [{"prompt_ids": list(prompt), "answer_ids": [5, 6]} for prompt in prompts]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("eval.papers.scratch_adapter.LLM", None)
+    monkeypatch.setattr("eval.papers.space_model.LLM", None)
     assert own_answers(tmp_path / "model", text, lessons, tmp_path, device="cpu") == paths
 
 
 def test_a_gpu_run_has_it_where_there_is_text(data, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
     asked = [f"--data={data}", f"--out={tmp_path}", "--device=cpu", "--task=demo", "--quick"]
-    *_, last = gpu.steps(gpu.parse(asked))
-    assert last.module == "eval.papers.space_scratch"
-    assert space_scratch.parse(list(last.arguments)).shape == "tiny"
-    assert space_scratch.parse(list(last.arguments)).out == last.out
+    *_, last = suites.gpu_steps(suites.parse_gpu(asked))
+    assert last.run == "space_scratch"
+    assert space_model.parse(list(last.arguments)).shape == "tiny"
+    assert space_model.parse(list(last.arguments)).out == last.out
     asked = [f"--out={tmp_path}", "--device=cpu", "--task=demo", "--quick"]
-    assert [step for step in gpu.steps(gpu.parse(asked)) if "space" in step.module] == []
+    assert [step for step in suites.gpu_steps(suites.parse_gpu(asked)) if "space" in step.run] == []
     assert "no model is trained for SPACE" in capsys.readouterr().err

@@ -5,9 +5,9 @@ import json
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval import rows_cost, speed
-from eval.contenders import DEFAULT, Ours, make_contender
-from eval.ledger import Ledger
+from eval.decoders import DEFAULT, Ours, make_contender
+from eval.experiments import cost, speed
+from eval.runner import Ledger
 from ragaccel.drafting.trie import TrieDrafter
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
@@ -16,7 +16,7 @@ COSTS = "--cost-repeats=1"
 
 def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
     out = f"--out={tmp_path / 'r' / 'x.json'}"
-    speed.main([*write_inputs(tmp_path), *ARGUMENTS, COSTS, out])
+    speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, COSTS, out])
     printed = capsys.readouterr()
     contenders = json.loads(printed.out.splitlines()[-1])
     assert list(contenders) == list(DEFAULT)
@@ -35,7 +35,7 @@ def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
     assert "3/3" in printed.err
     document = json.loads((tmp_path / "r" / "x.json").read_text())
     assert document["contenders"] == contenders
-    assert list(document["milliseconds"]) == [str(rows) for rows in rows_cost.ROWS]
+    assert list(document["milliseconds"]) == [str(rows) for rows in cost.ROW_COUNTS]
     assert document["settings"]["forced"] is True
     assert {"processor", "cores", "torch", "transformers"} <= document["machine"].keys()
     assert {"command", "commit", "date"} <= document["run"].keys()
@@ -53,27 +53,27 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
 
     monkeypatch.setattr(speed, "run_once", stopping)
     with pytest.raises(KeyboardInterrupt):
-        speed.main(arguments)
+        speed.run_speed(arguments)
     rows = (tmp_path / "x.rows.jsonl").read_text().splitlines()
     assert len(rows) == 1 + 1 + len(DEFAULT)  # settings, costs of passes
     monkeypatch.setattr(speed, "run_once", run_once)
-    speed.main(arguments)
+    speed.run_speed(arguments)
     assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
     (resumed,) = json.loads((tmp_path / "x.json").read_text())["resumed"]
     assert resumed == {"round": 0, "example": "1"}
     assert "2/2" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"other settings .*repeats"):
-        speed.main([*arguments, "--repeats=2"])
+        speed.run_speed([*arguments, "--repeats=2"])
 
 
 def test_a_group_that_was_cut_short_is_measured_anew(tmp_path, capsys):
     some = ["--contenders=ours_plain,generate", f"--out={tmp_path / 'x.json'}"]
     arguments = [*write_inputs(tmp_path), *ARGUMENTS, COSTS, *some]
-    speed.main(arguments)
+    speed.run_speed(arguments)
     path = tmp_path / "x.rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))  # of the last example, the last contender
-    speed.main(arguments)
+    speed.run_speed(arguments)
     assert "1/1 round 1 example 2" in capsys.readouterr().err
     document = json.loads((tmp_path / "x.json").read_text())
     assert [one["runs"] for one in document["contenders"].values()] == [3, 3]
@@ -121,12 +121,12 @@ def test_examples_of_the_same_id_are_refused(tmp_path):
     task = tmp_path / "task.jsonl"
     task.write_text(task.read_text().replace('"id": "1"', '"id": "0"'))
     with pytest.raises(SystemExit, match="2 examples have the id '0'"):
-        speed.main(arguments)
+        speed.run_speed(arguments)
 
 
 def test_real_answers_are_compared_too(tmp_path, capsys):
     some = ["--real", "--dtype=float64", "--limit=1", "--contenders=ours,generate"]
-    speed.main([*write_inputs(tmp_path), *ARGUMENTS, *some])
+    speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, *some])
     contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert contenders["ours"]["identical_to_generate"] == 1.0
 
@@ -134,29 +134,29 @@ def test_real_answers_are_compared_too(tmp_path, capsys):
 def test_missing_things_are_named(tmp_path, monkeypatch):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
     with pytest.raises(SystemExit, match="no task 'poems': take one of chat, clapnq, code, demo"):
-        speed.main(["--task=poems"])
+        speed.run_speed(["--task=poems"])
     with pytest.raises(SystemExit, match="RAGACCEL_DATA"):
-        speed.main(["--task=llma"])
+        speed.run_speed(["--task=llma"])
     with pytest.raises(SystemExit, match=r"holds no rag/llma"):
-        speed.main(["--task=llma", f"--data={tmp_path}"])
+        speed.run_speed(["--task=llma", f"--data={tmp_path}"])
     with pytest.raises(SystemExit, match="no shape 'gpt-9': take one of"):
-        speed.main([*write_inputs(tmp_path), "--model=random:gpt-9"])
+        speed.run_speed([*write_inputs(tmp_path), "--model=random:gpt-9"])
     with pytest.raises(SystemExit, match="no contender 'luck'"):
-        speed.main([*write_inputs(tmp_path), "--contenders=luck"])
+        speed.run_speed([*write_inputs(tmp_path), "--contenders=luck"])
 
 
 def test_a_decoder_that_leaves_the_recording_is_caught(tmp_path, monkeypatch):
     def forget(*_args, **_kwargs):
         return None
 
-    monkeypatch.setattr("eval.forced._force", forget)
+    monkeypatch.setattr("eval.measure._force", forget)
     with pytest.raises(RuntimeError, match="left the recording"):
-        speed.main([*write_inputs(tmp_path), *ARGUMENTS, COSTS])
+        speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, COSTS])
 
 
 def test_rows_cost_grows_a_table(tmp_path, capsys):
     arguments = [a for a in write_inputs(tmp_path) if not a.startswith("--task")]
-    rows_cost.main([*arguments, "--context=20", "--repeats=1", "--threads=1"])
+    cost.run_rows_cost([*arguments, "--context=20", "--repeats=1", "--threads=1"])
     table = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(table) == [str(rows) for rows in rows_cost.ROWS]
+    assert list(table) == [str(rows) for rows in cost.ROW_COUNTS]
     assert min(table.values()) > 0

@@ -11,9 +11,9 @@ import types
 import pytest
 from tiny_llm import tiny_tokenizer
 
-from eval.examples import TASKS, load_task, read_rows, task_names
-from eval.jobs import make_jobs
-from eval.targets import load_tokenizer
+from eval.data import make_jobs, read_rows
+from eval.models import load_tokenizer
+from eval.tasks import FOLDER, TASKS, load_task
 from ragaccel.models.tokenizer import Tokenizer
 
 SHIPPED = ("handbook", "handbook_answers")
@@ -21,7 +21,7 @@ RUN = 5  # tokens a copied span has at least
 
 
 def rows_of(name):
-    return list(read_rows(TASKS / f"{name}.jsonl"))
+    return list(read_rows(FOLDER / f"{name}.jsonl"))
 
 
 def grounds(row):
@@ -98,7 +98,7 @@ def test_shipped_tasks_load_without_data(monkeypatch):
     sizes = {name: len(load_task(name)) for name in ("demo", *SHIPPED, "code", "chat")}
     assert sizes == {"demo": 24, "handbook": 24, "handbook_answers": 18, "code": 8, "chat": 8}
     assert len(load_task("chat", 3)) == 3
-    assert {"chat", "code", "handbook", "llma"} <= set(task_names())
+    assert {"chat", "code", "handbook", "llma"} <= TASKS.keys()
 
 
 def test_a_turn_of_a_chat_has_no_instructions_about_passages():

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("langchain_ragaccel")
 pytest.importorskip("llama_index.llms.ragaccel")
 
-from eval import tenants
+from eval.robustness import tenants
 from ragaccel.answer import Answer
 from ragaccel.decoding.session import Session
 
@@ -16,7 +16,7 @@ from ragaccel.decoding.session import Session
 def test_nobody_is_handed_anothers(mode, tmp_path):
     before = Session.draft, Answer.of
     options = ["--count", "32", "--tenants", "8", "--modes", mode, "--out", str(tmp_path)]
-    assert tenants.main(options) == 0
+    assert tenants.run_tenants(options) == 0
     assert (Session.draft, Answer.of) == before
     (row,) = json.loads((tmp_path / "tenants.json").read_text())["modes"]
     assert (row["answers"], row["wrong answers"], row["failed"]) == (32, 0, {})
@@ -43,6 +43,6 @@ def test_a_registry_that_all_are_given_breaks_the_promise(mode, monkeypatch):
         lambda self, passages: default_registry().register(passages),
     )
     try:
-        assert tenants.main(["--count", "32", "--tenants", "8", "--modes", mode]) == 1
+        assert tenants.run_tenants(["--count", "32", "--tenants", "8", "--modes", mode]) == 1
     finally:
         default_registry().clear()

@@ -6,9 +6,10 @@ import pytest
 from eval_replayed import COPIED, PASSAGE
 from recorded import SENTENCE, write_inputs
 
-from eval import drafting, report, tree_drafting
-from eval.recordings import Recorded
-from eval.tree_drafting import behind_others, full_history, steps, time_steps
+from eval.data import Recorded
+from eval.experiments import drafting
+from eval.experiments.drafting import behind_others, full_history, steps, time_steps
+from eval.report import build
 from ragaccel.drafting.trie import NoPast, TrieDrafter
 
 
@@ -39,15 +40,15 @@ def test_a_history_is_filled_by_shuffled_prompts():
 
 def test_trees_are_measured_and_reported(tmp_path, monkeypatch, capsys):
     compiling = {"compiling_seconds": 9.0, "compiled_seconds": 0.3}
-    monkeypatch.setattr(tree_drafting, "first_drafts", lambda: compiling)
+    monkeypatch.setattr(drafting, "first_drafts", lambda: compiling)
     write_inputs(tmp_path)
     (tmp_path / "data" / "rag").mkdir()
     line = {"question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE * 3}
     rows = "".join(json.dumps({"id": str(i), **line}) + "\n" for i in range(3))
-    for name in (tree_drafting.FOLLOWED, *tree_drafting.PAST_SETS):
+    for name in (drafting.FOLLOWED, *drafting.PAST_SETS):
         (tmp_path / "data" / "rag" / f"{name}.jsonl").write_text(rows)
     arguments = [f"--data={tmp_path / 'data'}", "--tokenizer=words", "--tree"]
-    drafting.main(
+    drafting.run_drafting(
         [*arguments, "--context=100", "--past-tokens=900", f"--out={tmp_path / 'r' / 'd.json'}"]
     )
     budgets = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -58,12 +59,12 @@ def test_trees_are_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert budgets["16"]["past"]["steps"] > 0
     assert document["add_ms"] > 0
     assert str(tmp_path) not in json.dumps(document)
-    table = report.all_results(tmp_path / "r")
+    table = build.all_results(tmp_path / "r")
     assert "100 tokens of context" in table
     assert "9.0 s while it is compiled" in table
     with pytest.raises(SystemExit, match="holds no rag/llma"):
-        drafting.main(["--tree", f"--data={tmp_path}"])
+        drafting.run_drafting(["--tree", f"--data={tmp_path}"])
 
 
 def test_the_first_draft_of_a_process_is_timed():
-    assert tree_drafting.first_draft_seconds() > 0
+    assert drafting.first_draft_seconds() > 0

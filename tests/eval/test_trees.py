@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import trees
+from eval.experiments import trees
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def asked(documents, other):
 
 
 def test_a_checkout_beside_itself_does_the_same(documents, tmp_path, capsys):
-    trees.main([*asked(documents, ROOT), f"--out={tmp_path}"])
+    trees.run_trees([*asked(documents, ROOT), f"--out={tmp_path}"])
     found = json.loads(capsys.readouterr().out)["indexing"]
     assert found["pairs"] == 2
     assert found["ratio"] > 0
@@ -42,7 +42,7 @@ def test_checkouts_that_do_otherwise_are_told(documents, tmp_path):
         "    return SimpleNamespace(added=7, passages=7)\n"
     )
     with pytest.raises(SystemExit, match=r"indexing 0: \[1, 1\] here, \[7, 7\] there"):
-        trees.main(asked(documents, other))
+        trees.run_trees(asked(documents, other))
 
 
 def test_ratios_are_of_pairs():

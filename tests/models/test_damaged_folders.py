@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 from ragaccel.models import LANGUAGE_MODEL, find_folder, load_model, read_model_info
 from ragaccel.models import tokenizer as chat_template

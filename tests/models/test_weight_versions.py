@@ -10,7 +10,7 @@ from tiny_llm import tiny_tokenizer
 from tiny_models import generate, make_tiny_model, random_prompt
 from torch import nn
 
-from eval.fuzz.tiny_model import save_tiny_model
+from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.decoding import Request
 from ragaccel.engine import Engine
 from ragaccel.errors import ConfigurationError, UnsupportedModelError

@@ -1,13 +1,23 @@
 import re
 from xml.etree import ElementTree
 
-from eval.pictures import Picture
-from eval.plots.grids import grid_svg, sets_of
-from eval.plots.lengths import LONGEST, shares
-from eval.plots.passes import Curve, cost_svg, curves_of, roofline_svg
-from eval.plots.reliability_diagram import reliability_svg
-from eval.plots.stages import answer_stages_svg, stage_milliseconds
-from eval.plots.style import LOOKS, WIDTH, looks_of
+from eval.report.page import Picture
+from eval.report.plots import (
+    LONGEST,
+    LOOKS,
+    WIDTH,
+    Curve,
+    answer_stages_svg,
+    cost_svg,
+    curves_of,
+    grid_svg,
+    looks_of,
+    reliability_svg,
+    roofline_svg,
+    sets_of,
+    shares,
+    stage_milliseconds,
+)
 
 SETTINGS = {"model": "random:tiny", "dtype": "float32", "device": "cpu"}
 

@@ -1,0 +1,130 @@
+"""Measure: ``python -m eval RUN ...``; without a run, the runs that there are.
+
+Only the module of the run that is asked for is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RUNS: dict[str, dict[str, tuple[str, str]]] = {
+    "Suites": {
+        "quick": ("suites", "under ten minutes: the papers' tables by replay, a few rows timed"),
+        "full": ("suites", "hours: every result and the report; resumes"),
+        "gpu": ("suites", "everything that is asked of a data-centre GPU; resumes"),
+        "report": ("report.build", "tables, pictures and one page of all results on disk"),
+    },
+    "Speed and costs": {
+        "matrix": ("experiments.speed", "many sets against transformers' decoders and ours"),
+        "speed": ("experiments.speed", "any decoders on one set, recorded or own answers"),
+        "batch": ("experiments.batch", "several answers together, one by one, and by generate"),
+        "never_slower": ("experiments.speed", "what drafting costs where nothing can be copied"),
+        "roofline": ("experiments.cost", "passes against the memory's bandwidth"),
+        "rows_cost": ("experiments.cost", "what a pass of n rows takes against a pass of one"),
+        "memory": ("experiments.memory", "how a process grows while it answers"),
+        "peak_memory": ("experiments.memory", "the most memory that each decoder needs"),
+        "indexing": ("experiments.indexing", "index a folder: new, unchanged, edited; query it"),
+        "rag_speedup": ("experiments.rag", "from a question to the last word of its answer"),
+        "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),
+        "registry": ("experiments.frameworks", "registered texts, found again in prompts"),
+        "trees": ("experiments.trees", "this checkout beside another, in turns"),
+    },
+    "The same answers": {
+        "generation": ("experiments.generation", "a model's own answers by kind of prompt"),
+        "lossless": ("experiments.generation", "answers against generate, token by token"),
+        "exactness": ("experiments.generation", "which modes agree, and what exact mode costs"),
+        "architectures": (
+            "experiments.architectures",
+            "every decoder-only family, against generate",
+        ),
+    },
+    "Drafters, replayed without a model": {
+        "replay": ("experiments.replay", "tokens a pass of any drafter on recorded answers"),
+        "ablation": ("experiments.replay", "what each idea and source of the trie is worth"),
+        "reliability": ("experiments.replay", "estimated chances against what was accepted"),
+        "drafting": ("experiments.drafting", "how long a draft takes"),
+        "fit_evidence": ("experiments.drafting", "fit what matches are worth to recorded answers"),
+    },
+    "Retrieval and answers": {
+        "quality": (
+            "experiments.retrieval",
+            "hit rate, MRR, nDCG; the reader's F1; settings swept",
+        ),
+        "reader": ("experiments.answers", "the bundled reader on unseen documents"),
+        "questions": ("experiments.answers", "the whole chain on the demo's questions"),
+        "floor": ("experiments.answers", "below which similarity a question is refused"),
+    },
+    "The papers' experiments": {
+        "llma_count": ("papers.llma", "LLMA's published rules, counted a second time"),
+        "llma_tables": ("papers.llma", "LLMA's Tables 1 and 2"),
+        "llma_sweep": ("papers.llma", "LLMA's Figures 4 and 5: n and k"),
+        "llma_dialogue": ("papers.llma", "LLMA over several turns"),
+        "lookahead_sweep": ("papers.lookahead", "Lookahead: lengths of drafts and branches"),
+        "lookahead_branches": ("papers.lookahead", "Lookahead: one branch, several, a merged tree"),
+        "lookahead_memory": ("papers.lookahead", "Lookahead: its trie cold and warm"),
+        "space_reader": ("papers.space", "SPACE on the bundled reader"),
+        "space_curves": ("papers.space", "SPACE while an adapter is trained"),
+        "space_scratch": ("papers.space_model", "SPACE on a model trained here from nothing"),
+    },
+    "Robustness (exit code 1 if a promise is broken)": {
+        "fuzz_documents": ("robustness.documents", "broken documents"),
+        "fuzz_patterns": ("robustness.patterns", "text that makes parsers slow"),
+        "fuzz_indexes": ("robustness.indexes", "damaged indexes"),
+        "fuzz_model_folders": ("robustness.model_folders", "damaged model folders"),
+        "fuzz_settings": ("robustness.settings", "wild settings, prompts and references"),
+        "kills": ("robustness.kills", "processes killed in the middle of writing"),
+        "kill_trials": ("robustness.kills", "one kind of kills, as kills runs it"),
+        "tenants": ("robustness.tenants", "50 tenants at one time, through both frameworks"),
+        "encodings": ("robustness.encodings", "files in encodings from before Unicode"),
+    },
+    "Data that ships": {
+        "write_demo": ("tasks.handbook", "find the passages of the demo's questions anew"),
+        "write_handbook": ("tasks.handbook", "find the passages of the handbook's tasks anew"),
+    },
+}
+"""By heading and name: the module below ``eval`` that has ``run_NAME``, and a line of help."""
+
+
+def main(arguments: Sequence[str]) -> Any:
+    """Do the run that the first argument names with those after it; without one, list them."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(listed())
+        return 0
+    name, *rest = arguments
+    run = find_run(name)
+    sys.argv = [f"python -m eval {name}", *rest]
+    return run()
+
+
+def find_run(name: str) -> Callable[..., Any]:
+    """Import a run's module and return its function.
+
+    Raises:
+        SystemExit: there is no such run.
+    """
+    modules = {key: module for runs in RUNS.values() for key, (module, _) in runs.items()}
+    if name not in modules:
+        sys.exit(f"eval: no run {name!r}: `python -m eval` lists those there are")
+    run: Callable[..., Any] = getattr(
+        importlib.import_module(f"eval.{modules[name]}"), f"run_{name}"
+    )
+    return run
+
+
+def listed() -> str:
+    """List all runs under their headings, a line each."""
+    width = max(len(name) for runs in RUNS.values() for name in runs)
+    lines = ["usage: python -m eval RUN [OPTIONS]; each tells its options with --help"]
+    for heading, runs in RUNS.items():
+        lines += ["", heading]
+        lines += [f"  {name:{width}}  {about}" for name, (_, about) in runs.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,528 @@
+"""Answers: what the bundled reader says, alone and behind retrieval, and what it refuses.
+
+Exact match, F1 and containment. Texts are compared in lower case, without punctuation and the
+articles *a*, *an* and *the* (Rajpurkar et al., 2016). A reader that quotes a whole sentence can
+match a short answer exactly only where the sentence is nothing else: containment tells whether the
+answer is in what it said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import string
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from eval.data import (
+    DEMOS,
+    Question,
+    QuestionSet,
+    in_data,
+    load_set,
+    plain,
+    read_questions,
+    spoken_title,
+)
+from eval.measure import spread
+from eval.runner import in_folder, measured, new_parser, note, result, write_whole
+from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
+from ragaccel.passage import split_sentences
+from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
+from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
+from recipes.reader.evaluate import evaluate
+from recipes.reader.examples import ExampleMaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ragaccel.passage import Passage
+    from ragaccel.retrieval.embedder import Embedder
+
+
+READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
+
+
+def clapnq_questions(data: Path) -> list[HumanQuestion]:
+    """CLAP NQ's questions, the sentence that its long answer repeats most as the right one."""
+    questions = []
+    for row in rows_of(data / "rag" / "clapnq_dev.jsonl"):
+        passage = row["passages"][0]
+        sentences = tuple(split_sentences(detokenized(passage["text"])))
+        said = set(re.findall(r"\w+", row["answer"].lower()))
+        shares = []
+        for sentence in sentences:
+            words = re.findall(r"\w+", sentence.lower())
+            repeated = sum(word in said for word in words)
+            shares.append(repeated * repeated / max(1, len(words)))
+        if sentences:
+            gold = shares.index(max(shares))
+            questions.append(
+                HumanQuestion(row["question"], passage["title"], sentences, gold, "clapnq", True)
+            )
+    return questions
+
+
+def run_reader() -> None:
+    """How good is the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
+
+    Two kinds of prompt: four whole passages, the right one among them (or none, for the
+    unanswerable twelfth), in half of the cases ordered by shared words, else at random, with
+    distractors that share an article or words with the question; and six passages as the default
+    retriever finds them, each cut to the sentence nearest the question, the right one always among
+    them.
+
+    ``made``: questions made from sentences of held-out documents; ``squad``: XQuAD articles not
+    trained on; ``nq``: Natural Questions on passages not trained on; ``clapnq``: CLAP NQ, where the
+    right sentence is the one most repeated by the recorded long answer.
+    """
+    parser = argparse.ArgumentParser(description=run_reader.__doc__.split("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--reader", default=str(READER), help="folder of the reader")
+    parser.add_argument("--examples", type=int, default=400, help="questions of each kind")
+    parser.add_argument("--out", help="write the figures there too")
+    options = parser.parse_args()
+    data = Path(options.data)
+    if not (data / "text").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    tokenizer = AutoTokenizer.from_pretrained(options.reader)
+    model = AutoModelForCausalLM.from_pretrained(options.reader)
+    articles = [article for article in load_articles(data) if article.held_out]
+    questions = [question for question in load_questions(data) if question.held_out]
+    questions += clapnq_questions(data)
+    maker = ExampleMaker(articles, questions, tokenizer, seed=1, embedder=load_embedder())
+    result = {
+        "figures": evaluate(model, maker, examples=options.examples),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "command": ("python -m eval reader " + " ".join(sys.argv[1:])).replace(
+            str(options.data), "DATA"
+        ),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "machine": platform.machine(),
+    }
+    if options.out:
+        Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result["figures"]))
+
+
+REFUSAL = "The passages do not tell."
+
+
+def is_right(answer: str, expected: str | None) -> bool:
+    """Whether an answer says what the question's line expects."""
+    said = plain(answer)
+    if expected is None:
+        return said == REFUSAL
+    wanted = plain(expected)
+    return wanted in said or (len(said) >= 40 and said in wanted)
+
+
+def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
+    """Write each held-out XQuAD article as a file; return the questions asked about them."""
+    articles: dict[str, dict[str, None]] = {}
+    questions: list[dict[str, str | None]] = []
+    for asked in load_questions(data):
+        if not asked.held_out or asked.source != "squad":
+            continue
+        file = re.sub(r"\W+", "-", asked.title) + ".txt"
+        articles.setdefault(file, {})[" ".join(asked.sentences)] = None
+        answer = asked.sentences[asked.gold]
+        questions.append(
+            {"question": asked.question, "answer": answer, "file": file, "words": asked.answer}
+        )
+    for file, passages in articles.items():
+        (folder / file).write_text("\n\n".join(passages) + "\n", encoding="utf-8")
+    return questions
+
+
+def run_questions() -> None:
+    """Ask the demo's questions of its documents: ``python -m eval questions``.
+
+    An answer is right when it holds the sentence that answers, or, in a table, a piece of the right
+    row of at least 40 characters; white space and citations aside. An unanswerable question is
+    right when refused. ``cited``: the citation names a passage of the right file.
+    ``right_nearest``: right, or refused with the sentence that answers among the nearest three that
+    are shown then.
+
+    With ``--held-out``, people's questions on the XQuAD articles that the reader was not trained
+    on, a file an article: ``python -m eval questions --held-out --data FOLDER``.
+    """
+    options = read_options()
+    if options.held_out and not (Path(options.data) / "rag").is_dir():
+        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    print(json.dumps(measured("questions", measure_questions, options)["figures"]))
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = new_parser("questions", run_questions.__doc__)
+    parser.add_argument(
+        "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
+    )
+    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
+    parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
+    parser.add_argument("--questions", type=Path, default=DEMOS / "questions.jsonl")
+    parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
+    parser.add_argument("-k", type=int, default=6, help="passages a question")
+    parser.add_argument(
+        "--sentences", type=int, default=1, help="sentences a passage is cut to; 0: whole passages"
+    )
+    parser.add_argument(
+        "--margin", type=float, default=0.05, help="passages that score lower by more are left out"
+    )
+    parser.add_argument(
+        "--unchecked", action="store_true", help="what the bundled reader says, quote or not"
+    )
+    parser.add_argument("--out", type=Path, help="result file; the answers stand beside it")
+    return parser.parse_args()
+
+
+def measure_questions(options: argparse.Namespace) -> dict[str, Any]:
+    """Ask the questions that the options choose, on their documents, and count."""
+    rows = answers_to_all(options)
+    if options.out:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_whole(options.out.with_suffix(".rows.jsonl"), "".join(lines))
+    given = ("held_out", "model", "k", "sentences", "margin", "unchecked")
+    settings = {name: getattr(options, name) for name in given}
+    return result("questions", settings, figures=figures_of(rows))
+
+
+def answers_to_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ask the questions that the options choose, on their documents."""
+    with tempfile.TemporaryDirectory() as folder:
+        documents = options.folder
+        if options.held_out:
+            documents = Path(folder)
+            questions = write_held_out(Path(options.data), documents)
+        else:
+            questions = read_questions(options.questions)
+        return ask_all(
+            questions,
+            documents,
+            model=options.model,
+            k=options.k,
+            sentences=options.sentences,
+            margin=options.margin,
+            check_quotes=not options.unchecked,
+        )
+
+
+def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Count what became of the questions that have an answer, and of those that have none."""
+    answerable = [row for row in rows if row["expected"] is not None]
+    refusable = [row for row in rows if row["expected"] is None]
+    return {
+        "right": sum(row["right"] for row in answerable),
+        "wrong": sum(not row["right"] and row["answered"] for row in answerable),
+        "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
+        "cited": sum(row["cited"] for row in answerable),
+        "retrieved": sum(row["retrieved"] for row in answerable),
+        "answerable": len(answerable),
+        "refused": sum(row["right"] for row in refusable),
+        "unanswerable": len(refusable),
+        "acceptance_length": round(
+            sum(row["tokens"] for row in rows) / sum(row["passes"] for row in rows), 2
+        ),
+    }
+
+
+def ask_all(
+    questions: Iterable[dict[str, str | None]],
+    documents: Path,
+    *,
+    model: str | None = None,
+    k: int = 6,
+    sentences: int = 1,
+    margin: float = 0.05,
+    check_quotes: bool = True,
+) -> list[dict[str, Any]]:
+    """Index a folder and answer questions on it by the chain of ``ragaccel ask``; see :func:`ask`.
+
+    Args:
+        questions: As :func:`read_questions` gives them.
+        documents: The folder.
+        model: Folder or hub name; None: the bundled reader.
+        k: Passages a question.
+        sentences: How many of its sentences a passage is cut to; 0: whole passages.
+        margin: Passages whose score is lower than the best one's by more are left out.
+        check_quotes: As for ``RAG``.
+    """
+    embedder = load_embedder()
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
+        index_folder(store, embedder, documents)
+        retriever = Retriever(store, embedder)
+        compressed = CompressingRetriever(retriever, sentences=sentences or 1, margin=margin)
+        source = compressed if sentences else retriever
+        rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
+        return [ask(rag, question) for question in questions]
+
+
+def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
+    """One question's answer and what is to be said about it; ``words``: the short answer."""
+    answer = rag.ask(str(question["question"]))
+    right = is_right(answer.text, question["answer"])
+    print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
+    file = question.get("file")
+    return {
+        "question": question["question"],
+        "answer": answer.text,
+        "expected": question["answer"],
+        "words": question.get("words"),
+        "right": right,
+        "answered": answer.answered,
+        "refusal": answer.refusal or None,
+        "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
+        "cited": any(passage.path == file for passage in answer.cited_passages),
+        "retrieved": any(
+            plain(str(question["answer"])) in plain(passage.text) for passage in answer.passages
+        ),
+        "tokens": answer.stats.new_tokens,
+        "passes": answer.stats.verify_passes,
+    }
+
+
+Row = dict[str, Any]
+
+ANSWERED = ("answers_held_out", "answers_demo")
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text as they are compared."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def exact_match(said: str, wanted: str) -> float:
+    """1 if both are the same words in the same order, else 0."""
+    return float(words_of(said) == words_of(wanted))
+
+
+def f1(said: str, wanted: str) -> float:
+    """The harmonic mean of precision and recall of words, each counted as often as it stands."""
+    ours, theirs = words_of(said), words_of(wanted)
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = (Counter(ours) & Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def contains(said: str, wanted: str) -> float:
+    """1 if the words wanted stand in what was said, one after the other, else 0."""
+    ours, theirs = words_of(said), words_of(wanted)
+    starts = range(len(ours) - len(theirs) + 1)
+    return float(any(ours[i : i + len(theirs)] == theirs for i in starts))
+
+
+SCORES = {"exact": exact_match, "f1": f1, "contains": contains}
+
+
+def answer_row(name: str, data: Path | None) -> Row:
+    """Let the bundled reader answer; keep what it said and what was wanted."""
+    note(f"{name}: the bundled reader answers")
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "answers_demo":
+            documents = DEMOS / "documents"
+            questions = read_questions(DEMOS / "questions.jsonl")
+        else:
+            documents = Path(folder)
+            questions = write_held_out(in_data("rag", data).parent, documents)
+        said = ask_all(questions, documents)
+    groups = [question["file"] for question in questions]
+    return {"set": name, "answers": said, "groups": groups}
+
+
+def answer_figures(row: Row) -> dict[str, Any]:
+    """Average the scores of a set's answers, of all and of those whose passage was found.
+
+    Wanted is the short answer, or the sentence where no shorter one is known. ``quotation`` has the
+    scores of the very sentence that answers: the best that quoting one sentence can do.
+    """
+    pairs = list(zip(row["answers"], row["groups"], strict=True))
+    kept = [(said, group) for said, group in pairs if said["expected"] is not None]
+    found = [(said, group) for said, group in kept if said["retrieved"]]
+    groups = [group for _, group in kept]
+    judged = {
+        name: spread([float(said[name]) for said, _ in kept], groups)
+        for name in ("right", "retrieved", "cited")
+    }
+    refusals = [said["right"] for said, _ in pairs if said["expected"] is None]
+    return {
+        "questions": len(kept),
+        "groups": len(set(groups)),
+        "answer": _scores(kept, "answer"),
+        "quotation": _scores(kept, "expected"),
+        "found": len(found),
+        "answer_when_found": _scores(found, "answer") if found else None,
+        **judged,
+        "unanswerable": len(refusals),
+        "refused": sum(refusals),
+    }
+
+
+def _scores(kept: list[tuple[Row, str]], whose: str) -> dict[str, list[float]]:
+    groups = [group for _, group in kept]
+    texts = [(plain(said[whose]), said["words"] or said["expected"]) for said, _ in kept]
+    return {
+        name: spread([score(*pair) for pair in texts], groups) for name, score in SCORES.items()
+    }
+
+
+_FLOOR_SETS = ("squad", "nq", "demo")
+_OTHER_COLLECTION = {"squad": "demo", "nq": "squad", "demo": "nq"}
+_FLOOR_PASSAGES = 6  # passages that a question is answered from
+_FLOOR_DEPTH = 40  # looked through for passages of other articles
+_FLOOR_GRID = [n / 100 for n in range(71)]
+ANSWERABLE, OTHER_ARTICLES, OTHER_COLLECTION = "answerable", "other articles", "other collection"
+
+
+def run_floor() -> None:
+    """Below which similarity is a question refused: ``python -m eval floor --data FOLDER``.
+
+    The bundled reader quotes a sentence of any passages that it is given. What tells a question
+    that they answer from one that they do not is how near their nearest sentence is to it, by the
+    bundled embedder. This asks development questions of the passages that hold the answer
+    (``answerable``), of those of all other articles (``other articles``: the same set of passages
+    without the article that the question is about) and of another collection (``other
+    collection``), and counts how many of each fall below a floor. The floor is the highest that
+    loses at most ``--lost`` of the answerable ones in no set; ``ragaccel.quotes.FLOOR`` is what was
+    found.
+
+    Development: half of the articles (``question_sets``), less those that the reader is judged by.
+    """
+    parser = new_parser("floor", run_floor.__doc__)
+    parser.add_argument("--data", type=Path, help="the question sets; RAGACCEL_DATA by default")
+    parser.add_argument("--sets", nargs="+", default=list(_FLOOR_SETS), choices=_FLOOR_SETS)
+    parser.add_argument("--count", type=int, default=300, help="questions of each set")
+    parser.add_argument("--passages", type=int, default=1500, help="most passages of a set")
+    parser.add_argument("--lost", type=float, default=0.02, help="share of answerable ones")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.out = in_folder(options.out, "floor.json")
+    print(json.dumps(measured("floor", _measure_floor, options)["floor"]))
+
+
+def _measure_floor(options: argparse.Namespace) -> dict[str, Any]:
+    embedder = load_embedder()
+    sets = {
+        name: _development(load_set(name, embedder, options.data), options) for name in options.sets
+    }
+    scores: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        retrievers = dict(_indexed(sets, embedder, Path(folder)))
+        for name, asked in sets.items():
+            note(f"{len(asked.questions)} questions of {name}")
+            other = retrievers.get(_OTHER_COLLECTION[name])
+            scores[name] = _similarities(asked, retrievers[name], other, embedder)
+    floor = fit_floor([kinds[ANSWERABLE] for kinds in scores.values()], options.lost)
+    settings = {"count": options.count, "passages": options.passages, "lost": options.lost}
+    return result(
+        "floor",
+        settings,
+        floor=floor,
+        questions={name: {kind: len(of) for kind, of in k.items()} for name, k in scores.items()},
+        below_floor={
+            name: {kind: share_below(of, floor) for kind, of in kinds.items() if of}
+            for name, kinds in scores.items()
+        },
+        curves={
+            name: {
+                kind: [share_below(of, at) for at in _FLOOR_GRID]
+                for kind, of in kinds.items()
+                if of
+            }
+            for name, kinds in scores.items()
+        },
+        grid=_FLOOR_GRID,
+    )
+
+
+def fit_floor(answerable: Sequence[Sequence[float]], lost: float) -> float:
+    """Find the highest floor of the grid that loses at most a share of the answerable of any set.
+
+    Args:
+        answerable: The similarities of the questions of each set.
+        lost: The share.
+    """
+    fits = [at for at in _FLOOR_GRID if all(share_below(of, at) <= lost for of in answerable)]
+    return max(fits)
+
+
+def share_below(scores: Sequence[float], floor: float) -> float:
+    """Tell which share of similarities is below a floor."""
+    return round(sum(score < floor for score in scores) / max(1, len(scores)), 4)
+
+
+def _development(whole: QuestionSet, options: argparse.Namespace) -> QuestionSet:
+    """Keep development questions, drawn alike each time, and passages: theirs, then others."""
+    judged = set()
+    if whole.name != "demo":
+        judged = {spoken_title(q.title) for q in load_questions(_data(options)) if q.held_out}
+    questions = [
+        q for q in whole.questions if not q.is_held_out and spoken_title(q.group) not in judged
+    ]
+    random.Random(0).shuffle(questions)
+    questions = questions[: options.count]
+    wanted = {key for question in questions for key in question.relevant}
+    passages = sorted(whole.passages, key=lambda passage: passage.passage_id not in wanted)
+    kept = passages[: max(len(wanted), options.passages)]
+    return QuestionSet(whole.name, tuple(kept), tuple(questions))
+
+
+def _data(options: argparse.Namespace) -> Path:
+    from eval.data import in_data
+
+    return in_data("rag", options.data).parent
+
+
+def _indexed(
+    sets: dict[str, QuestionSet], embedder: Embedder, folder: Path
+) -> Iterator[tuple[str, Retriever]]:
+    for name, asked in sets.items():
+        note(f"{len(asked.passages)} passages of {name}")
+        store = Store(folder / f"{name}.db")
+        asked.index(store, embedder, folder)
+        yield name, Retriever(store, embedder)
+
+
+def _similarities(
+    asked: QuestionSet, own: Retriever, other: Retriever | None, embedder: Embedder
+) -> dict[str, list[float]]:
+    """Measure the similarity of each question to the nearest sentence, in three collections."""
+    scores: dict[str, list[float]] = {ANSWERABLE: [], OTHER_ARTICLES: [], OTHER_COLLECTION: []}
+    for question in asked.questions:
+        ranked = own.search(question.text, _FLOOR_DEPTH)
+        kinds = {ANSWERABLE: ranked, OTHER_ARTICLES: _elsewhere(ranked, question)}
+        if other is not None:
+            kinds[OTHER_COLLECTION] = other.search(question.text, _FLOOR_PASSAGES)
+        if not question.relevant & {passage.passage_id for passage in ranked[:_FLOOR_PASSAGES]}:
+            del kinds[ANSWERABLE]  # it is not, from these
+        for kind, passages in kinds.items():
+            nearest = nearest_sentences(embedder, question.text, passages[:_FLOOR_PASSAGES])
+            if nearest:
+                scores[kind].append(nearest[0].score)
+    return scores
+
+
+def _elsewhere(passages: Sequence[Passage], question: Question) -> list[Passage]:
+    """Leave out passages that answer, and all of the article that the question is about."""
+    group = spoken_title(question.group)
+    return [
+        passage
+        for passage in passages
+        if passage.passage_id not in question.relevant
+        and group not in (spoken_title(passage.title), passage.path)
+    ]

@@ -1,0 +1,827 @@
+"""Architectures: small random models of every decoder-only family, against ``generate``.
+
+``configurations`` names what is tried of each family: without windows, with sliding ones, with a
+``sliding_window`` that its code ignores, with every kind of rope it takes, with all lengths at
+which it changes made short.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from argparse import Namespace
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from eval.runner import in_folder, kept_beside, measured, new_parser, note, result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+VOCAB = 199
+WINDOW = 28  # past what a check of a few tokens reads, far below what answers here reach
+POSITIONS = 512
+READABLE = 96  # tokens, where the frequencies change with the length: no answer goes past it
+MOST_PARAMETERS = 20_000_000
+FULL, SLIDING = "full_attention", "sliding_attention"
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "head_dim": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "qk_head_dim": 32,
+    "embedding_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 96,
+    "max_seq_len": POSITIONS,
+    "rotary_dim": 8,
+    "tie_word_embeddings": False,
+}
+# What the sizes above do not fit; None leaves a field as the family has it.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {"is_decoder": True},
+    "bert-generation": {"is_decoder": True},
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
+    "camembert": {"is_decoder": True},
+    "cohere_compass_text": {
+        "layer_types": [SLIDING, FULL],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in (SLIDING, FULL)
+        },
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
+    "cpmant": {"dim_head": 16, "dim_ff": 96, "prompt_types": 2, "prompt_length": 4},
+    "ctrl": {"dff": 96},
+    "data2vec-text": {"is_decoder": True},
+    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
+    "electra": {"is_decoder": True},
+    "ernie": {"is_decoder": True},
+    "falcon": {"head_dim": None, "num_kv_heads": 1},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [96] * 4,
+        "layer_types": [SLIDING, FULL] * 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "laurel_rank": 8,
+    },
+    "gemma4_text": {
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "layer_types": [SLIDING, FULL],
+        "sliding_window": WINDOW,
+    },
+    "gemma4_unified_text": {
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 0,
+        "layer_types": [SLIDING, FULL],
+        "sliding_window": WINDOW,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 256},
+    "lfm2_moe": {"layer_types": [FULL, FULL], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2},
+    "megatron-bert": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "rembert": {"is_decoder": True, "input_embedding_size": 64, "output_embedding_size": 64},
+    "roberta": {"is_decoder": True},
+    "roberta-prelayernorm": {"is_decoder": True},
+    "roc_bert": {"is_decoder": True, "shape_vocab_size": 199, "pronunciation_vocab_size": 199},
+    "roformer": {"is_decoder": True},
+    "trocr": {"decoder_ffn_dim": 96},
+    "xglm": {"ffn_dim": 96},
+    "xlm": {"is_encoder": False, "causal": True},
+    "xlm-roberta": {"is_decoder": True},
+    "xlm-roberta-xl": {"is_decoder": True},
+    "xlnet": {"max_position_embeddings": None, "d_inner": 96, "d_head": 16},
+    "xlstm": {"v_head_dim": None, "head_dim": None, "qk_head_dim": None, "num_heads": 4},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": None, "layer_types": None},
+    "zaya": {"num_experts_per_tok": 1},
+}
+_ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0, "original_max_position_embeddings": READABLE},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "longrope": {"factor": 4.0, "original_max_position_embeddings": READABLE},
+}
+EVERY_ROPE = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt_oss", "olmo2")
+# Lengths, besides windows, at which what a model computes changes.
+_LENGTHS = {
+    "attention_window_size": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
+    "index_topk": WINDOW,
+    "index_block_size": 8,
+    "keep_window_size": WINDOW,
+    "local_attention": WINDOW,
+    "log_scaling_n_floor": WINDOW,
+    "rel_extent": WINDOW,
+    "sliding_window_size": WINDOW,
+    "window_size": WINDOW,
+}
+_OF_ONE_KIND = ("qwen4_exp_text",)  # hybrids that are not built with a layer of each kind
+# Single faults that tables were made for, by what they are called.
+SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("falcon", "alibi"): {"alibi": True},
+    ("falcon", "new decoder"): {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ("llama4_text", "scaled queries"): {
+        "layer_types": [FULL] * 2,
+        "no_rope_layers": [1, 0],
+        "attn_scale": 0.5,
+        "floor_scale": WINDOW,
+    },
+    ("llama4_text", "no scaled queries"): {
+        "layer_types": [FULL] * 2,
+        "no_rope_layers": [1, 0],
+        "attn_temperature_tuning": False,
+    },
+    ("gemma3n_text", "nothing shared"): {"num_kv_shared_layers": 0, "sliding_window": WINDOW},
+    ("gemma4_text", "shared"): {
+        "num_kv_shared_layers": 2,
+        "num_hidden_layers": 4,
+        "layer_types": [SLIDING, FULL] * 2,
+    },
+    ("gpt_neo", "few positions"): {"max_position_embeddings": 128},
+    ("gpt2", "few positions"): {"n_positions": 80},
+    ("ministral3", "scaled queries"): {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.3,
+        }
+    },
+    ("gemma2", "softcaps"): {
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 8.0,
+        "sliding_window": WINDOW,
+    },
+    ("phi3", "partial rope"): {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        }
+    },
+}
+EAGER = ("llama", "mistral", "gemma2", "qwen2", "gpt2", "gpt_neox", "cohere2", "phi3")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of the table: a family, what is changed of it, and which attention it runs with."""
+
+    family: str
+    variant: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    attention: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How it is called in the table."""
+        return f"{self.family}, {self.variant}"
+
+
+class NotBuildableError(Exception):
+    """No small model of this family can be built here; says why."""
+
+
+def families() -> list[str]:
+    """Name every family that transformers maps to a causal language model."""
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def configurations(family: str) -> Iterator[Configuration]:
+    """Name what is tried of a family; the plain configuration first, which is always there."""
+    config = _base_or_none(family)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    has_window = hasattr(config, "sliding_window")
+    is_mixable = bool(kinds) and kinds <= {FULL, SLIDING}
+    plain: dict[str, Any] = {"layer_types": [FULL] * _layers(config)} if is_mixable else {}
+    if has_window and not is_mixable:
+        plain["sliding_window"] = None if _builds(family, {"sliding_window": None}) else POSITIONS
+    if kinds & {"linear_attention", "conv"} and family not in _OF_ONE_KIND:
+        mixed = {"layer_types": [*config.layer_types[:1], *[FULL] * (_layers(config) - 1)]}
+        plain |= mixed if _builds(family, mixed) else {}
+    yield Configuration(family, "plain", plain)
+    if config is None or config.is_encoder_decoder or hasattr(config, "text_config"):
+        return
+    all_full = {"layer_types": [FULL] * (_layers(config) if kinds else 0)}
+    if kinds - {FULL, SLIDING} and _builds(family, all_full):
+        yield Configuration(family, "all attention", all_full)
+    if is_mixable:
+        mixed = [SLIDING, FULL] * _layers(config)
+        window = {"sliding_window": WINDOW, "use_sliding_window": True}
+        yield Configuration(
+            family, "mixed windows", {**window, "layer_types": mixed[: _layers(config)]}
+        )
+        yield Configuration(
+            family, "all sliding", {**window, "layer_types": [SLIDING] * _layers(config)}
+        )
+    elif has_window and not kinds:
+        yield Configuration(family, "sliding window", {"sliding_window": WINDOW})
+    elif not kinds:
+        yield Configuration(family, "leftover window", {"sliding_window": WINDOW})
+    yield from _rope_configurations(family, config, plain)
+    lengths = {name: length for name, length in _LENGTHS.items() if _is_length(config, name)}
+    if lengths:
+        yield Configuration(family, "short lengths", lengths)
+    for (owner, variant), changes in SPECIAL.items():
+        if owner == family:
+            yield Configuration(family, variant, changes)
+    if family in EAGER:
+        window = {"sliding_window": WINDOW} if has_window else {}
+        yield Configuration(family, "eager attention", window, "eager")
+
+
+def build(configuration: Configuration, dtype: torch.dtype) -> Any:
+    """Build the model with random weights that make it say something else at every token.
+
+    Raises:
+        NotBuildableError: says why it cannot be built, or not small.
+    """
+    try:
+        config = small_config(configuration.family, configuration.changes)
+        if config.is_encoder_decoder:
+            raise NotBuildableError("an encoder-decoder, or the decoder of one")
+        _refuse_large(config)
+        if dtype == torch.float64:
+            config._experts_implementation = "eager"  # the others multiply no float64
+        torch.manual_seed(7)
+        model: Any = AutoModelForCausalLM.from_config(
+            config, attn_implementation=configuration.attention
+        )
+    except NotBuildableError:
+        raise
+    except Exception as error:
+        raise NotBuildableError(
+            f"not built: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    model = _with_wandering_weights(model.eval()).to(dtype)
+    for holder in (model.config, model.generation_config):
+        holder.eos_token_id = None
+    model.generation_config.pad_token_id = 2
+    return model
+
+
+def small_config(family: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """Make the config of a family's small model; ``changes`` override its fields."""
+    kind = CONFIG_MAPPING[family]
+    known = kind()
+    own = _FAMILIES.get(family, {})
+    sizes = {name: value for name, value in {**_SIZES, **own}.items() if _takes(known, name, own)}
+    if "kv_lora_rank" in sizes:  # latent attention has keys for every head
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    changed = changes or {}
+    fields = {name: value for name, value in sizes.items() if value is not None}
+    return kind(**{**fields, **changed})
+
+
+def random_prompt(chance: random.Random, length: int) -> list[int]:
+    """Draw random tokens in which spans come again, so that copying has something to find."""
+    start = [chance.randrange(5, VOCAB) for _ in range(max(1, length // 2))]
+    tokens = list(start)
+    while len(tokens) < length:
+        at = chance.randrange(len(start))
+        tokens += start[at : at + chance.randrange(1, 12)]
+    return tokens[:length]
+
+
+def mutated(tokens: Sequence[int], chance: random.Random, rate: float = 0.12) -> list[int]:
+    """Drop, insert and exchange some tokens, so that guesses hold for a while and then do not."""
+    found: list[int] = []
+    for token in tokens:
+        drawn = chance.random()
+        if drawn < rate / 3:
+            continue
+        if drawn < rate:
+            found.append(chance.randrange(VOCAB))
+        if not rate / 3 <= drawn < 2 * rate / 3:
+            found.append(token)
+    return found
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, on one line of the table."""
+    lines = str(error).strip().split("\n")
+    return " ".join(" ".join(lines[:2]).split())[:500]
+
+
+def _base_or_none(family: str, changes: Mapping[str, Any] | None = None) -> Any:
+    try:
+        return small_config(family, changes)
+    except Exception:  # told of when it is built
+        return None
+
+
+def _builds(family: str, changes: Mapping[str, Any]) -> bool:
+    return _base_or_none(family, changes) is not None
+
+
+def _takes(known: Any, name: str, own: Mapping[str, Any]) -> bool:
+    try:
+        return name in own or hasattr(known, name)
+    except Exception:  # some fields differ by layer and are not to be asked for
+        return False
+
+
+def _layers(config: Any) -> int:
+    return len(config.layer_types)
+
+
+def _is_length(config: Any, name: str) -> bool:
+    return isinstance(getattr(config, name, None), int)
+
+
+def _rope_configurations(
+    family: str, config: Any, plain: Mapping[str, Any]
+) -> Iterator[Configuration]:
+    rope = getattr(config, "rope_parameters", None)
+    if (
+        not rope or "rope_theta" not in rope or not hasattr(config, "hidden_size")
+    ):  # none, or one for every kind of layer
+        return
+    names = list(_ROPES)
+    chosen = names if family in EVERY_ROPE else [names[sum(map(ord, family)) % len(names)]]
+    chosen = ["longrope"] if family.startswith("phi3") else chosen  # takes no other
+    for name in chosen:
+        fields = {**rope, **_ROPES[name], "rope_type": name}
+        dims = int(_rotary_dim(config) * rope.get("partial_rotary_factor", 1.0)) // 2
+        if name == "longrope":
+            fields.update(short_factor=[1.0] * dims, long_factor=[2.0] * dims)
+        changes: dict[str, Any] = {**plain, "rope_parameters": fields}
+        if hasattr(config, "original_max_position_embeddings"):
+            changes["original_max_position_embeddings"] = fields.get(
+                "original_max_position_embeddings", POSITIONS
+            )
+        yield Configuration(family, f"rope {name}", changes)
+
+
+def _rotary_dim(config: Any) -> int:
+    found = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
+    return int(found or config.hidden_size // config.num_attention_heads)
+
+
+def _refuse_large(config: Any) -> None:
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    count = sum(weight.numel() for weight in model.parameters())
+    if count > MOST_PARAMETERS:
+        text = getattr(config, "text_config", None)
+        own = getattr(text, "model_type", "")
+        where = f"; its text model is tried as {own}" if own in families() else ""
+        raise NotBuildableError(f"has parts that are not text{where}")
+
+
+def _with_wandering_weights(model: Any) -> Any:
+    """Scale random weights up, so that greedy answers depend on all that was read."""
+    chance = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=chance, dtype=torch.float32)
+            if weight.dim() < 2:
+                weight.add_(0.1 * noise.to(weight.dtype))
+                continue
+            is_table = any(part in name for part in ("embed", "wte", "wpe", "embd"))
+            scale = 1.0 if is_table else 1.8 / weight.shape[-1] ** 0.5
+            weight.copy_((scale * noise).to(weight.dtype))
+        head = model.get_output_embeddings()
+        given = model.get_input_embeddings()
+        if head is not None and given is not None and head.weight is given.weight:
+            # What a token is told by must not make it its own likeliest successor.
+            head.weight = torch.nn.Parameter(given.weight.roll(1, 0).clone())
+    return model
+
+
+def class_of(family: str) -> str:
+    """Name the class that transformers maps a family to."""
+    config = CONFIG_MAPPING[family]
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(config, None)
+    return "" if found is None else str(getattr(found, "__name__", found))
+
+
+Row = dict[str, Any]
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULT_NAME, BEFORE_NAME = "architectures.json", "architectures-before.json"
+EQUAL, REFUSED, WRONG, NOT_TRIED = "equal", "refused", "wrong", "not tried"
+PROMPT_LENGTHS = (3, 21, 46)  # of the prompts of a batch; each is asked alone as well
+NEW_TOKENS = 24
+PATIENCE = 45  # seconds for a configuration
+NEAR_TIE = 1e-4  # of the spread of the logits; only in float32
+
+
+class OverdueError(Exception):
+    """A configuration takes too long."""
+
+
+def run_architectures(arguments: Sequence[str] | None = None) -> None:
+    """Architectures: which models of transformers are answered for token by token, one row each.
+
+        python -m eval architectures --out eval/results --page docs/models.md
+
+    Every decoder-only family of the installed transformers is built small and random, without
+    windows, with sliding ones, with a window that its code ignores, with several kinds of rope, and
+    with all lengths at which it changes made short. Answers run past all of these: alone and in a
+    batch of unequal lengths, with and without drafts of the mutated answer, against
+    ``model.generate``. A row says *equal*, *refused* with the cause, *wrong*, or *not tried* with
+    the reason. Models are of float64; of float32 where that is refused or does not run, and then a
+    near tie may fall either way.
+
+    Rows stand beside the result until it is whole, so that a run that was stopped goes on, and one
+    with a larger ``--count`` as well. ``--tree`` runs the same models with the ragaccel of another
+    checkout.
+    """
+    options = parse(arguments)
+    if options.tree:
+        sys.exit(
+            run_with_tree(options.tree, list(sys.argv[1:] if arguments is None else arguments))
+        )
+    options.out = in_folder(options.out, RESULT_NAME)
+    if options.kept:
+        document = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
+    else:
+        document = measured("architectures", measure, options)
+        if options.out and not options.count:  # the result has all of them
+            options.out.with_suffix(".rows.jsonl").unlink(missing_ok=True)
+    if options.page:
+        options.page.write_text(models_page(document), encoding="utf-8")
+    print(json.dumps({"summary": document["summary"], "compared": document.get("compared")}))
+    if document["summary"].get(WRONG):
+        sys.exit(1)
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = new_parser("architectures", run_architectures.__doc__)
+    add = parser.add_argument
+    add("--families", help="comma-separated model types (default: all)")
+    add("--variants", help="comma-separated; only these variants")
+    add("--count", type=int, help="most configurations to try")
+    add("--before", type=Path, help="an earlier result to compare with, where there is one")
+    add("--tree", type=Path, help="a checkout whose ragaccel is tried in place of this one")
+    add("--out", type=Path, help=f"result file, or its folder: {RESULT_NAME} then")
+    add("--page", type=Path, help="also write the page of supported models")
+    add("--kept", action="store_true", help="try nothing, write the page of the committed result")
+    return parser.parse_args(arguments)
+
+
+def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
+    """Run this module beside another checkout's package; return the exit code."""
+    at = next(i for i, argument in enumerate(arguments) if argument.startswith("--tree"))
+    rest = [*arguments[:at], *arguments[at + (1 if "=" in arguments[at] else 2) :]]
+    for i, argument in enumerate(rest):
+        if i and rest[i - 1] in ("--out", "--page", "--before"):
+            rest[i] = str(Path(argument).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "ragaccel").symlink_to(tree.resolve() / "ragaccel")
+        (Path(folder) / "eval").symlink_to(RESULTS.parent)
+        command = [sys.executable, "-m", "eval", "architectures", *rest]
+        return subprocess.run(command, cwd=folder, check=False).returncode
+
+
+def measure(options: Namespace) -> dict[str, Any]:
+    """Try the configurations one after another; sum up, and compare with an earlier result."""
+    with _quiet():
+        return _measured(options)
+
+
+def _measured(options: Namespace) -> dict[str, Any]:
+    chosen = list(_chosen(options))
+    settings = {
+        "tree": _commit_of_tree(),
+        "prompts": list(PROMPT_LENGTHS),
+        "new_tokens": NEW_TOKENS,
+    }
+    ledger = kept_beside(options.out, {**settings, "transformers": transformers.__version__})
+    known = {(row["family"], row["variant"]): row for row in ledger.rows}
+    if any((one.family, one.variant) not in known for one in chosen):
+        _draft_once()
+    rows = []
+    for number, configuration in enumerate(chosen, 1):
+        row = known.get((configuration.family, configuration.variant))
+        if row is None:
+            row = try_configuration(configuration)
+            ledger.add(row)
+            told = f"{row['status']} {row.get('why', '')}"
+            note(f"{number}/{len(chosen)} {configuration.name}: {told}")
+        rows.append(row)
+    document = result(
+        "architectures",
+        settings,
+        summary=dict(Counter(row["status"] for row in rows)),
+        accepted_tokens=sum(row.get("accepted", 0) for row in rows),
+        rows=rows,
+    )
+    before = options.before
+    if before is None and (RESULTS / BEFORE_NAME).exists():
+        before = RESULTS / BEFORE_NAME
+    if before is not None and before.exists():
+        document["compared"] = compare_results(
+            json.loads(before.read_text(encoding="utf-8")), document
+        )
+    return document
+
+
+def try_configuration(configuration: Configuration) -> Row:
+    """Try one configuration in float64, and in float32 where that does not go."""
+    row = _tried(configuration, torch.float64)
+    if row["status"] not in (REFUSED, NOT_TRIED):
+        return row
+    other = _tried(configuration, torch.float32)
+    if other["status"] in (EQUAL, WRONG) or row["status"] == NOT_TRIED:
+        return {**other, "float64": row["why"]} if other["status"] != NOT_TRIED else other
+    return row
+
+
+def compare_results(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Tell which rows changed since an earlier result, and what the earlier one counted."""
+    earlier = {(row["family"], row["variant"]): row for row in before["rows"]}
+    changes = []
+    for row in now["rows"]:
+        old = earlier.get((row["family"], row["variant"]))
+        if old is not None and old["status"] != row["status"]:
+            change = {"row": f"{row['family']}, {row['variant']}", "was": old["status"]}
+            changes.append({**change, "is": row["status"], "why": row.get("why", "")})
+    return {"summary_before": before["summary"], "changes": changes}
+
+
+def models_page(document: dict[str, Any]) -> str:
+    """Write the page of models that are decoded exactly, from a result."""
+    rows, versions = document["rows"], document["machine"]["transformers"]
+    by_family: dict[str, list[Row]] = {}
+    for row in rows:
+        by_family.setdefault(row["family"], []).append(row)
+    equal = [name for name, own in by_family.items() if any(r["status"] == EQUAL for r in own)]
+    lines = [
+        "# Models",
+        "",
+        "<!-- written by: python -m eval architectures --kept --page docs/models.md -->",
+        "",
+        f"Made from a table of {len(rows)} small random models of every decoder-only family of "
+        f"transformers {versions}: answers past every length at which a model changes, alone and "
+        "in a batch of unequal lengths, against `model.generate`, token for token "
+        f"([eval/results/{RESULT_NAME}](../eval/results/{RESULT_NAME}); "
+        f"{_counted(document['summary'])}). At loading, "
+        "a small copy of your model's architecture is checked in the same way, so a model "
+        "that is not in the table is decoded exactly or refused with the cause.",
+        "",
+        "*Plain* has full attention in all layers, or a hybrid's own first two; *mixed windows* a "
+        "sliding and a full layer; *leftover window* a `sliding_window` in the config of a model "
+        "whose code knows none, which transformers' cache applies all the same: take it out of the "
+        "config; *short lengths* has every other length at which the model changes made so short "
+        "that answers pass it. The table has the cause of every refusal.",
+        "",
+        f"## Decoded exactly ({len(equal)} model types)",
+        "",
+        "| model type | equal | refused |",
+        "|---|---|---|",
+    ]
+    for name in equal:
+        own = by_family[name]
+        lines.append(f"| {name} | {_variants(own, EQUAL)} | {_variants(own, REFUSED)} |")
+    lines += ["", "## Refused when they are loaded", "", "| model type | cause |", "|---|---|"]
+    for name, own in by_family.items():
+        causes = [row["why"] for row in own if row["status"] == REFUSED]
+        if causes and name not in equal:
+            lines.append(f"| {name} | {_cell(causes[0])} |")
+    lines += ["", "## Not tried", "", "| model type | why |", "|---|---|"]
+    for name, own in by_family.items():
+        if all(row["status"] == NOT_TRIED for row in own):
+            lines.append(f"| {name} | {_cell(own[0]['why'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(summary: dict[str, int]) -> str:
+    return ", ".join(f"{summary.get(status, 0)} {status}" for status in (EQUAL, REFUSED, WRONG))
+
+
+def _variants(rows: Sequence[Row], status: str) -> str:
+    return ", ".join(row["variant"] for row in rows if row["status"] == status)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _chosen(options: Namespace) -> Iterator[Configuration]:
+    wanted = options.families.split(",") if options.families else families()
+    unknown = sorted(set(wanted) - set(families()))
+    if unknown:
+        raise ValueError(f"no model type {', '.join(unknown)} in this transformers")
+    variants = options.variants.split(",") if options.variants else None
+    number = 0
+    for family in wanted:
+        for configuration in configurations(family):
+            if variants is None or configuration.variant in variants:
+                number += 1
+                if options.count is None or number <= options.count:
+                    yield configuration
+
+
+def _tried(configuration: Configuration, dtype: torch.dtype) -> Row:
+    row: Row = {
+        "family": configuration.family,
+        "variant": configuration.variant,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    started = perf_counter()
+    try:
+        with _in_time(PATIENCE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            row.update(_compared(build(configuration, dtype)))
+    except (NotBuildableError, OverdueError) as error:
+        row.update(status=NOT_TRIED, why=str(error))
+    row["seconds"] = round(perf_counter() - started, 1)
+    return row
+
+
+def _compared(model: Any) -> Row:
+    """Answer alone and together, drafted and not, and say what came of it."""
+    from ragaccel import LLM, NoDrafter, Reference
+    from ragaccel.errors import UnsupportedModelError
+
+    chance = random.Random(5)
+    prompts = [random_prompt(chance, length) for length in PROMPT_LENGTHS]
+    try:
+        wanted = [_generated(model, prompt) for prompt in prompts]
+    except OverdueError:
+        raise
+    except Exception as error:
+        raise NotBuildableError(
+            f"its own generate fails: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    row: Row = {"distinct": min(len(set(tokens)) for tokens in wanted)}
+    guesses = [
+        [Reference(tuple(mutated(prompt[-8:] + tokens, chance))) for _ in range(4)]
+        for prompt, tokens in zip(prompts, wanted, strict=True)
+    ]
+    try:
+        llm = LLM(model, _tokenizer(), keep_costs=False, token_budget=24)
+        plain = [llm.generate(prompt, drafter=NoDrafter(), **_SETTINGS) for prompt in prompts]
+        alone = [
+            llm.generate(prompt, references=own, **_SETTINGS)
+            for prompt, own in zip(prompts, guesses, strict=True)
+        ]
+        batch = llm.generate(prompts, references=guesses, **_SETTINGS)
+    except OverdueError:
+        raise
+    except UnsupportedModelError as error:
+        return {**row, "status": REFUSED, "why": first_line(error)}
+    except Exception as error:  # one of ours as well: what was accepted at load must be answered
+        return {**row, "status": WRONG, "why": f"{type(error).__name__}: {first_line(error)}"}
+    answers = [*alone, *batch]
+    row["accepted"] = sum(answer.stats.accepted_tokens for answer in answers)
+    found = {"without drafts": plain, "with drafts": alone, "in a batch": batch}
+    where = [
+        f"{way}, prompt of {len(prompts[i])}"
+        for way, those in found.items()
+        for i, answer in enumerate(those)
+        if not _same(model, prompts[i], answer.token_ids, wanted[i])
+    ]
+    return {**row, "status": WRONG, "why": "; ".join(where)} if where else {**row, "status": EQUAL}
+
+
+_SETTINGS = {"max_new_tokens": NEW_TOKENS}
+
+
+def _generated(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        found = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=2,
+        )
+    tokens: list[int] = found[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _same(model: Any, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether answers are the same, or part in float32 where two tokens are nearly tied."""
+    pairs = enumerate(zip(found, wanted, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), None)
+    if place is None:
+        return len(found) == len(wanted)
+    if model.dtype != torch.float32:
+        return False
+    ids = torch.tensor([[*prompt, *wanted[:place]]])
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False).logits[0, -1].double()
+    gap = abs(float(logits[found[place]] - logits[wanted[place]]))
+    return gap < NEAR_TIE * float(logits.std())
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    words = {f"w{i}": i for i in range(VOCAB)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w3")
+
+
+def _draft_once() -> None:
+    """Have the drafting functions compiled, so that every configuration is drafted for by trees."""
+    from ragaccel import LLM
+
+    model = build(Configuration("llama", "plain"), torch.float32)
+    LLM(model, _tokenizer(), keep_costs=False).warm_up()
+
+
+def _commit_of_tree() -> str:
+    """The commit of the checkout whose ragaccel is tried."""
+    import ragaccel
+
+    folder = Path(ragaccel.__file__).resolve().parent
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of what is found odd in random models, and ask no hub; as before afterwards."""
+    ours, theirs = logging.getLogger("ragaccel"), transformers.logging.get_verbosity()
+    level, offline = ours.level, os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    ours.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        transformers.logging.set_verbosity(theirs)
+        os.environ.pop("HF_HUB_OFFLINE")
+        if offline is not None:
+            os.environ["HF_HUB_OFFLINE"] = offline
+
+
+@contextmanager
+def _in_time(seconds: int) -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise OverdueError(f"took longer than {seconds} s")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

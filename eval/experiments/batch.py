@@ -1,0 +1,302 @@
+"""Batches: several recorded answers decoded one by one or together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.data import as_recorded, jobs_for, shortened
+from eval.decoders import FollowAll, capture_passes, greedy
+from eval.measure import paired_ratio, synchronize, to_device
+from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.report.tables import batch_table
+from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import NoDrafter, Session
+from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.sampling import Sampler
+from ragaccel.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from eval.data import Job
+    from eval.models import Target
+    from eval.runner import Ledger
+    from ragaccel.decoding.tree import DraftTree
+
+
+ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"
+CONTENDERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a contender took for one group: tokens written and seconds of decoding."""
+
+    tokens: int
+    seconds: float
+    passes: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class RecordingSampler(Sampler):
+    """Chooses the recorded next token wherever a row's tokens are the recording's."""
+
+    def __init__(self, request: Request, recording: Sequence[int]) -> None:
+        super().__init__(request)
+        self._recording = list(recording)
+
+    def sample(
+        self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
+    ) -> Tensor:
+        """Choose as usual, which is paid for, then put the recording in its place."""
+        chosen = super().sample(logits, tree, start, num_alternatives)
+        known, depths = self._recording, tree.depths()
+        on_path = [False] * len(tree)
+        rows, tokens = [], []
+        for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+            at = start + depths[node]
+            on_path[node] = (parent < 0 or on_path[parent]) and known[at : at + 1] == [token]
+            if on_path[node] and at + 1 < len(known):
+                rows.append(node)
+                tokens.append(known[at + 1])
+        if rows:
+            places = to_device([rows, tokens], chosen.device)
+            chosen[places[0], 0] = places[1]
+        return chosen
+
+
+def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
+    """Decode a group by one of the contenders.
+
+    Raises:
+        ValueError: the recordings were not followed.
+    """
+    if name == GENERATE:
+        return run_generate(target, group)
+    return run_ours(engine, group, together=name != ONE_BY_ONE, drafts=name != PLAIN)
+
+
+def run_ours(engine: Engine, group: Sequence[Job], *, together: bool, drafts: bool) -> Group:
+    """Decode a group; prompts are read before the clock starts, texts sorted for drafting after."""
+    scheduler, device = Scheduler(engine, max_batch=len(group)), engine.model.device
+    passes = 0
+    forward = engine.model.forward
+
+    def counted(rows: Any, keep: int) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return forward(rows, keep)
+
+    with ExitStack() as stack:
+        sessions = [open_session(engine, job, stack, drafts=drafts) for job in group]
+        for session in sessions:
+            session.prefill()
+        engine.model.forward = counted  # type: ignore[method-assign]
+        stack.callback(setattr, engine.model, "forward", forward)
+        synchronize(device)
+        started = perf_counter()
+        for running in [sessions] if together else [[session] for session in sessions]:
+            left = list(running)
+            while left:
+                scheduler.advance(left)
+                left = [session for session in left if session.finish_reason is None]
+        synchronize(device)
+        seconds = perf_counter() - started
+        for session, job in zip(sessions, group, strict=True):
+            if tuple(session.token_ids) != job.answer_ids:
+                raise ValueError(f"{job.job_id}: the recording was not followed")
+    return Group(sum(len(job.answer_ids) for job in group), seconds, passes)
+
+
+def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) -> Session:
+    request = Request(
+        prompt_ids=job.prompt_ids,
+        references=job.references,
+        max_new_tokens=job.max_new_tokens,
+        eos_ids=job.eos_ids,
+    )
+    verifier = stack.enter_context(closing(engine.open(request)))
+    verifier.sampler = RecordingSampler(request, (*job.prompt_ids, *job.answer_ids))
+    if drafts:
+        return Session(verifier, TrieDrafter(), request)
+    return Session(verifier, NoDrafter(), request, token_budget=0)
+
+
+def run_generate(target: Target, group: Sequence[Job]) -> Group:
+    """Decode a group by transformers, greedily, left-padded; timed from the first logits on."""
+    model: Any = target.model
+    device = model.device
+    longest = max(len(job.prompt_ids) for job in group)
+    ids = torch.zeros(len(group), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, job in enumerate(group):
+        ids[row, longest - len(job.prompt_ids) :] = torch.tensor(job.prompt_ids)
+        mask[row, longest - len(job.prompt_ids) :] = 1
+    follow = FollowAll([job.answer_ids for job in group], device)
+    most = max(group, key=lambda job: job.max_new_tokens)
+    ids, mask = ids.to(device), mask.to(device)
+    output = greedy(model, ids, most, attention_mask=mask, logits_processor=[follow])
+    synchronize(device)
+    seconds = perf_counter() - follow.first_end
+    for row, job in enumerate(group):
+        if tuple(output[row, longest:][: len(job.answer_ids)].tolist()) != job.answer_ids:
+            raise ValueError(f"{job.job_id}: the recording was not followed")
+    # The first token of each came with the prompt.
+    return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, follow.calls - 1)
+
+
+WARM_UP_TOKENS = 48
+
+
+def run_batch(arguments: Sequence[str] | None = None) -> None:
+    """Batch: how much sooner are many answers there when they share passes?
+
+        python -m eval batch --model random:llama-135m --task llma --data DATA --sizes 2,4,8,16
+
+    Groups of recorded answers are decoded one by one, together by our scheduler with and without
+    guesses, and by ``model.generate`` on a padded batch; all follow the recordings, so that all
+    write the same tokens. Interleaved group by group; prompts are read before the clock starts.
+    ``generate`` gets each first token with its prompt, and is charged for the others alone. Each
+    measurement is kept as it is made. Progress goes to stderr; the last line of stdout is one JSON
+    document.
+    """
+    document = measured("batch", measure, parse(arguments))
+    print(batch_table(document))
+    print(json.dumps(document["sizes"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("batch", run_batch.__doc__)
+    add_target_options(parser, "random:llama-135m")
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="llma", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--sizes", default="2,4,8,16", help="sequences of a group (default: %(default)s)")
+    add("--groups", type=int, default=2, help="groups of each size (default: %(default)s)")
+    add("--max-new-tokens", type=int, default=128)
+    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure whatever the ledger lacks and compare."""
+    sizes = [int(size) for size in options.sizes.split(",")]
+    target = chosen_target(options, options.dtype)
+    examples = load_task(options.task, options.groups * max(sizes), options.data)
+    jobs = jobs_for(target, examples, options.max_new_tokens)
+    # A single token comes with the prompt: there is no decoding to time.
+    jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
+    if len(jobs) < max(sizes):
+        raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
+    settings = describe_settings(options, len(jobs))
+    ledger = kept_beside(options.out, settings)
+    capture_passes(target.ours, jobs, compile=options.compile)
+    for size in sizes:
+        measure_size(target, jobs, size, options.groups, ledger)
+    found = {
+        str(size): compare_group_speeds([row for row in ledger.rows if row["size"] == size])
+        for size in sizes
+    }
+    return result("batch", settings, device=options.device, sizes=found)
+
+
+def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, Any]:
+    """All that must agree for rows to be comparable."""
+    return {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "forced": True,
+        "answers": num_jobs,  # groups are made of them
+        "max_new_tokens": options.max_new_tokens,
+        "sizes": options.sizes,
+        "groups": options.groups,
+        **({"compile": True} if options.compile else {}),
+        "commit": current_commit(),
+    }
+
+
+def measure_size(
+    target: Target, jobs: Sequence[Job], size: int, groups: int, ledger: Ledger
+) -> None:
+    """Decode some groups of one size by every contender, as far as the ledger lacks it."""
+    grouped = [
+        [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
+    ]
+    done = {(row["group"], row["contender"]) for row in ledger.rows if row["size"] == size}
+    turns = [(number, name) for number in range(groups) for name in order_of(number)]
+    left = [turn for turn in turns if turn not in done]
+    if not left:
+        return
+    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
+    warm_up(target, engine, grouped)
+    for at, (number, name) in enumerate(left, start=1):
+        found = run(name, target, engine, grouped[number])
+        example = grouped[number][0].job_id
+        ledger.add(
+            {"size": size, "group": number, "example": example, "contender": name, **asdict(found)}
+        )
+        where = f"{size} sequences: {at}/{len(left)}, group {number + 1}"
+        note(f"{where}, {name}: {found.speed:.1f} tokens/s")
+
+
+def order_of(number: int) -> tuple[str, ...]:
+    """The contenders forwards and backwards by turns."""
+    return CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
+
+
+def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) -> None:
+    """Run what is not timed: some tokens of a group, or whole groups where passes are captured.
+
+    Passes of several sequences are captured where they are first met, so every group is met.
+    """
+    if target.ours.graphs is None:
+        grouped = [[shortened(job, WARM_UP_TOKENS) for job in grouped[0]]]
+    for group in grouped:
+        for name in CONTENDERS:
+            note(f"{len(group)} sequences: warming up {name}")
+            run(name, target, engine, group)
+
+
+def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Compare the contenders' speeds on the groups of one size, in pairs."""
+    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
+    for row in rows:
+        group = Group(row["tokens"], row["seconds"], row["passes"])
+        found[row["contender"]][row["example"], row["group"]] = group
+    speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
+    return {
+        "contenders": {
+            name: {
+                "tokens_per_second": median(each.values()),
+                "tokens_per_pass": sum(one.tokens for one in found[name].values())
+                / sum(one.passes for one in found[name].values()),
+                "tokens": sum(one.tokens for one in found[name].values()),
+            }
+            for name, each in speeds.items()
+        },
+        "together_over": {
+            name: asdict(paired_ratio(speeds[TOGETHER], speeds[name]))
+            for name in CONTENDERS
+            if name != TOGETHER
+        },
+        "plain_over_generate": asdict(paired_ratio(speeds[PLAIN], speeds[GENERATE])),
+    }

@@ -1,0 +1,380 @@
+"""Cost: what a pass takes by its rows, and against the memory's bandwidth."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from eval.measure import allocated_bytes, following, peak_bytes, synchronize, watching
+from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.report.tables import roofline_table
+from eval.runner import measured, new_parser, note, result
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Session
+from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.engine.engine import ROWS, Engine, measure_passes
+from ragaccel.engine.latency import read_bandwidth
+from ragaccel.models.hf_model import HuggingFaceModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from eval.measure import Forcing
+    from eval.models import Target
+    from eval.runner import Ledger
+
+
+_SPANS = (4, 24)  # shortest and longest run of tokens copied at a time
+_OWN = 3  # tokens between two runs
+
+
+class DeviceTime:
+    """How long a device computes passes: by its own events on a GPU, by the clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[tuple[Any, Any]] = []
+        self._seconds = 0.0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Count what is launched while the context is open."""
+        if self._device.type != "cuda":
+            started = perf_counter()
+            yield
+            self._seconds += perf_counter() - started
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._events.append((begin, end))
+
+    @property
+    def seconds(self) -> float:
+        """All of it, once the device has finished."""
+        return self._seconds + sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3
+
+
+def measure_step(
+    engine: Engine, ours: HuggingFaceModel, context: int, num_tokens: int
+) -> dict[str, float] | None:
+    """Decode an answer that copies from its prompt, twice; tell the second time's mean step.
+
+    ``beside_device`` is the share of a step in which the device does not compute the pass:
+    drafting, building the pass, choosing and reading the choices; forcing is left out. None where
+    passes are launched one by one, as the device waits within them too.
+    """
+    if ours.graphs is None:
+        return None
+    if engine.max_tokens is not None:
+        context = min(context, engine.max_tokens - num_tokens - engine.max_rows)
+    prompt, answer = copied_answer(context, num_tokens, engine.model.vocab_size)
+    request = Request(prompt, references=(Reference(prompt),), max_new_tokens=len(answer))
+    drafter = TrieDrafter()
+    for _ in range(2):
+        session = Session(engine.open(request), drafter, request)
+        with following(ours.network, prompt, answer, ours.graphs) as forcing:
+            step = _timed(engine, ours, session, forcing)
+    return step
+
+
+def _timed(
+    engine: Engine, ours: HuggingFaceModel, session: Session, forcing: Forcing
+) -> dict[str, float]:
+    graphs, device = ours.graphs, engine.model.device
+    timer = DeviceTime(device)
+    try:
+        session.prefill()
+        synchronize(device)
+        if graphs is not None:
+            usual, graphs.running = graphs.running, timer
+        with watching(ours.network, graphs) as passes:
+            started, forced = perf_counter(), forcing.seconds
+            for _ in session:
+                pass
+            synchronize(device)
+            seconds = perf_counter() - started - (forcing.seconds - forced)
+    finally:
+        if graphs is not None:
+            graphs.running = usual
+        session.verifier.close()  # type: ignore[attr-defined]
+    steps = session.stats.verify_passes
+    return {
+        "steps": steps,
+        "tokens": len(session.token_ids),
+        "rows": passes.rows / steps,
+        "seconds": seconds / steps,
+        "draft_seconds": session.stats.draft_seconds / steps,
+        "device_seconds": timer.seconds / steps,
+        "beside_device": 1 - timer.seconds / seconds,
+    }
+
+
+def copied_answer(
+    context: int, num_tokens: int, vocab_size: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draw a prompt, and an answer made of runs of it with tokens of its own in between."""
+    rng = random.Random(0)
+    prompt = tuple(rng.randrange(vocab_size) for _ in range(context))
+    answer: list[int] = []
+    while len(answer) < num_tokens:
+        first, length = rng.randrange(context), rng.randint(*_SPANS)
+        answer += [*prompt[first : first + length], *rng.choices(range(vocab_size), k=_OWN)]
+    return prompt, tuple(answer[:num_tokens])
+
+
+CONTEXTS = "2048,32768"
+_CHUNK = 512
+
+
+def run_roofline(arguments: Sequence[str] | None = None) -> None:
+    """Roofline: what passes take against the time in which memory can be read, and beside it.
+
+        python -m eval roofline --device cuda --model random:llama-3.1-8b --data DATA
+
+    A pass of one row reads the weights and the states of its context: at the measured bandwidth of
+    reads that is the least it can take. Passes of some rows run replayed as CUDA graphs, compiled
+    or not, launched operation by operation, and through transformers' own model over its own cache;
+    on a CPU only the last two. Where passes are replayed, a drafted decoding tells which share of a
+    step the device does not compute: drafting, building the pass, reading the choices. The last
+    line of stdout is one JSON document.
+    """
+    document = measured("roofline", measure_roofline, parse_roofline(arguments))
+    print(roofline_table(document))
+    print(json.dumps(document["contexts"]))
+
+
+def parse_roofline(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("roofline", run_roofline.__doc__)
+    add_target_options(parser, "random:llama-135m")
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--contexts", default=CONTEXTS, help="cached tokens (default: %(default)s)")
+    add("--repeats", type=int, default=15, help="passes of each size")
+    add("--steps", type=int, default=256, help="tokens of the drafted decoding")
+    add("--out", type=Path, help="result file")
+    return parser.parse_args(arguments)
+
+
+def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure every way of running passes over every context the model reads.
+
+    Raises:
+        ValueError: it reads none of them.
+    """
+    target = chosen_target(options, options.dtype)
+    limit = target.ours.max_positions
+    contexts = [int(context) for context in options.contexts.split(",")]
+    contexts = [one for one in contexts if limit is None or one + max(ROWS) + 2 <= limit]
+    if not contexts:
+        raise ValueError(f"{options.model} reads {limit} tokens: choose shorter --contexts")
+    bandwidth = read_bandwidth(target.ours.device)
+    weights = target.ours.weight_bytes
+    target.ours.disable_graphs()  # its KV pool is not to lie beside what is measured
+    return result(
+        "roofline",
+        {**describe_target(options), "repeats": options.repeats},
+        device=options.device,
+        bandwidth_bytes_per_second=bandwidth,
+        weight_bytes=weights,
+        contexts={
+            str(one): measure_context(target, one, options, bandwidth, weights) for one in contexts
+        },
+    )
+
+
+def measure_context(
+    target: Target, context: int, options: argparse.Namespace, bandwidth: float, weights: int
+) -> dict[str, Any]:
+    """Measure every way over one context; what one raises stands in its place."""
+    states = context * bytes_of_a_token(target.model)
+    limit = (weights + states) / bandwidth
+    on_gpu = target.ours.device.type == "cuda"
+    ways = (
+        ("compiled", "graphs", "launched", "transformers")
+        if on_gpu
+        else ("launched", "transformers")
+    )
+    found: dict[str, Any] = {}
+    for way in ways:
+        note(f"{context} tokens of context: {way}")
+        try:
+            found[way] = measure_way(target, way, context, options)
+        except Exception as error:  # one of them must not lose the others
+            note(f"{way}: {error!r}")
+            found[way] = {"error": type(error).__name__}
+            continue
+        times = found[way]["milliseconds"]
+        found[way]["share_of_limit"] = 1e3 * limit / times["1"]
+        found[way]["most_rows_over_one"] = times[str(max(ROWS))] / times["1"]
+    return {"state_bytes": states, "limit_seconds": limit, "ways": found}
+
+
+def measure_way(
+    target: Target, way: str, context: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure passes of some rows run one way, and what lay on the device at most."""
+    gc.collect()
+    if target.ours.device.type == "cuda":
+        torch.cuda.empty_cache()
+    before = allocated_bytes(target.ours.device)
+    if way == "transformers":
+        seconds = stock_passes(target.model, context, options.repeats)
+        found: dict[str, Any] = {}
+    else:
+        ours = make_ours(target.model, way)
+        before = allocated_bytes(target.ours.device)  # a KV pool that was dropped does not count
+        engine = Engine(ours, max_rows=max(ROWS), kept_prefixes=0)
+        seconds = dict(measure_passes(engine, context=context, repeats=options.repeats))
+        if way == "compiled" and not ours.is_compiled:
+            raise ValueError("torch does not compile this model")
+        found = {"step": measure_step(engine, ours, context, options.steps)}
+    return {
+        "milliseconds": {str(rows): 1e3 * value for rows, value in seconds.items()},
+        "peak_bytes": None if before is None else peak_bytes(target.ours.device),
+        **found,
+    }
+
+
+def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
+    """Make a target of ours over the same weights that runs its passes one way.
+
+    Raises:
+        ValueError: the model's passes cannot be replayed.
+    """
+    ours = HuggingFaceModel(model, self_check=False)
+    if way == "launched":
+        ours.disable_graphs()
+    elif ours.graphs is None:
+        raise ValueError("passes of this model are not replayed here")
+    if way == "compiled":
+        ours.compile()
+    return ours
+
+
+def stock_passes(model: Any, context: int, repeats: int) -> dict[int, float]:
+    """Time transformers' own passes over its own growing cache, interleaved: medians by rows."""
+    from transformers import DynamicCache
+
+    cache, device = DynamicCache(config=model.config), model.device
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(context + max(ROWS), device=device) * 7919 + 13) % vocab_size
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    with torch.inference_mode():
+        for part in ids[:context].split(_CHUNK):
+            model(input_ids=part[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for turn in range(repeats + 1):
+            for rows in ROWS:
+                started = perf_counter()
+                some = ids[None, context : context + rows]
+                output = model(input_ids=some, past_key_values=cache, use_cache=True)
+                output.logits[0].argmax(-1).tolist()
+                elapsed = perf_counter() - started
+                cache.crop(-rows)
+                if turn:
+                    seconds[rows].append(elapsed)
+    return {rows: sorted(values)[len(values) // 2] for rows, values in seconds.items()}
+
+
+def bytes_of_a_token(model: PreTrainedModel) -> int:
+    """What the keys and values of one token take in all layers."""
+    from transformers import DynamicCache
+
+    cache, num_tokens = DynamicCache(), 2
+    with torch.inference_mode():
+        ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=model.device)
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
+    return sum(state.numel() * state.element_size() for state in states) // num_tokens
+
+
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+def run_rows_cost(arguments: Sequence[str] | None = None) -> None:
+    """Rows cost: what a verify pass of n rows takes here, against plain decoding's pass of one.
+
+        python -m eval rows_cost --model random:llama-135m --context 1200
+
+    The curve decides how many guesses pay: n rows at t(n) beat n passes at t(1) if enough are
+    accepted. Sizes are interleaved and each is the median of its repeats. Passes go through our
+    engine, chains only. The last line of stdout is one JSON document.
+    """
+    document = measured("rows_cost", measure_rows_cost, parse_rows_cost(arguments))
+    found = {int(rows): value for rows, value in document["milliseconds"].items()}
+    for rows, value in found.items():
+        print(f"{rows:4d} rows  {value:8.2f} ms  {value / found[1]:6.2f} x one row")
+    print(json.dumps(document["milliseconds"]))
+
+
+def parse_rows_cost(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("rows_cost", run_rows_cost.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--context", type=int, default=1024, help="tokens in the cache")
+    add("--repeats", type=int, default=15)
+    add("--out", type=Path, help="result file")
+    return parser.parse_args(arguments)
+
+
+def measure_rows_cost(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure passes of all sizes over one context."""
+    target = chosen_target(options, options.dtype)
+    seconds = measure_rows(target, options.context, options.repeats)
+    settings = {
+        **describe_target(options),
+        "context": options.context,
+        "repeats": options.repeats,
+    }
+    milliseconds = {str(rows): 1e3 * value for rows, value in seconds.items()}
+    return result("rows_cost", settings, device=options.device, milliseconds=milliseconds)
+
+
+def measure_rows(
+    target: Target, context: int, repeats: int, sizes: Sequence[int] = ROW_COUNTS
+) -> dict[int, float]:
+    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens."""
+    engine = Engine(target.ours, max_rows=max(sizes))
+    return dict(measure_passes(engine, context=context, repeats=repeats, rows=sizes))
+
+
+def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> dict[int, float]:
+    """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
+    if not (costs := median_costs(ledger)):
+        note(f"measuring passes over {context} cached tokens")
+        ledger.add(cost_row(measure_rows(target, context, repeats)))
+        costs = median_costs(ledger)
+    return costs
+
+
+def cost_row(costs: Mapping[int, float]) -> dict[str, Any]:
+    """The ledger's row of what passes cost at one moment."""
+    return {"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}}
+
+
+def median_costs(ledger: Ledger) -> dict[int, float]:
+    """Seconds of a pass by its rows: the median of what the ledger holds; nothing if none."""
+    noted = [row["pass_seconds"] for row in ledger.rows if "pass_seconds" in row]
+    sizes = noted[0] if noted else ()
+    return {int(rows): median(each[rows] for each in noted) for rows in sizes}
+
+
+def seconds_of(rows_of_each: Sequence[int], costs: Mapping[int, float]) -> list[float]:
+    """What passes of these rows take by a table of costs, linear between the sizes in it."""
+    sizes = sorted(costs)
+    seconds: list[float] = np.interp(rows_of_each, sizes, [costs[size] for size in sizes]).tolist()
+    return seconds

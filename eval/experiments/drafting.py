@@ -1,0 +1,490 @@
+"""Drafting: what a draft costs without a model, and the fit of what a match is worth.
+
+Run as ``python -m eval drafting --tree --data DATA``. Recorded answers are followed as in
+``eval replay``, each request behind prompts of others, so that its context is long. A step is all
+that a session does between two passes: take in what came, learn from it, grow the tree, check it,
+and cut it to what pays, the cost of a pass being constant. The first step of a request also sorts
+its context, once; it is a figure of its own. Steps without a guess do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from itertools import chain, islice
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
+from eval.experiments.replay import ReplayVerifier
+from eval.report.tables import drafting_table
+from eval.runner import ROOT, measured, new_parser, note, result
+from ragaccel.decoding.request import Reference, Request
+from ragaccel.decoding.session import Context, Session
+from ragaccel.decoding.speculation import select_drafts
+from ragaccel.drafting.arrays import compiled
+from ragaccel.drafting.expansion import (
+    MAX_BEYOND_MATCH,
+    MAX_MATCHES,
+    MAX_PAST_MATCHES,
+    MAX_SUPPORT,
+    MIN_CLEAR_MATCH,
+    MIN_PAST_MATCH,
+    PAST_PROMPT,
+)
+from ragaccel.drafting.history import History
+from ragaccel.drafting.ngram import CopyDrafter, NgramIndex
+from ragaccel.drafting.suffix_array import (
+    MAX_GAP,
+    MAX_MATCH,
+    Ids,
+    SuffixArray,
+    insertion_rank,
+    match_beyond,
+    match_length,
+)
+from ragaccel.drafting.trie import NoPast, PastTexts, RequestText, TrieDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+
+FOLLOWED = "llma_msmarco_davinci003"
+PAST_SETS = ("mtrag_un", "mtrag_human_answers", "sum_qmsum_valtest_goldspan")
+BUDGETS = (16, 64)
+NUM_ADDED = 15
+_FIRST_DRAFT = "from eval.experiments.drafting import first_draft_seconds as f; print(f())"
+
+
+def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
+    """Time drafts at each budget, without a past and with one of so many tokens."""
+    paths = set_files((FOLLOWED, *PAST_SETS), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
+    longer = behind_others(followed, options.context)[: options.requests]
+    past = chain.from_iterable(read_recorded(path, tokenizer, None) for path in paths[1:])
+    history = full_history(past, options.past_tokens)
+    settings = {
+        "context": options.context,
+        "past_tokens": len(history.corpus().token_ids),
+        "requests": len(longer),
+    }
+    budgets = {
+        str(budget): {
+            "no_past": time_steps(longer, budget, NoPast()),
+            "past": time_steps(longer, budget, history),
+        }
+        for budget in BUDGETS
+    }
+    return result(
+        "drafting",
+        settings,
+        budgets=budgets,
+        first_draft=first_drafts(),
+        add_ms=round(add_ms(history, followed[:NUM_ADDED]), 2),
+    )
+
+
+def behind_others(recorded: Sequence[Recorded], context: int) -> list[Recorded]:
+    """The same requests with the prompts of others before their own: so many tokens at most."""
+    made = []
+    for number, one in enumerate(recorded):
+        others = [*recorded[number + 1 :], *recorded[:number]]
+        ids = [token for other in others for token in other.prompt_ids]
+        room = max(0, context - len(one.prompt_ids))
+        prompt = (*ids[len(ids) - room :], *one.prompt_ids) if room else one.prompt_ids[-context:]
+        made.append(Recorded(prompt, one.references, one.apart, one.answer_ids))
+    return made
+
+
+def full_history(rows: Iterator[Recorded], num_tokens: int) -> History:
+    """A history of so many tokens: the rows given, then the same with their prompts shuffled."""
+    history, known = History(), []
+    for one in rows:
+        if len(history.corpus().token_ids) >= num_tokens:
+            return history
+        history.add(one.prompt_ids, one.answer_ids)
+        known.append(one)
+    rng = np.random.default_rng(0)
+    while known and len(history.corpus().token_ids) < num_tokens:
+        one = known[int(rng.integers(len(known)))]
+        history.add(rng.permutation(one.prompt_ids).tolist(), one.answer_ids)
+    return history
+
+
+def time_steps(recorded: Sequence[Recorded], budget: int, past: PastTexts) -> dict[str, Any]:
+    """Follow the answers, after a warm-up by the first: median and 95th percentile of a step."""
+    drafter = TrieDrafter(budget, past=past)
+    list(steps(recorded[0], drafter))
+    firsts, later, nodes = [], [], []
+    for one in recorded:
+        for number, (seconds, num_drafts) in enumerate(steps(one, drafter)):
+            if number == 0:
+                firsts.append(seconds)
+            elif num_drafts:
+                later.append(seconds)
+                nodes.append(num_drafts)
+    return {
+        "steps": len(later),
+        "guesses_median": float(np.median(nodes)),
+        "median_us": round(1e6 * float(np.median(later)), 1),
+        "p95_us": round(1e6 * float(np.percentile(later, 95)), 1),
+        "first_step_ms": round(1e3 * median(firsts), 2),
+    }
+
+
+def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int]]:
+    """Decode one recorded answer: the seconds of each step and the guesses of its tree."""
+    request = Request(
+        recorded.prompt_ids,
+        recorded.references,
+        max_new_tokens=len(recorded.answer_ids) + drafter.decoding_length,
+        eos_ids=frozenset(recorded.answer_ids[-1:]),
+        min_new_tokens=len(recorded.answer_ids) - 1,
+    )
+    verifier = ReplayVerifier(recorded.answer_ids)
+    session = Session(verifier, drafter, request, token_budget=drafter.decoding_length)
+    session.prefill()
+    while session.finish_reason is None:
+        budget = session.budget()
+        started = perf_counter()
+        tree = select_drafts(session.propose(budget), verifier.cost_seconds)
+        seconds = perf_counter() - started
+        session.accept(verifier.verify(tree))
+        yield seconds, tree.num_drafts
+
+
+def add_ms(history: History, recorded: Sequence[Recorded]) -> float:
+    """How long it takes to remember a request, in milliseconds; the history grows by it."""
+    seconds = []
+    for one in recorded:
+        started = perf_counter()
+        history.add(one.prompt_ids, one.answer_ids)
+        seconds.append(perf_counter() - started)
+    return 1e3 * median(seconds)
+
+
+def first_drafts() -> dict[str, float]:
+    """Seconds of the first draft of a process, with nothing compiled yet and once it is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        both = [_in_new_process({"NUMBA_CACHE_DIR": folder}) for _ in range(2)]
+    return dict(zip(("compiling_seconds", "compiled_seconds"), both, strict=True))
+
+
+def _in_new_process(variables: dict[str, str]) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST_DRAFT],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return round(float(done.stdout), 3)
+
+
+def first_draft_seconds() -> float:
+    """How long this process takes to remember a request and decode another, for the first time."""
+    text = tuple(range(2, 60))
+    recorded = Recorded((0, *text, 5), (), (), (*text[:20], 1))
+    history = History()
+    started = perf_counter()
+    history.add(recorded.prompt_ids, recorded.answer_ids)
+    list(islice(steps(recorded, TrieDrafter(16, past=history)), 3))
+    return perf_counter() - started
+
+
+SIZES = (1_000, 8_000, 32_000, 128_000)
+
+
+def sentences(rng: random.Random, num_tokens: int, vocab_size: int = 32_000) -> list[list[int]]:
+    """Make sentences of 8-30 tokens, ``num_tokens`` in all; a third repeat an earlier one."""
+    zipf = np.random.default_rng(rng.randrange(2**32)).zipf(1.3, num_tokens + 64) % vocab_size
+    made: list[list[int]] = []
+    used = 0
+    while used < num_tokens:
+        size = rng.randrange(8, 31)
+        fresh = zipf[used : used + size].tolist()
+        made.append(rng.choice(made) if made and rng.random() < 0.33 else fresh)
+        used += len(made[-1])
+    return made
+
+
+def make_case(num_tokens: int, seed: int) -> tuple[Context, list[int]]:
+    """Make a context with ten references and an answer of 600 tokens that quotes them."""
+    rng = random.Random(seed)
+    references, prompt, answer = [], [], []
+    for i in range(10):
+        text = [t for sentence in sentences(rng, num_tokens // 10) for t in sentence]
+        references.append(Reference(tuple(text), 1.0 - i / 20, f"p{i}"))
+        prompt += text
+    question = [t for sentence in sentences(rng, 40) for t in sentence]
+    while len(answer) < 600:
+        text = rng.choice(references).token_ids
+        start = rng.randrange(max(1, len(text) - 30))
+        answer += [*text[start : start + rng.randrange(4, 30)], *question[: rng.randrange(6)]]
+    return Context([*prompt, *question], references), answer[:600]
+
+
+def measure_drafting(num_tokens: int, repeats: int) -> dict[str, float]:
+    """Time index builds and every draft of answers decoded three tokens a step."""
+    builds, drafts = [], []
+    drafter = CopyDrafter()
+    for seed in range(repeats):
+        context, answer = make_case(num_tokens, seed)
+        started = process_time()
+        context.shared(NgramIndex)
+        builds.append(process_time() - started)
+        for i in range(0, len(answer), 3):
+            started = perf_counter()
+            drafter.draft(context, 31)
+            drafts.append(perf_counter() - started)
+            context.token_ids += answer[i : i + 3]
+    reference_tokens = sum(len(reference.token_ids) for reference in context.references)
+    return {
+        "build_tokens_per_second": round(reference_tokens / median(builds)),
+        "step_median_microseconds": round(median(drafts) * 1e6, 1),
+        "step_p95_microseconds": round(quantiles(drafts, n=20)[-1] * 1e6, 1),
+    }
+
+
+def run_drafting(arguments: Sequence[str] | None = None) -> None:
+    """What drafting costs: indexing references and one draft, without any model.
+
+        python -m eval drafting
+        python -m eval drafting --tree --data DATA --out eval/results/drafting.json
+
+    With ``--tree`` as :func:`measure_trees` says; else on copying one span, on made-up text, and
+    prints one JSON line. The text is a seeded mixture as documents are: Zipf-distributed tokens in
+    which a third of the sentences come back. The answer copies runs of it and says something of its
+    own in between. The prompt holds the references, so that the index holds every token twice;
+    ``build_tokens_per_second`` counts the reference tokens once, per second of processor time, so
+    that what else the machine does is left out; steps are wall-clock.
+    """
+    options = parse_drafting(arguments)
+    if not options.tree:
+        copying(options.repeats)
+        return
+    document = measured("drafting", measure_trees, options)
+    print(drafting_table(document))
+    print(json.dumps(document["budgets"]))
+
+
+def parse_drafting(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("drafting", run_drafting.__doc__)
+    add = parser.add_argument
+    add("--repeats", type=int, default=5, help="texts of each size (default: %(default)s)")
+    add("--tree", action="store_true", help="trees over recorded answers, not copied spans")
+    add("--data", type=Path, help="data folder, for --tree; also the variable RAGACCEL_DATA")
+    add("--tokenizer", default="llama2", help="of the data folder, or a folder")
+    add("--context", type=int, default=8_000, help="tokens of a prompt (default: %(default)s)")
+    add("--past-tokens", type=int, default=1_000_000, help="of the history (default: %(default)s)")
+    add("--requests", type=int, default=40, help="answers followed (default: %(default)s)")
+    add("--out", type=Path, help="result file of --tree")
+    return parser.parse_args(arguments)
+
+
+def copying(repeats: int) -> None:
+    """Measure the drafter of one copied span and print one JSON line."""
+    measure_drafting(SIZES[0], 2)  # warm-up
+    figures = {str(size): measure_drafting(size, repeats) for size in SIZES}
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    print(json.dumps({"reference_tokens": figures, "machine": platform.machine(), **versions}))
+
+
+SAME, LENGTH, KIND, BEYOND = range(4)
+VOCABULARY = 32_000  # over which tokens never seen are alike
+
+
+@compiled
+def gather(
+    suffix_array: SuffixArray,
+    context: Ids,
+    end: int,
+    least: int,
+    true: int,
+    found: npt.NDArray[np.int8],
+) -> int:
+    """Write what is known of each match to ``found`` [votes, 4]; return the longest's length."""
+    at = insertion_rank(suffix_array, context, end)
+    before, after, num, longest = at - 1, at, 0, 0
+    while num < len(found):
+        left = right = 0
+        if before >= 0:
+            left = match_length(
+                suffix_array.token_ids, suffix_array.positions[before], context, end
+            )
+        if after < suffix_array.num_positions:
+            right = match_length(
+                suffix_array.token_ids, suffix_array.positions[after], context, end
+            )
+        length = max(left, right)
+        longest = max(longest, length)
+        if length < least:
+            break
+        if left >= right:
+            position = suffix_array.positions[before]
+            before -= 1
+        else:
+            position = suffix_array.positions[after]
+            after += 1
+        found[num, SAME] = suffix_array.token_ids[position] == true
+        found[num, LENGTH], found[num, KIND] = length, suffix_array.kinds[position]
+        found[num, BEYOND] = match_beyond(
+            suffix_array.token_ids, position - length, context, end - length
+        )
+        num += 1
+    return longest
+
+
+def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
+    """Gather votes [P, votes, 4] and figures [P, 7] at each token of the answers of one file."""
+    history, votes, figures = History(), [], []
+    for one in recorded:
+        context = Context(one.prompt_ids, one.references)
+        text, past, pairs = RequestText(context), history.suffix_array(), history.bigrams()
+        before = history.counts()
+        for token in one.answer_ids:
+            own = np.full((MAX_MATCHES, 4), -1, np.int8)
+            old = np.full((MAX_PAST_MATCHES, 4), -1, np.int8)
+            ids = text.suffix_array.token_ids[: text.end]
+            longest = gather(text.suffix_array, ids, text.end, 1, token, own)
+            longest_past = 0
+            if longest < MIN_CLEAR_MATCH:
+                longest_past = gather(past, ids, text.end, MIN_PAST_MATCH, token, old)
+            here = text.counts(0)
+            share = here[token] / here.sum() if token < len(here) else 0.0
+            share_before = before[token] / before.sum() if token < len(before) else 0.0
+            last = int(ids[-1])
+            row = pairs.row_of[last] if last < len(pairs.row_of) else -1
+            times = pairs.counts[row][pairs.token_ids[row] == token].sum() if row >= 0 else 0.0
+            total, distinct = (pairs.totals[row], pairs.distinct[row]) if row >= 0 else (0.0, 0.0)
+            votes.append(np.concatenate([own, old]))
+            figures.append((longest, longest_past, share, share_before, times, total, distinct))
+            context.token_ids.append(token)
+            text.advance()
+        history.add(one.prompt_ids, one.answer_ids)
+    return torch.from_numpy(np.array(votes)), torch.tensor(figures, dtype=torch.float32)
+
+
+class Weights(nn.Module):
+    """The logarithms of the weights, named as in ``MatchWeights``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = nn.Parameter(torch.linspace(0, 3, MAX_MATCH + 1).repeat(5, 1))
+        self.beyond = nn.Parameter(torch.zeros(2, MAX_BEYOND_MATCH + 1, MAX_GAP + 1))
+        self.backoff = nn.Parameter(torch.ones(2, MAX_MATCH + 1))
+        self.support = nn.Parameter(torch.zeros(2, MAX_SUPPORT + 1))
+        self.frequency = nn.Parameter(torch.zeros(3))
+
+    def forward(self, votes: Tensor, figures: Tensor) -> Tensor:
+        """Return the logarithm of the chance of each true token: [P]."""
+        same, length, kind, beyond = votes.long().unbind(-1)
+        is_vote, past = kind >= 0, (kind >= PAST_PROMPT).long()
+        kind, length, beyond = kind.clamp(min=0), length.clamp(min=0), beyond.clamp(min=0)
+        scores = self.length[kind, length]
+        scores = scores + self.beyond[past, length.clamp(max=MAX_BEYOND_MATCH), beyond]
+        scores = scores.masked_fill(~is_vote, -1e9)
+        backoff = self._backoff(is_vote, past, length, figures[:, :2].long())
+        weight = torch.logsumexp(torch.cat([scores, backoff[:, None]], 1), 1)
+        foretold = torch.logsumexp(scores.masked_fill(same != 1, -1e9), 1)
+        return torch.logaddexp(foretold, backoff + self._share(figures).log()) - weight
+
+    def _backoff(self, is_vote: Tensor, past: Tensor, length: Tensor, longest: Tensor) -> Tensor:
+        backoff = self.backoff[0, longest[:, 0]] + self.backoff[1, longest[:, 1]]
+        for i in (0, 1):
+            as_long = is_vote & (past == i) & (length == longest[:, i : i + 1])
+            backoff = backoff + self.support[i, (as_long.sum(1) + 1.0).log2().round().long()]
+        return backoff
+
+    def _share(self, figures: Tensor) -> Tensor:
+        here, before, times, total, distinct = figures[:, 2:].unbind(1)
+        parts = torch.softmax(torch.cat([self.frequency[:2], torch.zeros(1)]), 0)
+        share = parts[0] * here + parts[1] * before + parts[2] / VOCABULARY
+        seen = total + self.frequency[2].exp() * distinct + 1e-6
+        return times / seen + (1 - total / seen) * share
+
+    def tables(self) -> dict[str, list[object]]:
+        """Give all weights, to be kept as JSON; shares of the doubt made to sum to one."""
+        with torch.no_grad():
+            whole = torch.logsumexp(torch.cat([self.frequency[:2], torch.zeros(1)]), 0)
+            shift = torch.stack([whole, whole, torch.zeros(())])
+            tables = dict(self.named_parameters())
+            tables["frequency"] = nn.Parameter(self.frequency - shift)
+            return {name: torch.round(t, decimals=3).tolist() for name, t in tables.items()}
+
+
+def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000) -> Weights:
+    """Follow the gradient over all sets, each of equal weight."""
+    torch.manual_seed(0)
+    weights = Weights()
+    optimizer = torch.optim.Adam(weights.parameters(), lr=0.05)
+    parts = []
+    for votes, figures in sets.values():
+        chosen = torch.randperm(len(votes))[:per_set]
+        parts.append((votes[chosen], figures[chosen]))
+    votes, figures = (torch.cat(part) for part in zip(*parts, strict=True))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 if step < 2 * steps // 3 else 0.01
+        rows = torch.randint(len(votes), (2_000,))
+        rough = 1e-3 * (weights.beyond**2).mean()
+        for table in (weights.length, weights.backoff):
+            rough = rough + 1e-2 * ((table[:, 1:] - table[:, :-1]) ** 2).mean()
+        loss = rough - weights(votes[rows], figures[rows]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weights
+
+
+def run_fit_evidence(arguments: Sequence[str] | None = None) -> None:
+    """Fit what matches are worth: the weights of the trie drafter, from recorded answers.
+
+        python -m eval fit_evidence --data DATA --out ragaccel/drafting/match_weights.json
+
+    At each token of each answer all votes are gathered, as the drafter would have them, and the
+    weights follow the gradient of the log-loss of the token that came. The rows are
+    ``recordings.FITTED``: those of other files than are reported, and rows after the first 150.
+    What reports more than that (answers of other models as references, conversations turn by turn)
+    says so.
+    """
+    options = parse_fit_evidence(arguments)
+    try:
+        paths = set_files(list(FITTED), options.data)
+    except FileNotFoundError as error:
+        sys.exit(f"eval fit_evidence: {error}")
+    tokenizer = set_tokenizer("llama2", options.data)
+    sets = {}
+    for path, (name, rows) in zip(paths, FITTED.items(), strict=True):
+        sets[name] = observe(read_recorded(path, tokenizer, rows.stop, rows.start))
+        note(f"{name}: {len(sets[name][0]):,} tokens")
+    weights = fit(sets, options.steps)
+    with torch.no_grad():
+        losses = {name: round(-weights(*given).mean().item(), 4) for name, given in sets.items()}
+    options.out.write_text(json.dumps(weights.tables()) + "\n", encoding="utf-8")
+    print(json.dumps({"nats_a_token": losses}))
+
+
+def parse_fit_evidence(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("fit_evidence", run_fit_evidence.__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--steps", type=int, default=400)
+    add("--out", type=Path, required=True)
+    return parser.parse_args(arguments)

@@ -1,0 +1,563 @@
+"""Frameworks: chains of LangChain and LlamaIndex, and the registry of references.
+
+All write the same text around what their retriever finds, so that what differs between them is
+what is measured. Nothing of a framework is imported before a chain of it is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import random
+import resource
+import statistics
+from importlib.metadata import distributions
+from pathlib import Path
+from statistics import median
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any
+
+from eval.measure import paired_ratio
+from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.report.tables import frameworks_table
+from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+from ragaccel import LLM, RAG, build_prompt
+from ragaccel.frameworks.prompt_parsing import is_documents_only
+from ragaccel.frameworks.registry import ReferenceRegistry
+from ragaccel.frameworks.text_matching import MIN_COMMON, remove_whitespace
+from ragaccel.passage import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from eval.data import Example
+    from ragaccel.config import Settings
+    from ragaccel.frameworks.registry import Match
+    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.prompt import Message, Template
+    from ragaccel.rag import PassageSource
+
+
+TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
+PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}
+"""What is imported for the chains of a framework."""
+
+
+def is_installed(framework: str) -> bool:
+    """Whether a framework is here, and the package that brings us into it."""
+    try:
+        importlib.import_module(PACKAGES[framework])
+    except ImportError:
+        return False
+    return True
+
+
+def written(question: str, passages: Sequence[Passage]) -> str:
+    """The text that every chain gives its model."""
+    return TEMPLATE.format(context=joined(passages), question=question)
+
+
+def joined(passages: Sequence[Passage]) -> str:
+    return "\n\n".join(passage.text for passage in passages)
+
+
+def template_of(tokenizer: Tokenizer) -> Template | None:
+    """Make the template that has ``RAG`` write the frameworks' text.
+
+    None for a model that reads passages apart from the question: it is given them that way, as it
+    is in the frameworks.
+    """
+
+    def write(
+        question: str, passages: Sequence[Passage], _history: Sequence[Message]
+    ) -> str | list[Message]:
+        text = written(question, passages)
+        return [{"role": "user", "content": text}] if tokenizer.has_chat_template else text
+
+    return None if is_documents_only(tokenizer) else write
+
+
+def langchain_chain(llm: LLM, retriever: Any, max_new_tokens: int, **options: Any) -> Any:
+    """Make a chain from a question to text: a retriever of LangChain, a prompt, our model.
+
+    ``options`` are those of the model class.
+    """
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import PromptTemplate
+    from langchain_core.runnables import RunnablePassthrough
+    from langchain_ragaccel import ChatRagaccel, RagaccelLLM
+
+    def show(documents: Sequence[Any]) -> str:
+        return "\n\n".join(document.page_content for document in documents)
+
+    kind = ChatRagaccel if llm.tokenizer.has_chat_template else RagaccelLLM
+    model = kind(llm=llm, max_tokens=max_new_tokens, **options)
+    sources: Any = {"context": retriever | show, "question": RunnablePassthrough()}
+    return sources | PromptTemplate.from_template(TEMPLATE) | model | StrOutputParser()
+
+
+def llama_index_engine(
+    llm: LLM,
+    retriever: Any,
+    max_new_tokens: int,
+    *,
+    streaming: bool = False,
+    settings: Settings | None = None,
+) -> Any:
+    """Make a query engine of a retriever of LlamaIndex, a prompt and our LLM.
+
+    ``settings`` are those of every call.
+    """
+    from llama_index.core import PromptTemplate
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.core.response_synthesizers import get_response_synthesizer
+    from llama_index.llms.ragaccel import Ragaccel
+
+    model = Ragaccel(llm=llm, max_new_tokens=max_new_tokens, generate_kwargs=dict(settings or {}))
+    template = PromptTemplate(
+        TEMPLATE.replace("context}", "context_str}").replace("question}", "query_str}")
+    )
+    synthesizer = get_response_synthesizer(
+        llm=model, text_qa_template=template, streaming=streaming
+    )
+    return RetrieverQueryEngine(retriever, synthesizer)
+
+
+def langchain_pieces(
+    llm: LLM, source: PassageSource, k: int, max_new_tokens: int
+) -> Callable[[str], Any]:
+    """Make what streams a LangChain chain's answer over an index of ours, or what searches one."""
+    from langchain_ragaccel import RagaccelRetriever
+
+    return langchain_chain(llm, RagaccelRetriever(index=source, k=k), max_new_tokens).stream
+
+
+def llama_index_pieces(
+    llm: LLM, source: PassageSource, k: int, max_new_tokens: int
+) -> Callable[[str], Any]:
+    """Make what streams a query engine's answer over an index of ours, or what searches one."""
+    from llama_index.retrievers.ragaccel import RagaccelRetriever
+
+    engine = llama_index_engine(
+        llm, RagaccelRetriever(source, similarity_top_k=k), max_new_tokens, streaming=True
+    )
+    return lambda question: engine.query(question).response_gen
+
+
+def bare_pieces(
+    llm: LLM, source: PassageSource, k: int, max_new_tokens: int
+) -> Callable[[str], Any]:
+    """Make what streams a ``RAG``'s answer, as it comes and whatever it is, as a chain's is."""
+    template = template_of(llm.tokenizer)
+    return RAG(
+        llm,
+        source,
+        k=k,
+        template=template,
+        max_new_tokens=max_new_tokens,
+        check_quotes=False,
+    ).stream
+
+
+STREAMING = {
+    "bare": bare_pieces,
+    "langchain": langchain_pieces,
+    "llama_index": llama_index_pieces,
+}
+"""From a model and an index to what answers a question piece by piece, by way."""
+
+
+BARE = "bare"
+
+
+def run_frameworks(arguments: Sequence[str] | None = None) -> None:
+    """Frameworks: does a chain answer as fast as the LLM in it alone, and word for word the same?
+
+        python -m eval frameworks --model reader --task demo
+        python -m eval frameworks --model random:llama-135m --task llma --data DATA --limit 8
+
+    Each question is answered by ``LLM.generate`` with its prompt and passages in hand, by a
+    LangChain chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine
+    (``Ragaccel``) with the same prompt, in turns. Retrieval costs nothing here: retrievers look up
+    the example's passages. So what a chain takes longer is the framework, the hook, and finding the
+    passages in the prompt. Each contender has an ``LLM`` of its own over the same weights, and
+    forgets its prompts' states before every round, so that none meets a prefix that another or a
+    round before left behind; the first round of each is not counted. The last line of stdout is one
+    JSON document.
+    """
+    document = measured("frameworks", measure_frameworks, parse_frameworks(arguments))
+    print(frameworks_table(document))
+    print(json.dumps(document["contenders"]))
+
+
+def parse_frameworks(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("frameworks", run_frameworks.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--limit", type=int, help="first examples only")
+    add("--rounds", type=int, default=5, help="counted ones (default: %(default)s)")
+    add("--max-new-tokens", type=int, default=64)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure whatever the ledger lacks and compare."""
+    target = chosen_target(options, options.dtype)
+    examples = [one for one in load_task(options.task, options.limit, options.data) if one.passages]
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "examples": len(examples),
+        "max_new_tokens": options.max_new_tokens,
+        "rounds": options.rounds,
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, settings)
+    llms = {name: LLM(target.ours, target.tokenizer) for name in MAKERS}
+    contenders = {
+        name: make(llms[name], examples, options.max_new_tokens) for name, make in MAKERS.items()
+    }
+    done = {(row["example"], row["round"]) for row in ledger.rows}
+    for number in range(options.rounds + 1):
+        for llm in llms.values():
+            llm.engine.prefix_cache.clear()  # it keeps whole prompts: of few questions, all
+        for at, example in enumerate(examples):
+            if (example.example_id, number) not in done:
+                rows = ask_all(contenders, example, number, at)
+                ledger.add(*rows)
+        note(f"round {number} of {options.rounds}")
+    return result("frameworks", settings, contenders=compare_frameworks(ledger.rows))
+
+
+def ask_all(
+    contenders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
+) -> list[dict[str, Any]]:
+    """Ask every contender one question, another one first each time."""
+    names = list(contenders)
+    first = (number + at) % len(names)
+    rows = []
+    for name in (*names[first:], *names[:first]):
+        began = perf_counter()
+        text = contenders[name](example)
+        seconds = perf_counter() - began
+        row = {"example": example.example_id, "round": number, "contender": name}
+        rows.append({**row, "seconds": seconds, "text": text})
+    return rows
+
+
+def compare_frameworks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Speeds relative to the bare LLM's, of all rounds but the first."""
+    speeds: dict[str, dict[tuple[str, int], float]] = {name: {} for name in MAKERS}
+    texts: dict[str, dict[str, str]] = {name: {} for name in MAKERS}
+    for row in rows:
+        texts[row["contender"]][row["example"]] = row["text"]
+        if row["round"] > 0:
+            key = row["example"], row["round"]
+            speeds[row["contender"]][key] = 1 / row["seconds"]
+    return {name: _framework_figures(name, speeds, texts) for name in MAKERS}
+
+
+def _framework_figures(
+    name: str,
+    speeds: dict[str, dict[tuple[str, int], float]],
+    texts: dict[str, dict[str, str]],
+) -> dict[str, Any]:
+    ratio = paired_ratio(speeds[name], speeds[BARE])
+    return {
+        "seconds": median(1 / speed for speed in speeds[name].values()),
+        "ratio": ratio.value,
+        "ratio_interval": [ratio.low, ratio.high],
+        "worst_ratio": ratio.worst,
+        "same_text": sum(text == texts[BARE][key] for key, text in texts[name].items()),
+        "examples": len(texts[name]),
+    }
+
+
+def bare(
+    llm: LLM,
+    examples: Sequence[Example],  # noqa: ARG001 - as the others are called
+    max_new_tokens: int,
+) -> Callable[[Example], str]:
+    """The LLM alone, its prompt and passages in hand."""
+    apart, chats = is_documents_only(llm.tokenizer), llm.tokenizer.has_chat_template
+    settings: Any = {"max_new_tokens": max_new_tokens, "remember": False}
+
+    def ask(example: Example) -> str:
+        if apart:
+            room = (llm.context_length or 1 << 20) - max_new_tokens
+            built = build_prompt(llm.tokenizer, example.question, example.passages, max_tokens=room)
+            return llm.generate(built, **settings).text
+        text = written(example.question, example.passages)
+        prompt: Any = [{"role": "user", "content": text}] if chats else text
+        return llm.generate(prompt, references=example.passages, **settings).text
+
+    return ask
+
+
+def langchain(
+    llm: LLM, examples: Sequence[Example], max_new_tokens: int
+) -> Callable[[Example], str]:
+    """A chain of a retriever, a prompt and our chat model."""
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+
+    found = {
+        example.question: [
+            Document(one.text, id=one.passage_id, metadata={"title": one.title})
+            for one in example.passages
+        ]
+        for example in examples
+    }
+
+    class Known(BaseRetriever):
+        def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+            return found[query]
+
+    chain = langchain_chain(llm, Known(), max_new_tokens, remember=False)
+    return lambda example: chain.invoke(example.question)
+
+
+def llama_index(
+    llm: LLM, examples: Sequence[Example], max_new_tokens: int
+) -> Callable[[Example], str]:
+    """A query engine of a retriever, a prompt and our LLM."""
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+    found = {
+        example.question: [
+            NodeWithScore(
+                node=TextNode(
+                    text=one.text,
+                    id_=one.passage_id,
+                    metadata={"title": one.title},
+                    excluded_llm_metadata_keys=["title"],
+                )
+            )
+            for one in example.passages
+        ]
+        for example in examples
+    }
+
+    class Known(BaseRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            return found[query_bundle.query_str]
+
+    engine = llama_index_engine(llm, Known(), max_new_tokens, settings={"remember": False})
+    return lambda example: str(engine.query(example.question))
+
+
+MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}
+
+
+TEXT_SIZE = 1_000
+CUT = slice(300, 700)
+PROMPT_SIZES = (3_000, 13_000, 80_000)
+MOST_SHARING = 4  # texts: what more of them hold tells nothing about any
+_TEMPLATE_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "README", "METADATA")
+_LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+
+
+class Writer:
+    """Texts of made-up words, some of them much more frequent than others."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        draw = self.random.choices
+        lengths = [self.random.randint(2, 9) for _ in range(20_000)]
+        weights = range(len(_LETTERS), 0, -1)
+        self.words = ["".join(draw(_LETTERS, weights, k=size)) for size in lengths]
+        self.frequencies = [1 / (rank + 3) for rank in range(len(self.words))]
+
+    def text(self, size: int) -> str:
+        """Write so many characters."""
+        words = self.random.choices(self.words, self.frequencies, k=size // 3)
+        return " ".join(words)[:size]
+
+
+def texts(writer: Writer, count: int) -> list[Passage]:
+    """Make passages with different texts, ten of a document."""
+    footer = writer.text(200)
+    made = []
+    for number in range(count):
+        own = writer.text(TEXT_SIZE if number % 10 else TEXT_SIZE - len(footer))
+        text = own if number % 10 else own + footer
+        place = {"path": f"{number // 10}.md", "start": number % 10 * TEXT_SIZE}
+        made.append(Passage(str(number), text, **place))
+    return made
+
+
+def real_texts(count: int, folder: Path | None) -> list[Passage]:
+    """Cut so many passages, or as many as there are, from installed packages or a folder."""
+    made: list[Passage] = []
+    for path in _files(folder):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for start in range(0, len(text), 800):
+            piece = text[start : start + TEXT_SIZE]
+            if len(piece) > TEXT_SIZE // 3:
+                made.append(Passage(str(len(made)), piece, path=str(path), start=start))
+        if len(made) >= count:
+            break
+    if len(made) < count:
+        note(f"only {len(made):,} real texts are here: give a larger folder as --data")
+    return made[:count]
+
+
+def _files(folder: Path | None) -> list[Path]:
+    if folder is not None:
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {Path(str(file.locate())) for one in distributions() for file in one.files or ()}
+    paths = sorted(path for path in files if path.is_file())
+    templates = [path for path in paths if path.name.upper().startswith(_TEMPLATE_NAMES)]
+    return templates + [path for path in paths if path.suffix == ".py"]
+
+
+class Pauses:
+    """What the garbage collection took, while it is looked at."""
+
+    def __init__(self) -> None:
+        self.seconds, self._started = 0.0, 0.0
+
+    def __call__(self, phase: str, _: dict[str, int]) -> None:
+        """Note when a collection starts, and how long it was when it stops."""
+        if phase == "start":
+            self._started = thread_time()
+        else:
+            self.seconds += thread_time() - self._started
+
+
+def prompt_of(texts: Sequence[str], writer: Writer) -> str:
+    """Write texts as a chain does, numbered, with as much that was never registered."""
+    parts = [f"[{n}] {text}" for n, text in enumerate(texts, start=1)]
+    return "\n\n".join(["Answer from these.", *parts, writer.text(300), "Question?"])
+
+
+def tells(piece: str, known: Sequence[str]) -> bool:
+    """Whether few registered texts hold one half of a piece or the other."""
+    halves = piece[: len(piece) // 2], piece[len(piece) // 2 :]
+    return any(sum(half in text for text in known) <= MOST_SHARING for half in halves)
+
+
+def found_again(
+    matches: Sequence[Match], shown: Sequence[str], known: Sequence[str]
+) -> tuple[int, int, int]:
+    """Count which pieces were found, which could be, and what else was."""
+    texts = [remove_whitespace(match.passage.text) for match in matches]
+    pieces = {
+        remove_whitespace(piece) for piece in shown if len(" ".join(piece.split())) >= MIN_COMMON
+    }
+    missed = [piece for piece in pieces if not any(piece in text for text in texts)]
+    wanted = sum(tells(piece, known) for piece in missed)
+    found = len(pieces) - len(missed)
+    extra = sum(
+        not match.whole and not any(piece in text for piece in pieces)
+        for match, text in zip(matches, texts, strict=True)
+    )
+    return found, found + wanted, extra
+
+
+def measure_prompts(
+    registry: ReferenceRegistry, passages: Sequence[Passage], size: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Look for passages in prompts of a size, whole and cut: the time, what is missed and extra."""
+    writer = Writer(size)
+    known = list({remove_whitespace(passage.text): None for passage in passages})
+    figures: dict[str, Any] = {"characters": size}
+    for name, part in {"whole": slice(None), "cut": CUT}.items():
+        count = max(1, (size - 300) // (len(("x" * TEXT_SIZE)[part]) + 6))
+        seconds, pauses, counts = [], [], []
+        for _ in range(options.prompts):
+            chosen = writer.random.sample(passages, count)
+            prompt = prompt_of([one.text[part] for one in chosen], writer)
+            gc.callbacks.append(pause := Pauses())
+            started = thread_time()
+            found = registry.match(prompt)
+            seconds.append(thread_time() - started)
+            gc.callbacks.remove(pause)
+            pauses.append(pause.seconds)
+            counts.append(found_again(found, [one.text[part] for one in chosen], known))
+        hits, wanted, extra = (sum(column) for column in zip(*counts, strict=True))
+        figures[name] = {
+            "passages": count,
+            "match_ms_median": 1000 * statistics.median(seconds),
+            "match_ms_p99": 1000 * sorted(seconds)[int(0.99 * (len(seconds) - 1))],
+            "match_ms_worst": 1000 * max(seconds),
+            "collected_ms_worst": 1000 * max(pauses),
+            "wanted": wanted,
+            "recall": hits / wanted,
+            "extra": extra,
+        }
+    return figures
+
+
+def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -> dict[str, Any]:
+    """Register texts and look for them in prompts of every size."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    registry = ReferenceRegistry()
+    seconds = []
+    for passage in passages:
+        started = thread_time()
+        registry.register(passage)
+        seconds.append(thread_time() - started)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    kept = len(registry)
+    text_bytes = sum(len(passage.text) for passage in passages)  # they were there before
+    return {
+        "texts": len(passages),
+        "kept": kept,
+        "register_us_median": 1e6 * statistics.median(seconds),
+        "register_us_mean": 1e6 * statistics.mean(seconds),
+        "mb": (registry.num_bytes - text_bytes) / 1e6,
+        "grown_mb": grown * 1024 / 1e6,
+        "prompts": [measure_prompts(registry, passages, size, options) for size in PROMPT_SIZES],
+    }
+
+
+def measure_registries(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure registries of every number of texts."""
+    figures = []
+    for count in options.texts:
+        note(f"{count:,} texts")
+        made = {"made": texts(Writer(0), count), "real": real_texts(count, options.data)}
+        figures += [
+            {"kind": kind, **measure_registry(passages, options)}
+            for kind, passages in made.items()
+            if passages
+        ]
+    settings = {"texts": options.texts, "prompts": options.prompts}
+    return result("registry", settings, figures=figures)
+
+
+def run_registry(arguments: Sequence[str] | None = None) -> None:
+    """The registry measured: what it takes to register texts, and to find those of a prompt again.
+
+        python -m eval registry --out eval/results/registry.json
+
+    Texts of 1,000 characters are made of words drawn with the frequencies of a language and
+    registered one by one; every tenth has a footer that all of those share. Real ones, full of
+    licences, headers and near copies, are cut from the files of the packages that are installed
+    here, those of a licence, a README or metadata first, each text beginning 800 characters after
+    the one before; or from the files of ``--data``. Prompts number some of them, whole or cut to
+    400 characters, before text that is not registered. Times are of the processor: they leave out
+    what else ran meanwhile. The last line of the output is one JSON document.
+
+    A text counts as found if one is that holds all that is shown of it. Looked for is what is long
+    enough to be told by, 96 characters, and what no more than four registered texts hold a half of.
+    Anything else found is counted that is neither wholly there nor holds what is shown of one.
+    """
+    print(json.dumps(measured("registry", measure_registries, parse_registry(arguments))))
+
+
+def parse_registry(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("registry", run_registry.__doc__)
+    parser.add_argument("--texts", type=int, nargs="+", default=[1_000, 20_000])
+    parser.add_argument("--prompts", type=int, default=50, help="of each kind and size")
+    parser.add_argument("--data", type=Path, help="a folder of documents to cut real texts from")
+    parser.add_argument("--out", type=Path, help="write the result there too")
+    return parser.parse_args(arguments)

@@ -1,0 +1,561 @@
+"""Generation: a model's own answers, how soon they are there and whether they are the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.data import DATA_VARIABLE, Example, fitting_jobs, jobs_for, under_task
+from eval.decoders import BASELINE, PLAIN, SPACE, capture_passes, make_contender
+from eval.experiments.speed import run_rounds, summarize
+from eval.measure import paired_ratio
+from eval.models import (
+    DTYPES,
+    Target,
+    adapter_beside,
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    describe_target,
+)
+from eval.report.tables import exactness_table, generation_table, lossless_table
+from eval.runner import Ledger, current_commit, kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from eval.data import Job
+    from eval.decoders import Contender
+
+
+Row = dict[str, Any]
+Rows = dict[tuple[str, int], Row]
+
+
+def run_lossless(arguments: Sequence[str] | None = None) -> None:
+    """Lossless: is it the same? Our answers against ``model.generate``, and how they differ.
+
+        python -m eval lossless --model reader --tasks demo,handbook,code --dtypes float32,bfloat16
+
+    Any of our decoders (``--contenders``) on any tasks, in every type of numbers that is named. Two
+    passes over different numbers of rows round differently, so a choice between two tokens that are
+    nearly tied can fall either way. For each first difference the gap between the two tokens'
+    logits is measured, in one pass over the common text in the same precision, next to the gap
+    between the model's two likeliest tokens; what is no near tie is an error. Progress goes to
+    stderr; the last line of stdout is one JSON document, a comparison for each task, type and
+    decoder.
+    """
+    document = measured("lossless", measure_lossless, parse_lossless(arguments))
+    print(lossless_table(document))
+    print(json.dumps(document["comparisons"]))
+
+
+def parse_lossless(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("lossless", run_lossless.__doc__)
+    add_target_options(parser)
+    add = parser.add_argument
+    tasks = "comma-separated files of eval/tasks, or .jsonl files of your own"
+    add("--tasks", "--task", default="demo", help=tasks)
+    contenders = f"comma-separated: what is held against {BASELINE}"
+    add("--contenders", "--contender", default="ours", help=contenders)
+    add("--dtypes", default="float32,bfloat16", help=f"comma-separated, of {', '.join(DTYPES)}")
+    add("--limit", type=int, help="examples to take of each task (default: all)")
+    add("--max-new-tokens", type=int, default=128)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_lossless(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare all answers in every type of numbers; tell of those that the processor lacks."""
+    dtypes = options.dtypes.split(",")
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPES)}")
+    sets = {
+        Path(task).name: load_task(task, options.limit, options.data)
+        for task in options.tasks.split(",")
+    }
+    found = {dtype: _compared_or_told(options, dtype, sets) for dtype in dtypes}
+    lacking = {dtype: told for dtype, told in found.items() if isinstance(told, str)}
+    return result(
+        "lossless",
+        _lossless_settings(options, sets, options.dtypes),
+        device=options.device,
+        **({"lacking": lacking} if lacking else {}),
+        comparisons=[row for rows in found.values() if not isinstance(rows, str) for row in rows],
+    )
+
+
+def _compared_or_told(
+    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+) -> list[Row] | str:
+    """Compare in one type of numbers, or tell what the processor cannot compute in it."""
+    try:
+        return compare_tasks(options, dtype, sets)
+    except RuntimeError as error:
+        if "not implemented for '" not in str(error):  # as torch says it
+            raise
+        told = str(error).partition("\n")[0]
+        note(f"{dtype}: {told}")
+        return told
+
+
+def compare_tasks(
+    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+) -> list[Row]:
+    """Have every example answered in one type of numbers; compare by task and decoder."""
+    note(f"loading {options.model} in {dtype}")
+    target = chosen_target(options, dtype)
+    jobs = {
+        task: under_task(task, fitting_jobs(target, examples, options.max_new_tokens))
+        for task, examples in sets.items()
+    }
+    beside = options.out and options.out.with_stem(f"{options.out.stem}-{dtype}")
+    ledger = kept_beside(beside, _lossless_settings(options, sets, dtype))
+    names = [name for name in options.contenders.split(",") if name != BASELINE]
+    decoders = [make_contender(name, target) for name in (*names, BASELINE)]
+    everything = [job for own in jobs.values() for job in own]
+    run_rounds(target, everything, decoders, ledger, repeats=1, forced=False, keep_answers=True)
+    rows = {name: rows_of(name, ledger.measurements) for name in (*names, BASELINE)}
+    return [
+        {
+            "task": task,
+            "dtype": dtype,
+            **compare(target, own, rows, name, BASELINE),
+            "left_out": len(sets[task]) - len(own),
+            "acceptance_length": _acceptance_length(own, rows[name]),
+        }
+        for task, own in jobs.items()
+        for name in names
+    ]
+
+
+def _lossless_settings(
+    options: argparse.Namespace, sets: Mapping[str, Sequence[Example]], dtype: str
+) -> dict[str, Any]:
+    return {
+        **describe_target(argparse.Namespace(**vars(options), dtype=dtype)),
+        "tasks": list(sets),
+        "contenders": options.contenders,
+        "examples": sum(map(len, sets.values())),
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+
+
+def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
+    own = [rows[job.job_id, 0] for job in jobs]
+    return float(sum(row["tokens"] for row in own) / max(1, sum(row["passes"] for row in own)))
+
+
+def rows_of(name: str, rows: Iterable[Row]) -> Rows:
+    """The rows of a contender, by example and round."""
+    return {(row["example"], row["round"]): row for row in rows if row["contender"] == name}
+
+
+def compare(
+    target: Target, jobs: Sequence[Job], rows: Mapping[str, Rows], found: str, wanted: str
+) -> dict[str, Any]:
+    """Count the answers of one decoder that are those of another; list first differences."""
+    answers = [
+        (job, *(rows[name][job.job_id, 0]["token_ids"] for name in (found, wanted))) for job in jobs
+    ]
+    return {"found": found, "wanted": wanted, **identical(target, answers)}
+
+
+def identical(
+    target: Target, answers: Sequence[tuple[Job, Sequence[int], Sequence[int]]]
+) -> dict[str, Any]:
+    """Count the pairs of answers that are the same; list the first differences of the others."""
+    differences = [
+        first_difference(target, job, found, wanted)
+        for job, found, wanted in answers
+        if list(found) != list(wanted)
+    ]
+    same = len(answers) - len(differences)
+    return {
+        "answers": len(answers),
+        "identical": same,
+        "share": same / max(1, len(answers)),
+        "differences": differences,
+    }
+
+
+def first_difference(
+    target: Target, job: Job, found: Sequence[int], wanted: Sequence[int]
+) -> dict[str, Any]:
+    """Tell where two answers part, and how near the two choices were to each other there.
+
+    ``gap`` is between the logits of the two tokens chosen, ``top_2_gap`` between the two greatest;
+    ``spread`` is the standard deviation of the logits, to judge them by.
+    """
+    place = next(
+        (i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b),
+        min(len(found), len(wanted)),
+    )
+    result: dict[str, Any] = {"example": job.job_id, "place": place}
+    if place >= min(len(found), len(wanted)):
+        # One went on where the other ended: never a near tie but an error of ours.
+        return {**result, "found": None, "wanted": None, "gap": None}
+    ids = torch.tensor([[*job.prompt_ids, *found[:place]]], device=target.model.device)
+    with torch.inference_mode():
+        logits = target.model(input_ids=ids, use_cache=False).logits[0, -1].double()
+    top = logits.topk(2).values
+    return {
+        **result,
+        "found": found[place],
+        "wanted": wanted[place],
+        "gap": abs(float(logits[found[place]] - logits[wanted[place]])),
+        "top_2_gap": float(top[0] - top[1]),
+        "spread": float(logits.std()),
+    }
+
+
+KINDS = ("RAG", "summary", "multi-turn", "code", "chat", "other")
+RAG, SUMMARY, LATER, CODE, CHAT, OTHER = KINDS
+KIND_OF = {
+    **dict.fromkeys(("demo", "handbook", "llma", "clapnq", "mtrag", "pubmedqa", "xquad"), RAG),
+    **dict.fromkeys(("summaries", "qmsum", "scitldr"), SUMMARY),
+    **dict.fromkeys(("code", "humaneval", "humaneval_x"), CODE),
+    **dict.fromkeys(("chat", "mt_bench", "spec_bench"), CHAT),
+}
+SHIPPED_TASKS = ("handbook", "summaries", "code", "chat")
+DATA_TASKS = ("llma", "mtrag", "qmsum", "humaneval_x", "mt_bench")
+OF_EACH_IN_DATA = 8  # examples, where no limit is given
+GENERATION_DECODERS = ("ours_full", PLAIN, BASELINE, "generate_lookup")
+CODE_REQUEST = "Complete this Python code. Write only what follows it.\n\n```python\n{code}\n```"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt as it was answered, the task it is of, and its kind."""
+
+    task: str
+    kind: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The decoders that answer one model's prompts, and where their answers are kept."""
+
+    target: Target
+    decoders: Sequence[Contender]
+    ledger: Ledger
+    max_new_tokens: int
+    repeats: int
+    compiled: bool
+
+    def ask(self, task: str, examples: Sequence[Example]) -> Iterator[Asked]:
+        """Have all examples of a task answered: the first turn of each, then all second ones."""
+        left, turn = list(examples), 1
+        while left:
+            name = task if turn == 1 else f"{task}, turn {turn}"
+            fitting = fitting_jobs(self.target, left, self.max_new_tokens)
+            named = zip(fitting, under_task(name, fitting), strict=True)
+            job_of = {job.job_id: one for job, one in named}
+            self._answer(list(job_of.values()))
+            left = [example for example in left if example.example_id in job_of]
+            for example in left:
+                kind = LATER if example.history else KIND_OF.get(task, OTHER)
+                yield Asked(task, kind, job_of[example.example_id])
+            answers = rows_of(BASELINE, self.ledger.measurements)
+            left = [
+                self._continued(example, answers[job_of[example.example_id].job_id, 0]["token_ids"])
+                for example in left
+                if len(example.turns) > 1
+            ]
+            turn += 1
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        capture_passes(self.target.ours, jobs, compile=self.compiled)
+        run_rounds(
+            self.target,
+            jobs,
+            self.decoders,
+            self.ledger,
+            repeats=self.repeats,
+            forced=False,
+            keep_answers=True,
+        )
+
+    def _continued(self, example: Example, answer_ids: Sequence[int]) -> Example:
+        """A chat after its first turn was answered."""
+        said, *then = example.turns
+        turns = (
+            {"role": "user", "content": said},
+            {"role": "assistant", "content": self.target.tokenizer.decode(answer_ids).strip()},
+        )
+        return replace(example, turns=tuple(then), history=(*example.history, *turns))
+
+
+def run_generation(arguments: Sequence[str] | None = None) -> None:
+    """Generation: how much faster are a model's own answers, by kind of prompt, and the same?
+
+        python -m eval generation --model reader
+        python -m eval generation --model HUB-NAME --data DATA --limit 10
+
+    Nothing is forced: RAG prompts, summaries, conversations, code and chats are answered greedily
+    by our loop as ``LLM`` runs it, by our loop without guesses, by ``model.generate`` and by its
+    prompt lookup, interleaved as in ``eval speed``. What ships is asked; with a data folder also
+    what lies there. Prompts are laid out by the model's chat template where it has one. A chat goes
+    on from what ``generate`` answered, for all decoders alike, so that they read the same prompt.
+    What our decoder learns is forgotten before every task and every turn. Each first difference
+    from ``generate`` is told as in ``eval lossless``. Progress goes to stderr; the last line of
+    stdout is one JSON document: the figures of every kind of prompt and task.
+    """
+    document = measured("generation", measure_generation, parse_generation(arguments))
+    print(generation_table(document))
+    print(json.dumps(document["groups"]))
+
+
+def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("generation", run_generation.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    default = f"{', '.join(SHIPPED_TASKS)}; with a data folder also {', '.join(DATA_TASKS)}"
+    add("--tasks", help=f"comma-separated files of eval/tasks or .jsonl files (default: {default})")
+    told = f"{','.join(GENERATION_DECODERS)}, and {SPACE} where the model's folder has an adapter"
+    add("--contenders", help=f"comma-separated (default: {told})")
+    add(
+        "--limit",
+        type=int,
+        help=f"examples of each task (default: all, {OF_EACH_IN_DATA} of DATA's)",
+    )
+    add("--repeats", type=int, default=1, help="rounds over all examples of a task")
+    add("--max-new-tokens", type=int, default=128)
+    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
+    add("--tiny-check", action="store_true", help="let a random model babble, to try this out")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
+    """Have every prompt that the ledger lacks answered; tell of each kind and task."""
+    if options.model.startswith("random:") and not options.tiny_check:
+        raise ValueError(
+            "a random model's own answers mean nothing: take a trained one, let it follow recorded "
+            "answers (eval speed), or try this out with --tiny-check"
+        )
+    sets = load_sets(options)
+    note(f"loading {options.model}")
+    target = chosen_target(options, options.dtype)
+    wanted = options.contenders.split(",") if options.contenders else default_decoders(target)
+    names = [name for name in wanted if name != BASELINE]
+    settings = _generation_settings(options, target, sets) | {"contenders": [*names, BASELINE]}
+    panel = Panel(
+        target,
+        [make_contender(name, target) for name in settings["contenders"]],
+        kept_beside(options.out, settings),
+        options.max_new_tokens,
+        options.repeats,
+        options.compile,
+    )
+    asked: list[Asked] = []
+    left_out = {}
+    for task, examples in sets.items():
+        note(f"task {task}")
+        own = list(panel.ask(task, [_in_chat(target, example) for example in examples]))
+        fitting = sum(one.job.job_id.startswith(f"{task}/") for one in own)
+        if fitting < len(examples):
+            left_out[task] = len(examples) - fitting
+        asked += own
+    resumed = [row["resumed"] for row in panel.ledger.rows if "resumed" in row]
+    return result(
+        "generation",
+        settings,
+        device=options.device,
+        **({"resumed": resumed} if resumed else {}),
+        **({"left_out": left_out} if left_out else {}),
+        groups=list(_groups(panel, asked, names)),
+    )
+
+
+def default_decoders(target: Target) -> list[str]:
+    """Name the decoders, SPACE's where there is an adapter for it."""
+    return [*GENERATION_DECODERS, *[SPACE] * (adapter_beside(target) is not None)]
+
+
+def _generation_settings(
+    options: argparse.Namespace, target: Target, sets: Mapping[str, Sequence[Example]]
+) -> dict[str, Any]:
+    return {
+        **describe_target(options),
+        "chat_template": target.tokenizer.has_chat_template,
+        "tasks": list(sets),
+        "examples": sum(map(len, sets.values())),
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+
+
+def load_sets(options: argparse.Namespace) -> dict[str, list[Example]]:
+    """Load the tasks that are named, or those that are at hand."""
+    if options.tasks:
+        names: Sequence[str] = options.tasks.split(",")
+    elif options.data is not None or DATA_VARIABLE in os.environ:
+        names = (*SHIPPED_TASKS, *DATA_TASKS)
+    else:
+        names = SHIPPED_TASKS
+        note(f"no data folder, so what ships is asked: {', '.join(names)} (--data asks more)")
+    return {
+        Path(name).name: load_task(name, options.limit or _few(name), options.data)
+        for name in names
+    }
+
+
+def _few(task: str) -> int | None:
+    return OF_EACH_IN_DATA if task in DATA_TASKS else None
+
+
+def _in_chat(target: Target, example: Example) -> Example:
+    """A prompt to be continued as a request, where the model was trained on requests."""
+    if not example.prompt or not target.tokenizer.has_chat_template:
+        return example
+    return replace(example, prompt="", turns=(CODE_REQUEST.format(code=example.prompt),))
+
+
+def _groups(panel: Panel, asked: Sequence[Asked], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The figures of every kind and task: speeds, and answers held against ``generate``'s."""
+    measurements = panel.ledger.measurements
+    rows = {name: rows_of(name, measurements) for name in (*names, BASELINE)}
+    for kind, task in sorted({(one.kind, one.task) for one in asked}, key=_in_order):
+        jobs = [one.job for one in asked if (one.kind, one.task) == (kind, task)]
+        ids = {job.job_id for job in jobs}
+        answers = [(job, rows[BASELINE][job.job_id, 0]["token_ids"]) for job in jobs]
+        yield {
+            "kind": kind,
+            "task": task,
+            "prompts": len(jobs),
+            "answer_tokens": fmean(len(answer) for _, answer in answers),
+            "ended": fmean(answer[-1] in job.eos_ids for job, answer in answers),
+            "first_answer": panel.target.tokenizer.decode(answers[0][1]).strip(),
+            "contenders": summarize([row for row in measurements if row["example"] in ids]),
+            "same": [compare(panel.target, jobs, rows, name, BASELINE) for name in names],
+        }
+
+
+def _in_order(group: tuple[str, str]) -> tuple[int, str]:
+    kind, task = group
+    return KINDS.index(kind), task
+
+
+EXACTNESS_DECODERS = (
+    "generate",
+    "ours_tree",
+    "ours_plain",
+    "ours_exact_plain",
+    "ours_exact",
+)
+MUST = ("ours_exact", "ours_exact_plain")
+"""Those that must give the same."""
+EXACTNESS_PAIRS = (
+    ("ours_tree", "generate"),
+    ("ours_plain", "generate"),
+    ("ours_exact", "generate"),
+    ("ours_tree", "ours_plain"),
+    MUST,
+)
+EXACTNESS_COSTS = (
+    ("ours_exact", "ours_tree"),
+    ("ours_exact_plain", "ours_plain"),
+    MUST,
+)
+
+
+def run_exactness(arguments: Sequence[str] | None = None) -> None:
+    """Exactness: which modes give the same answers as which decoder, and what each mode costs.
+
+        python -m eval exactness --model reader --task xquad --data DATA --limit 200
+
+    The model gives its own answers, by transformers' ``generate`` and by ours: drafting trees, the
+    same plainly, and in exact mode drafting and plainly. Exact mode must give the same with drafts
+    as without, to the last token. What else differs was nearly tied: each first difference tells
+    its place and the gap of the logits there in transformers' own pass, as in ``eval lossless``.
+    Decoders run one after the other on each example, the order rotated, so that what a mode costs
+    is a ratio within an example. Progress goes to stderr; the last line of stdout is one JSON
+    document.
+    """
+    document = measured("exactness", measure_exactness, parse_exactness(arguments))
+    print(exactness_table(document))
+    print(json.dumps({"pairs": document["pairs"], "costs": document["costs"]}))
+    exact = next(pair for pair in document["pairs"] if (pair["found"], pair["wanted"]) == MUST)
+    if exact["differences"]:
+        sys.exit(f"eval exactness: {len(exact['differences'])} exact answers differ when drafted")
+
+
+def parse_exactness(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("exactness", run_exactness.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--limit", type=int, help="examples to take (default: all)")
+    add("--max-new-tokens", type=int, default=128)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
+    """Decode whatever the ledger lacks by every decoder, and compare."""
+    examples = load_task(options.task, options.limit, options.data)
+    note(f"loading {options.model}")
+    target = chosen_target(options, options.dtype)
+    jobs = jobs_for(target, examples, options.max_new_tokens)
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "examples": len(jobs),
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, settings)
+    decoders = [make_contender(name, target) for name in EXACTNESS_DECODERS]
+    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
+    rows = {name: rows_of(name, ledger.measurements) for name in EXACTNESS_DECODERS}
+    return result(
+        "exactness",
+        settings,
+        device=options.device,
+        pairs=[compare(target, jobs, rows, *pair) for pair in EXACTNESS_PAIRS],
+        costs=[cost(rows, *pair) for pair in EXACTNESS_COSTS],
+        contenders=summarize(ledger.measurements),
+    )
+
+
+def cost(rows: dict[str, Rows], decoder: str, against: str) -> dict[str, Any]:
+    """Tell what a decoder takes as a multiple of another, which may give other answers.
+
+    ``decode_seconds`` are by token and ``prefill_seconds`` by prompt, both medians over examples;
+    ``passes`` are all passes over all tokens.
+    """
+    ones, others = rows[decoder], rows[against]
+    result: dict[str, Any] = {"decoder": decoder, "against": against}
+    for label in ("decode_seconds", "prefill_seconds"):
+        ratio = paired_ratio(_seconds(ones, label), _seconds(others, label))
+        result[label], result[f"{label}_interval"] = ratio.value, [ratio.low, ratio.high]
+    return {**result, "passes": _passes_a_token(ones) / _passes_a_token(others)}
+
+
+def _seconds(rows: Rows, label: str) -> dict[tuple[str, int], float]:
+    by_token = label == "decode_seconds"
+    return {key: row[label] / (row["tokens"] if by_token else 1) for key, row in rows.items()}
+
+
+def _passes_a_token(rows: Rows) -> float:
+    return float(
+        sum(row["passes"] for row in rows.values()) / sum(row["tokens"] for row in rows.values())
+    )

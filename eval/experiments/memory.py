@@ -1,0 +1,260 @@
+"""Memory: how a process grows while it answers, and what decoders need at most."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from eval.data import as_recorded, jobs_for, shortened
+from eval.decoders import make_contender
+from eval.experiments.speed import run_once
+from eval.measure import allocated_bytes, peak_bytes
+from eval.models import Side, add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.report.tables import memory_table, peak_memory_table
+from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+from ragaccel.drafting.policy import JIT_WARMUP
+from ragaccel.llm import LLM
+from ragaccel.prompt import build_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from eval.data import Example
+    from ragaccel.config import Settings
+    from ragaccel.prompt import Prompt
+
+    T = TypeVar("T")
+
+
+MEMORY_SETTINGS: dict[str, Settings] = {"default": {}, "remember=False": {"remember": False}}
+MOST_OTHERS = 2
+
+
+def run_memory(arguments: Sequence[str] | None = None) -> None:
+    """Memory: how much larger a process grows from its hundredth request to its thousandth.
+
+        python -m eval memory --model reader --out eval/results/memory.json
+        python -m eval memory --model random:llama-135m --data DATA
+
+    One process after another, each fresh, answers the same requests through ``LLM.generate``: once
+    as it comes, once with ``remember=False``. Prompts are varied: a question of a task drawn at
+    random, its first passage and none to two of others, shuffled; answers are cut at twenty tokens.
+    What is resident is read every hundred requests, next to what the library knows of: requests
+    remembered and states of prompts kept. What is made once, by the first requests, is there by the
+    hundredth. The last line of stdout is one JSON document.
+    """
+    document = measured("memory", measure_memory, parse_memory(arguments))
+    print(memory_table(document))
+    print(json.dumps(document["processes"]))
+
+
+def parse_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("memory", run_memory.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--requests", type=int, default=1000, help="of each process (default: %(default)s)")
+    add("--every", type=int, default=100, help="requests between two readings; the first counts")
+    add("--max-new-tokens", type=int, default=20)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure each setting that the ledger lacks in a process of its own.
+
+    Raises:
+        ValueError: fewer than two readings.
+    """
+    if not 0 < 2 * options.every <= options.requests:
+        raise ValueError("--requests must be at least twice --every, to be read twice")
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "requests": options.requests,
+        "every": options.every,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, settings)
+    done = {row["process"] for row in ledger.rows}
+    for name in MEMORY_SETTINGS:
+        if name not in done:
+            ledger.add({"process": name, **in_own_process(grow, options, name)})
+    processes = {row.pop("process"): row for row in map(dict, ledger.rows)}
+    return result("memory", settings, device=options.device, processes=processes)
+
+
+def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a fresh process, in which nothing was allocated before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Answer all requests under one setting, reading what is resident in between."""
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    target = chosen_target(options, options.dtype)
+    llm = LLM(target.ours, target.tokenizer)
+    JIT_WARMUP.wait()  # else the first answers are drafted otherwise, and remembered not at all
+    examples = load_task(options.task, None, options.data)
+    settings: Settings = {"max_new_tokens": options.max_new_tokens, **MEMORY_SETTINGS[name]}
+    readings, tokens, started = [], 0, perf_counter()
+    for number, prompt in enumerate(prompts(examples, llm, options), start=1):
+        answer = llm.generate(prompt, **settings)
+        tokens += answer.stats.new_tokens
+        if number % options.every == 0:
+            readings.append({"requests": number, **reading(llm)})
+            resident = readings[-1]["resident_bytes"] / 1e6
+            note(f"{name} {number}: {resident:.1f} MB")
+    first, last = readings[0], readings[-1]
+    return {
+        "growth_bytes": last["resident_bytes"] - first["resident_bytes"],
+        "remembered_growth_bytes": last["remembered_bytes"] - first["remembered_bytes"],
+        "kept_growth_bytes": last["kept_bytes"] - first["kept_bytes"],
+        "answer_tokens_mean": tokens / options.requests,
+        "seconds": perf_counter() - started,
+        "readings": readings,
+    }
+
+
+def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) -> Iterator[Prompt]:
+    """Draw questions, and passages beside their own, the same every time."""
+    rng = random.Random(0)
+    asked = [example for example in examples if example.passages]
+    others = [passage for example in asked for passage in example.passages]
+    room = llm.context_length and llm.context_length - options.max_new_tokens
+    for _ in range(options.requests):
+        example = rng.choice(asked)
+        drawn = [example.passages[0], *rng.sample(others, rng.randint(0, MOST_OTHERS))]
+        rng.shuffle(drawn)
+        yield build_prompt(llm.tokenizer, example.question, drawn, max_tokens=room)
+
+
+def reading(llm: LLM) -> dict[str, int]:
+    """What is resident now, and what of it the library knows of."""
+    gc.collect()
+    return {
+        "resident_bytes": resident_bytes(),
+        "remembered_bytes": llm.memory.num_bytes,
+        "kept_bytes": llm.engine.prefix_cache.num_bytes,
+    }
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; where that cannot be told, the most it ever had."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+
+
+PEAK_CONTENDERS = "generate,generate_lookup,ours_plain,ours_paper,ours_tree,ours_full"
+_SHORT = 8  # tokens
+_PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def run_peak_memory(arguments: Sequence[str] | None = None) -> None:
+    """Peak memory: the most a decoder needs at once, each in a process of its own.
+
+        python -m eval peak_memory --model random:llama-135m --task llma --data DATA
+
+    The process loads the model as its decoder needs it (ours with packed weights in place of the
+    loaded ones on a CPU, transformers' as they are), follows the longest example's recorded answer
+    once, and tells what was resident before and at most meanwhile. The last line of stdout is one
+    JSON document.
+    """
+    document = measured("peak_memory", measure_peak_memory, parse_peak_memory(arguments))
+    print(peak_memory_table(document))
+    print(json.dumps(document["contenders"]))
+
+
+def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("peak_memory", run_peak_memory.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
+    add("--limit", type=int, help="examples of which the longest is taken (default: all)")
+    add("--contenders", default=PEAK_CONTENDERS, help="comma-separated (default: %(default)s)")
+    add("--max-new-tokens", type=int, default=64)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure each decoder that the ledger lacks."""
+    settings = {
+        **describe_target(options),
+        "task": Path(options.task).name,
+        "limit": options.limit,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, settings)
+    done = {row["contender"] for row in ledger.rows}
+    for name in options.contenders.split(","):
+        if name not in done:
+            row = in_own_process(peak_of, options, name)
+            note(f"{name}: {row['peak_bytes'] / 1e6:.0f} MB at most")
+            ledger.add({"contender": name, **row})
+    contenders = {row.pop("contender"): row for row in map(dict, ledger.rows)}
+    return result("peak_memory", settings, device=options.device, contenders=contenders)
+
+
+def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
+    """Decode the longest example: bytes before, and at most meanwhile."""
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    side: Side = "ours" if name.startswith("ours") else "theirs"
+    target = chosen_target(options, options.dtype, side)
+    examples = load_task(options.task, options.limit, options.data)
+    jobs = jobs_for(target, examples, options.max_new_tokens)
+    if target.is_random:
+        jobs = [as_recorded(job) for job in jobs if job.answer_ids]
+    if not jobs:
+        raise ValueError(f"task {options.task} has no recorded answers that {name} could follow")
+    job = max(jobs, key=lambda one: len(one.prompt_ids))
+    contender = make_contender(name, target)
+    # Compiles what is compiled, and has libraries load what they load at first use.
+    run_once(contender, shortened(job, _SHORT), forced=target.is_random)
+    contender.forget()
+    before = allocated_bytes(target.ours.device)
+    loaded = forget_peak() if before is None else before
+    run_once(contender, job, forced=target.is_random)
+    peak = most_resident_bytes() if before is None else peak_bytes(target.ours.device)
+    return {"prompt_tokens": len(job.prompt_ids), "loaded_bytes": loaded, "peak_bytes": peak}
+
+
+def forget_peak() -> int:
+    """Have the system count this process's peak anew, where it can: what is resident now."""
+    with suppress(OSError):
+        _RESET.write_text("5", encoding="ascii")  # Linux: the peak of resident memory alone
+    return resident_bytes()
+
+
+def most_resident_bytes() -> int:
+    """The most that was resident since ``forget_peak``; elsewhere than on Linux, ever."""
+    try:
+        lines = _PEAK.read_text(encoding="ascii").splitlines()
+        (kilobytes,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return 1024 * int(kilobytes)
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most

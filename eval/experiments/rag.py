@@ -1,0 +1,701 @@
+"""RAG: from a question to the last word of its answer, through every way that we have.
+
+Every way searches the same index and streams. Ours have an ``LLM`` each over the same weights,
+accelerated or plain; ``Generate`` is what one has without us: the same passages and the same
+prompt, answered by ``model.generate`` with a streamer. A model that is to follow a recorded answer
+does so whatever was retrieved: a chain makes its prompt itself, so the recording begins with what
+the engine is asked to open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from eval.data import Job, MissingDataError
+from eval.decoders import greedy
+from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
+from eval.experiments.speed import in_turn
+from eval.measure import following, paired_ratio, synchronize
+from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.report.tables import RAG_STAGES, rag_speedup_table
+from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+from ragaccel import (
+    LLM,
+    NoDrafter,
+    Retriever,
+    Store,
+    build_prompt,
+    index_folder,
+    index_passages,
+    load_embedder,
+)
+from ragaccel.frameworks.prompt_parsing import is_documents_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from eval.data import Example
+    from eval.models import Target
+    from eval.runner import Ledger
+    from ragaccel import Embedder, Passage, Stream
+    from ragaccel.decoding.request import Request
+    from ragaccel.models.tokenizer import Tokenizer
+
+    Row = dict[str, Any]
+    Speeds = dict[tuple[str, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One answer and what it took, in seconds from the question on.
+
+    ``stages`` sum to ``total_seconds``. ``embed`` is the question's vector, ``search`` the rest of
+    finding passages, ``prompt`` all between the passages and the request: the text, its tokens,
+    the references in it. ``prefill`` is the prompt's passes, ``draft`` the guesses and ``verify``
+    the passes after the prompt. ``rest`` is what remains: the framework before the search,
+    words out of tokens, streaming, remembering.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    passes: int
+    first_token_seconds: float
+    total_seconds: float
+    stages: dict[str, float]
+
+
+class TimedEmbedder:
+    """An embedder, and what embedding its last question took."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder, self.seconds = embedder, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._embedder, name)
+
+    def embed_query(self, text: str) -> Any:
+        """Embed a text to find by, timed."""
+        started = perf_counter()
+        vector = self._embedder.embed_query(text)
+        self.seconds = perf_counter() - started
+        return vector
+
+
+class TimedSource:
+    """A retriever as chains take one, and when its last search ended, and what that took.
+
+    Args:
+        retriever: over the index.
+        embedder: its embedder.
+    """
+
+    def __init__(self, retriever: Retriever, embedder: TimedEmbedder) -> None:
+        self._retriever, self._embedder = retriever, embedder
+        self.ended = 0.0
+        self.stages: dict[str, float] = {}
+
+    def search(self, query: str, k: int = 10) -> list[Passage]:
+        """Find the k best passages, timed."""
+        started = perf_counter()
+        found = self._retriever.search(query, k)
+        self.ended = perf_counter()
+        embed = self._embedder.seconds
+        self.stages = {"embed": embed, "search": self.ended - started - embed}
+        return found
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time from a question to its first and its last word; also a streamer of ``generate``."""
+
+    began: float = field(default_factory=perf_counter)
+    first: float = 0.0
+    ended: float = 0.0
+    _has_prompt: bool = False
+
+    def read(self, pieces: Iterator[str]) -> str:
+        """Read a stream to its end; the first piece of text that is not empty counts."""
+        text = ""
+        for piece in pieces:
+            if piece and not text:
+                self.first = perf_counter()
+            text += piece
+        return text
+
+    def put(self, _ids: Any) -> None:
+        """Take what ``generate`` hands to its streamer: the prompt, then token after token.
+
+        Its first token counts, though it may be half a word.
+        """
+        if self._has_prompt and not self.first:
+            self.first = perf_counter()
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Take note of nothing: ``generate`` has work left."""
+
+    def stop(self) -> None:
+        """The answer is whole; one without a word had its first one now."""
+        self.ended = perf_counter()
+        self.first = self.first or self.ended
+
+    def asked(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        prompt_tokens: int,
+        passes: int,
+        known: dict[str, float],
+    ) -> Asked:
+        """Put together what was asked, the seconds that no known stage took as the rest."""
+        total = self.ended - self.began
+        return Asked(
+            text=text,
+            token_ids=tuple(token_ids),
+            prompt_tokens=prompt_tokens,
+            passes=passes,
+            first_token_seconds=self.first - self.began,
+            total_seconds=total,
+            stages={**known, "rest": total - sum(known.values())},
+        )
+
+
+DOCUMENTS = Path(__file__).parents[2] / "demos" / "documents"
+ABOUT_DOCUMENTS = frozenset({"demo", "handbook"})
+"""Tasks that ask about the documents that ship: the index is made of those."""
+TASK, SHIPPED = "llma", "handbook"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """An open index: what searches it, and how many passages it holds."""
+
+    source: TimedSource
+    num_passages: int
+
+
+def load_questions(name: str | None, data: Path | None) -> tuple[str, list[Example]]:
+    """Load a task by name; without one, the search questions, or those that ship."""
+    try:
+        return name or TASK, load_task(name or TASK, None, data)
+    except MissingDataError as error:
+        if name is not None:
+            raise
+        note(f"{error}: taking the questions on demos/documents, which ship")
+        return SHIPPED, load_task(SHIPPED)
+
+
+@contextmanager
+def open_collection(
+    task: str, examples: Sequence[Example], embedder: Embedder
+) -> Iterator[Collection]:
+    """Index the passages of all examples, or the documents they ask about; gone at the end."""
+    timed = TimedEmbedder(embedder)
+    with TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
+        if task in ABOUT_DOCUMENTS:
+            index_folder(store, embedder, DOCUMENTS)
+        else:
+            index_passages(store, embedder, write_passages(examples, Path(folder) / "all.jsonl"))
+        note(f"{store.count_passages():,} passages indexed")
+        yield Collection(TimedSource(Retriever(store, timed), timed), store.count_passages())
+
+
+def write_passages(examples: Sequence[Example], path: Path) -> Path:
+    """Write all passages as a collection, each text once."""
+    once = {passage.text: passage for example in examples for passage in example.passages}
+    lines = (
+        json.dumps({"id": passage.passage_id, "title": passage.title, "text": passage.text})
+        for passage in once.values()
+    )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def share_found(collection: Collection, examples: Sequence[Example], k: int) -> float:
+    """The share of the questions' own passages, from which answers were written, among the k found.
+
+    At most k of each question count.
+    """
+    found = wanted = 0
+    for example in examples:
+        own = {passage.text for passage in example.passages}
+        texts = {passage.text for passage in collection.source.search(example.question, k)}
+        found, wanted = found + len(own & texts), wanted + min(k, len(own))
+    return found / wanted
+
+
+class Way(Protocol):
+    """A way to have a question answered."""
+
+    name: str
+
+    def forget(self) -> None:
+        """Know nothing of the questions before; what passes cost aside."""
+        ...
+
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+        """Answer a question, with exactly the ``recorded`` token ids if there are some.
+
+        Raises:
+            RuntimeError: the answer left the recording: the harness or the decoder is wrong.
+            ValueError: the chain asked more than once, as where passages do not fit one prompt.
+        """
+        ...
+
+
+class StreamedLLM(LLM):
+    """An LLM that keeps the last stream it was asked for: a chain hands out its text alone."""
+
+    streamed: Stream | None = None
+
+    def stream(self, prompt: Any, **settings: Any) -> Stream:
+        """Complete one prompt piece by piece."""
+        self.streamed = super().stream(prompt, **settings)
+        return self.streamed
+
+
+class Ours:
+    """One chain over our LLM.
+
+    Args:
+        name: what results call it.
+        target: the model.
+        source: what passages are found with.
+        way: a name of ``STREAMING``.
+        k: passages of a prompt.
+        max_new_tokens: most tokens of an answer.
+        accelerated: as the LLM comes; else the same loop without guesses, and nothing is
+            registered or looked up for guessing, unless the model could not read its prompt then.
+        again: each question is asked once before, unseen by the clock: what it taught is known,
+            the states of its prompt are not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        source: TimedSource,
+        *,
+        way: str,
+        k: int,
+        max_new_tokens: int,
+        accelerated: bool = True,
+        again: bool = False,
+    ) -> None:
+        plain: dict[str, Any] = {"drafter": NoDrafter(), "token_budget": 0}
+        self.llm = StreamedLLM(target.ours, target.tokenizer, **({} if accelerated else plain))
+        self.llm.warm_up()
+        self.name, self._target, self._source = name, target, source
+        self._again = again
+        self._unregistered = not accelerated and not is_documents_only(target.tokenizer)
+        self._pieces = STREAMING[way](self.llm, source, k, max_new_tokens)
+
+    def forget(self) -> None:
+        """Forget what was said and the states of prompts; what a chain retrieved went with it."""
+        self.llm.memory.clear()
+        self.llm.engine.prefix_cache.clear()
+
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+        """Answer a question, with exactly the ``recorded`` token ids if there are some."""
+        if self._again:
+            self._ask(question, recorded)
+            self.llm.engine.prefix_cache.clear()
+        return self._ask(question, recorded)
+
+    def _ask(self, question: str, recorded: Sequence[int]) -> Asked:
+        device = self._target.ours.device
+        with self._opening(recorded) as opened, _unregistered(only_if=self._unregistered):
+            synchronize(device)
+            clock = Clock()
+            text = clock.read(self._pieces(question))
+            synchronize(device)
+            clock.stop()
+        if len(opened) != 1 or self.llm.streamed is None:
+            raise ValueError(
+                f"{self.name} asked its model {len(opened)} times for one question: take fewer "
+                "passages with --k, or a model that reads more"
+            )
+        answer = self.llm.streamed.answer
+        check_recording(self.name, answer.token_ids, recorded)
+        if recorded and text != answer.text:
+            raise RuntimeError(f"{self.name} told another text than its model wrote")
+        stats = answer.stats
+        known = {
+            **self._source.stages,
+            "prompt": opened[0] - self._source.ended,
+            "prefill": stats.prefill_seconds,
+            "draft": stats.draft_seconds,
+            "verify": stats.verify_seconds,
+        }
+        return clock.asked(text, answer.token_ids, stats.prompt_tokens, stats.verify_passes, known)
+
+    @contextmanager
+    def _opening(self, recorded: Sequence[int]) -> Iterator[list[float]]:
+        """Note when requests are opened, and have the model follow the recording from there."""
+        engine, target, opened = self.llm.engine, self._target, list[float]()
+        open_request: Callable[[Request], Any] = engine.open
+        with ExitStack() as stack:
+
+            def noted(request: Request) -> Any:
+                opened.append(perf_counter())
+                if recorded and len(opened) == 1:
+                    prompt, graphs = request.prompt_ids, target.ours.graphs
+                    network = target.ours.network
+                    stack.enter_context(following(network, prompt, recorded, graphs))
+                return open_request(request)
+
+            engine.open = noted  # type: ignore[method-assign]
+            try:
+                yield opened
+            finally:
+                engine.open = open_request  # type: ignore[method-assign]
+
+
+class Generate:
+    """The same passages and prompt, answered by transformers' ``model.generate``, streamed."""
+
+    def __init__(
+        self, name: str, target: Target, source: TimedSource, *, k: int, max_new_tokens: int
+    ) -> None:
+        self.name, self._target, self._source = name, target, source
+        self._k, self._max_new_tokens = k, max_new_tokens
+        self._reads_apart = is_documents_only(target.tokenizer)
+
+    def forget(self) -> None:
+        """Do nothing: it learns nothing."""
+
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+        """Answer a question, with exactly the ``recorded`` token ids if there are some."""
+        target, model = self._target, cast("Any", self._target.model)
+        ends = frozenset(target.tokenizer.eos_ids)
+        synchronize(model.device)
+        clock = Clock()
+        prompt = self._prompt_ids(question, self._source.search(question, self._k))
+        job = Job("", prompt, (), (), tuple(recorded), self._max_new_tokens, ends)
+        ids = torch.tensor([prompt], device=model.device)
+        opened = perf_counter()
+        with ExitStack() as stack:
+            if recorded:
+                stack.enter_context(following(model, prompt, recorded))
+            output = greedy(model, ids, job, streamer=clock)
+            new = tuple(output[0, len(prompt) :].tolist())
+        decoded = perf_counter()
+        text = target.tokenizer.decode(new)
+        clock.stop()
+        check_recording(self.name, new, recorded)
+        known = {
+            **self._source.stages,
+            "prompt": opened - self._source.ended,
+            "prefill": clock.first - opened,
+            "verify": decoded - clock.first,
+        }
+        return clock.asked(text, new, len(prompt), len(new), known)
+
+    def _prompt_ids(self, question: str, passages: Sequence[Passage]) -> tuple[int, ...]:
+        """The prompt of ``RAG``, made without what we look for in it, unless it is too long."""
+        words, limit = self._target.tokenizer, self._target.ours.max_positions
+        room = None if limit is None else limit - self._max_new_tokens
+        if not self._reads_apart:
+            ids = _encoded(words, written(question, passages))
+            if room is None or len(ids) <= room:
+                return ids
+        template = template_of(words)
+        return build_prompt(words, question, passages, template=template, max_tokens=room).token_ids
+
+
+def _encoded(words: Tokenizer, text: str) -> tuple[int, ...]:
+    if words.has_chat_template:
+        return tuple(words.chat([{"role": "user", "content": text}]))
+    return tuple(words.encode(text, add_special_tokens=True))
+
+
+def check_recording(name: str, token_ids: Sequence[int], recorded: Sequence[int]) -> None:
+    """Raise RuntimeError where an answer is not the recording it was to follow."""
+    if recorded and tuple(token_ids) != tuple(recorded):
+        raise RuntimeError(
+            f"{name} left the recording: {len(token_ids)} tokens instead of {len(recorded)}"
+        )
+
+
+@contextmanager
+def _unregistered(*, only_if: bool) -> Iterator[None]:
+    """Switch off for a while that what is retrieved is registered and looked up."""
+    name = "RAGACCEL_AUTO_REFERENCES"
+    before = os.environ.get(name)
+    if only_if:
+        os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if only_if:
+            del os.environ[name]
+            os.environ.update({} if before is None else {name: before})
+
+
+GENERATE, PLAIN, AGAIN = "generate", "_plain", "_again"
+
+
+def run_rag_speedup(arguments: Sequence[str] | None = None) -> None:
+    """RAG: is the whole way faster, from a question to the last word of its answer?
+
+        python -m eval rag_speedup --model reader --data DATA
+        python -m eval rag_speedup --model random:llama-135m --data DATA --limit 20
+
+    The passages of all of a task's questions are one index: a file, an embedder, FAISS. Each
+    question goes from there to its ten best passages, a prompt and an answer: through
+    ``ragaccel.RAG``, through a chain of LangChain and through a query engine of LlamaIndex, where
+    those are installed, each as it comes and with plain decoding; and through ``model.generate`` on
+    the same passages. All stream. They take turns on each question; every LLM begins a round
+    knowing nothing, neither answers nor prompts. *Asked again* is the one way that has had the
+    question before. A real model gives its own answers; a random one follows the recorded ones
+    whatever was retrieved. Without the data folder the documents under ``demos/`` are asked about.
+    The last line of stdout is one JSON document.
+    """
+    document = measured("rag_speedup", measure, parse(arguments))
+    print(rag_speedup_table(document))
+    print(json.dumps(document["contenders"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("rag_speedup", run_rag_speedup.__doc__)
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    add("--task", help="a file of eval/tasks, or a .jsonl file of your own (default: llma)")
+    add("--ways", default=",".join(STREAMING), help="comma-separated (default: %(default)s)")
+    add("--embedder", help="a folder or name (default: all-MiniLM-L6-v2)")
+    add("--k", type=int, default=10, help="passages of a prompt (default: %(default)s)")
+    add("--limit", type=int, help="questions to ask (default: all); the index holds all passages")
+    add("--repeats", type=int, default=1, help="rounds over all questions")
+    add("--max-new-tokens", type=int, default=256)
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure whatever the ledger lacks and compare."""
+    ways, left_out = chosen_ways(options.ways)
+    task, examples = load_questions(options.task, options.data)
+    note(f"loading {options.model}")
+    target = chosen_target(options, options.dtype)
+    asked = questions_of(examples, options.limit, answered=target.is_random)
+    if not asked:
+        raise ValueError(f"task {task} has no questions with recorded answers to follow")
+    settings = {
+        **describe_target(options),
+        "task": Path(task).name,
+        "forced": target.is_random,
+        "ways": ",".join(ways),
+        **({"left_out": left_out} if left_out else {}),
+        **({"embedder": Path(options.embedder).name} if options.embedder else {}),
+        "k": options.k,
+        "examples": len(asked),
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, settings)
+    with open_collection(task, examples, load_embedder(options.embedder)) as collection:
+        index: dict[str, Any] = {"passages": collection.num_passages}
+        if task not in ABOUT_DOCUMENTS:
+            index["own_found"] = share_found(collection, asked, options.k)
+        contenders = make_ways(ways, target, collection.source, options)
+        recorded = recorded_answers(asked, target, options.max_new_tokens)
+        run_rounds(contenders, asked, recorded, ledger, options.repeats)
+    resumed = [row["resumed"] for row in ledger.rows if "resumed" in row]
+    return result(
+        "rag_speedup",
+        settings,
+        device=options.device,
+        index=index,
+        **({"resumed": resumed} if resumed else {}),
+        contenders=compare(ledger.measurements),
+    )
+
+
+def questions_of(
+    examples: Sequence[Example], limit: int | None, *, answered: bool
+) -> list[Example]:
+    """The first questions that stand alone; where they are to be followed, with an answer."""
+    alone = (one for one in examples if one.question and not one.history)
+    return list(islice((one for one in alone if one.answer or not answered), limit))
+
+
+def chosen_ways(names: str) -> tuple[list[str], list[str]]:
+    """The ways that are asked for and installed, and those that are not.
+
+    Raises:
+        ValueError: a way that there is not.
+    """
+    chosen = names.split(",")
+    if unknown := set(chosen) - STREAMING.keys():
+        raise ValueError(f"no way {sorted(unknown)[0]!r}: take some of {', '.join(STREAMING)}")
+    left_out = [name for name in chosen if name in PACKAGES and not is_installed(name)]
+    for name in left_out:
+        note(f"{name} is left out: {PACKAGES[name]} is not installed")
+    return [name for name in chosen if name not in left_out], left_out
+
+
+def make_ways(
+    ways: Sequence[str], target: Target, source: TimedSource, options: argparse.Namespace
+) -> list[Way]:
+    """Make each way accelerated and plain, the first also asked again; and without us."""
+    settings = {"k": options.k, "max_new_tokens": options.max_new_tokens}
+    made: list[Way] = [Generate(GENERATE, target, source, **settings)]
+    for way in ways:
+        made.append(Ours(way + PLAIN, target, source, way=way, accelerated=False, **settings))
+        made.append(Ours(way, target, source, way=way, **settings))
+    again = f"{ways[0]}{AGAIN}"
+    made.append(Ours(again, target, source, way=ways[0], again=True, **settings))
+    return made
+
+
+def recorded_answers(
+    examples: Sequence[Example], target: Target, max_new_tokens: int
+) -> dict[str, tuple[int, ...]]:
+    """The answers that a random model is to follow, in tokens; none for a real one."""
+    if not target.is_random:
+        return {}
+    return {
+        example.example_id: recorded_ids(example.answer, target.tokenizer)[:max_new_tokens]
+        for example in examples
+    }
+
+
+def recorded_ids(answer: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """An answer in tokens, with its end: the same whatever prompt a chain puts before it."""
+    return (*tokenizer.encode(answer), *sorted(tokenizer.eos_ids)[:1])
+
+
+def run_rounds(
+    ways: Sequence[Way],
+    examples: Sequence[Example],
+    recorded: Mapping[str, tuple[int, ...]],
+    ledger: Ledger,
+    repeats: int,
+) -> None:
+    """Ask every way every question, another one first each time, but for what the ledger holds.
+
+    All is forgotten before every round. A run that goes on within one notes the place: what was
+    remembered of the questions before is lost.
+    """
+    done = {(row["round"], row["example"]) for row in ledger.measurements}
+    groups = [(turn, at, one) for turn in range(repeats) for at, one in enumerate(examples)]
+    left = [group for group in groups if (group[0], group[2].example_id) not in done]
+    if left and left[0][1] > 0:
+        turn, _, example = left[0]
+        ledger.add({"resumed": {"round": turn, "example": example.example_id}})
+    if left:
+        note("warming up")
+        answer = recorded.get(examples[-1].example_id, ())
+        for way in ways:
+            way.ask(examples[-1].question, answer)
+    last_turn = None
+    for number, (turn, at, example) in enumerate(left, start=1):
+        if turn != last_turn:
+            for way in ways:
+                way.forget()
+        last_turn = turn
+        answer = recorded.get(example.example_id, ())
+        rows = {
+            way.name: as_row(way.name, example, turn, way.ask(example.question, answer))
+            for way in in_turn(ways, at + turn)
+        }
+        ledger.add(*(rows[way.name] for way in ways))
+        seconds = ", ".join(f"{name} {row['total_seconds']:.2f}" for name, row in rows.items())
+        note(f"{number}/{len(left)} round {turn + 1} {example.example_id}: seconds {seconds}")
+
+
+def as_row(name: str, example: Example, turn: int, asked: Asked) -> Row:
+    """Put one answer into a row of the ledger."""
+    return {
+        "example": example.example_id,
+        "round": turn,
+        "contender": name,
+        "prompt_tokens": asked.prompt_tokens,
+        "tokens": len(asked.token_ids),
+        "passes": asked.passes,
+        "text_hash": hashlib.sha256(asked.text.strip().encode()).hexdigest()[:12],
+        "first_token_seconds": asked.first_token_seconds,
+        "total_seconds": asked.total_seconds,
+        "stages": asked.stages,
+    }
+
+
+def compare(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Figures of each way, in order of first appearance.
+
+    ``first_token_seconds`` and ``total_seconds`` are medians of answers, ``stages`` means, so that
+    they sum to ``total_seconds_mean``. ``ratio`` and ``ratio_first_token`` are medians of paired
+    speeds over the same way with plain decoding, ``ratio_generate`` and
+    ``ratio_first_token_generate`` over ``model.generate``. ``same_text`` counts the answers that
+    say what plain decoding said, of so many ``answers``.
+    """
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["contender"], []).append(row)
+    return {name: _figures(name, by_name) for name in by_name}
+
+
+def _figures(name: str, by_name: Mapping[str, list[Row]]) -> dict[str, Any]:
+    own, plain = by_name[name], by_name.get(plain_of(name), [])
+    first_plain = next(rows for other, rows in by_name.items() if other.endswith(PLAIN))
+    said = {_key(row): row["text_hash"] for row in plain or first_plain}
+    return {
+        "first_token_seconds": median(row["first_token_seconds"] for row in own),
+        "total_seconds": median(row["total_seconds"] for row in own),
+        "total_seconds_mean": fmean(row["total_seconds"] for row in own),
+        **_ratios(own, plain, ""),
+        **_ratios(own, by_name[GENERATE], "_generate"),
+        "stages": {
+            stage: fmean(row["stages"][stage] for row in own)
+            for stage in RAG_STAGES
+            if stage in own[0]["stages"]
+        },
+        "examples": len({row["example"] for row in own}),
+        "answers": len(own),
+        "prompt_tokens": fmean(row["prompt_tokens"] for row in own),
+        "tokens": sum(row["tokens"] for row in own),
+        "passes": sum(row["passes"] for row in own),
+        "acceptance_length": sum(r["tokens"] for r in own) / sum(r["passes"] for r in own),
+        "same_text": sum(row["text_hash"] == said.get(_key(row)) for row in own),
+    }
+
+
+def plain_of(name: str) -> str:
+    """The name of the same way with plain decoding."""
+    return name.removesuffix(AGAIN).removesuffix(PLAIN) + PLAIN
+
+
+def _ratios(own: Sequence[Row], other: Sequence[Row], label: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for quantity, kind in (("total_seconds", ""), ("first_token_seconds", "_first_token")):
+        if other:
+            ratio = paired_ratio(_speeds(own, quantity), _speeds(other, quantity))
+            key = f"ratio{kind}{label}"
+            figures[key], figures[f"{key}_worst"] = ratio.value, ratio.worst
+            figures[f"{key}_interval"] = [ratio.low, ratio.high]
+    return figures
+
+
+def _speeds(rows: Sequence[Row], quantity: str) -> Speeds:
+    return {_key(row): 1 / row[quantity] for row in rows}
+
+
+def _key(row: Row) -> tuple[str, int]:
+    return row["example"], row["round"]

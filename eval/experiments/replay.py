@@ -1,0 +1,736 @@
+"""Replay: recorded answers through any drafter, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from eval.data import MissingDataError, add_set_options, read_recorded, set_files, set_tokenizer
+from eval.runner import measured, new_parser, note, result
+from ragaccel.decoding.request import Request
+from ragaccel.decoding.session import SampledTokens, Session
+from ragaccel.decoding.tree import DraftTree, Origin
+from ragaccel.drafting import expansion as growth
+from ragaccel.drafting import expansion as scores
+from ragaccel.drafting.arrays import compiled
+from ragaccel.drafting.calibration import Calibration
+from ragaccel.drafting.expansion import (
+    SOURCES,
+    MatchWeights,
+    Scores,
+    default_match_weights,
+    score_matches,
+)
+from ragaccel.drafting.history import History, bucket_starts
+from ragaccel.drafting.memory import Memory
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.suffix_array import (
+    BigramTable,
+    Ids,
+    SuffixArray,
+    empty_bigrams,
+    match_length,
+)
+from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from eval.data import Recorded
+    from ragaccel.decoding.session import Context, Drafter
+
+
+class LookupDrafter:
+    """Prompt lookup as in transformers: the leftmost match of the last two tokens, or of one."""
+
+    mask_ids: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self, num_tokens: int = 10, max_ngram: int = 2) -> None:
+        self._num_tokens, self._max_ngram = num_tokens, max_ngram
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess a chain: what follows the match."""
+        tokens = context.token_ids
+        first = context.shared(_Places)
+        first.grow(tokens)
+        for n in range(min(self._max_ngram, len(tokens) - 1), 0, -1):
+            tail = tokens[-n:]
+            for place in first.of.get(tail[0], ()):
+                if place + n < len(tokens) and tokens[place : place + n] == tail:
+                    copied = tokens[place + n : place + n + min(self._num_tokens, budget)]
+                    return _chain(tokens[-1], copied, "lookup")
+        return DraftTree.chain(tokens[-1:])
+
+
+class _Places:
+    """Where each token stands in the running text."""
+
+    def __init__(self, context: Context) -> None:  # noqa: ARG002
+        self.of: dict[int, list[int]] = {}
+        self._known = 0
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        for place in range(self._known, len(tokens)):
+            self.of.setdefault(tokens[place], []).append(place)
+        self._known = len(tokens)
+
+
+class _Suffixes:
+    """Where each token stands in a list of texts, to be narrowed down by what precedes it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._ends: dict[int, list[int]] = {}
+
+    def append(self, token: int) -> None:
+        self._ends.setdefault(token, []).append(len(self.tokens))
+        self.tokens.append(token)
+
+    def speculate(self, context: Sequence[int], most: int) -> tuple[float, list[int]]:
+        """The best greedy path over all lengths of match: (sum of probabilities, tokens)."""
+        tokens, best = self.tokens, (0.0, list[int]())
+        ends = [end for end in self._ends.get(context[-1], ()) if end + 1 < len(tokens)]
+        for length in range(1, min(SuffixDrafter.MAX_DEPTH, len(context)) + 1):
+            if length > 1:
+                ends = [
+                    end
+                    for end in ends
+                    if end >= length - 1 and tokens[end - length + 1] == context[-length]
+                ]
+            if not ends:
+                break
+            best = max(best, self._path(ends, min(most, length)), key=lambda path: path[0])
+        return best
+
+    def _path(self, ends: list[int], most: int) -> tuple[float, list[int]]:
+        score, prob, path = 0.0, 1.0, list[int]()
+        for step in range(1, most + 1):
+            following = Counter(
+                self.tokens[end + step] for end in ends if end + step < len(self.tokens)
+            )
+            following.pop(-1, None)
+            if not following:
+                break
+            token, count = following.most_common(1)[0]
+            prob *= count / len(ends)
+            if prob < SuffixDrafter.MIN_PROB:
+                break
+            ends = [
+                end
+                for end in ends
+                if end + step < len(self.tokens) and self.tokens[end + step] == token
+            ]
+            score += prob
+            path.append(token)
+        return score, path
+
+
+class SuffixDrafter:
+    """Suffix decoding after Arctic Inference: the best-scoring path of a suffix tree.
+
+    Of every length of match the greedy path by counts is followed for as many tokens as match, down
+    to a chance of 0.1; the path whose chances sum to most is drafted. One tree holds prompt and
+    output, the other the outputs of past requests.
+    """
+
+    MAX_DEPTH, MIN_PROB = 24, 0.1
+    mask_ids: ClassVar[tuple[int, ...]] = ()
+
+    class Outputs(_Suffixes):
+        """Outputs of past requests."""
+
+        def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:  # noqa: ARG002
+            """Remember an answer."""
+            for token in (*answer_ids, -1):
+                self.append(token)
+
+    def __init__(self, past: Outputs) -> None:
+        self._past = past
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Guess a chain from whichever tree scores more."""
+        own = context.shared(_OwnSuffixes)
+        for token in context.token_ids[len(own.tokens) :]:
+            own.append(token)
+        tail = context.token_ids[-self.MAX_DEPTH :]
+        found = max(
+            own.speculate(tail, budget), self._past.speculate(tail, budget), key=lambda f: f[0]
+        )
+        return _chain(context.token_ids[-1], found[1], "suffix")
+
+
+class _OwnSuffixes(_Suffixes):
+    """Prompt and output of one request."""
+
+    def __init__(self, context: Context) -> None:  # noqa: ARG002
+        super().__init__()
+
+
+def _chain(root: int, copied: Sequence[int], source: str) -> DraftTree:
+    origins = [(), *[(Origin(source, 0),)] * len(copied)]
+    return DraftTree.chain([root, *copied], origins=origins)
+
+
+class ReplayVerifier:
+    """A target model that says the recorded answer, whatever is drafted."""
+
+    max_rows = 1 + 256
+    chains_only = False
+
+    def __init__(self, answer_ids: Sequence[int]) -> None:
+        self._answer, self._said = answer_ids, 0
+
+    def prefill(self, request: Request) -> None:
+        """Nothing to cache."""
+
+    def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:  # noqa: ARG002
+        """Choose the recorded token after every node that is on the recorded path; -1 elsewhere."""
+        next_ids = [-1] * len(tree)
+        depth_of = {0: 0}
+        for node in range(len(tree)):
+            parent = tree.parents[node]
+            if node and parent in depth_of and tree.token_ids[node] == next_ids[parent]:
+                depth_of[node] = depth_of[parent] + 1
+            if node in depth_of and self._said + depth_of[node] < len(self._answer):
+                next_ids[node] = self._answer[self._said + depth_of[node]]
+        return SampledTokens(next_ids)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Go on behind what was emitted."""
+        self._said += len(path)
+
+    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
+        """Every pass costs the same: the budget alone bounds the tree."""
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one contender did on one set."""
+
+    tokens: int = 0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    triggered: int = 0
+    by_source: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Count another's answers too."""
+        for name in ("tokens", "passes", "drafted", "accepted", "triggered"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for source, num in other.by_source.items():
+            self.by_source[source] = self.by_source.get(source, 0) + num
+        self.seconds += other.seconds
+
+    def counts(self) -> dict[str, Any]:
+        """Count decoding steps, and how many had a draft: a point of a grid."""
+        passes, triggered = max(1, self.passes), max(1, self.triggered)
+        return {
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "tokens_per_pass": round(self.tokens / passes, 4),
+            "drafted_per_pass": round(self.drafted / passes, 4),
+            "accepted_per_pass": round(self.accepted / passes, 4),
+            "triggered": round(self.triggered / passes, 4),
+            "accepted_per_trigger": round(self.accepted / triggered, 4),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Sum up: tokens and guesses a pass, drafting in microseconds a step that drafts."""
+        times = sorted(self.seconds) or [0.0]
+        return {
+            "tokens_per_pass": round(self.tokens / max(1, self.passes), 3),
+            "drafted_per_pass": round(self.drafted / max(1, self.passes), 1),
+            "accepted_by_source": dict(sorted(self.by_source.items(), key=lambda i: -i[1])),
+            "draft_us_median": round(1e6 * statistics.median(times), 1),
+            "draft_us_p95": round(1e6 * times[int(0.95 * (len(times) - 1))], 1),
+        }
+
+
+class Timed:
+    """A drafter whose steps are timed; those that draft nothing do not count."""
+
+    def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
+        self._drafter, self._seconds = drafter, seconds
+        self.mask_ids = drafter.mask_ids
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Draft, and note how long it took."""
+        started = perf_counter()
+        tree = self._drafter.draft(context, budget)
+        if len(tree) > 1:
+            self._seconds.append(perf_counter() - started)
+        return tree
+
+
+class Contender:
+    """A drafter, the budget it is given, and whether it remembers."""
+
+    def __init__(
+        self, make: Callable[[], Drafter], budget: int, *, past: Any = None, apart: bool = False
+    ) -> None:
+        self.drafter, self.budget, self.past, self.apart = make(), budget, past, apart
+
+    def replay(self, recorded: Recorded, tally: Tally) -> None:
+        """Decode one recorded answer, then remember it."""
+        request = Request(
+            recorded.prompt_ids,
+            recorded.apart if self.apart else recorded.references,
+            max_new_tokens=len(recorded.answer_ids) + self.budget,
+            eos_ids=frozenset(recorded.answer_ids[-1:]),
+            min_new_tokens=len(recorded.answer_ids) - 1,
+        )
+        drafter = Timed(self.drafter, tally.seconds)
+        verifier = ReplayVerifier(recorded.answer_ids)
+        session = Session(verifier, drafter, request, token_budget=self.budget)
+        tally.triggered += sum(step.num_drafts > 0 for step in session)
+        result = session.result()
+        assert result.token_ids == recorded.answer_ids, "a drafter changed the answer"
+        tally.tokens += result.stats.new_tokens
+        tally.passes += result.stats.verify_passes
+        tally.drafted += result.stats.draft_tokens
+        tally.accepted += result.stats.accepted_tokens
+        for source, num in result.stats.accepted_by_source.items():
+            tally.by_source[source] = tally.by_source.get(source, 0) + num
+        if self.past is not None:
+            self.past.add(recorded.prompt_ids, recorded.answer_ids)
+
+
+def contenders(memory_bytes: int | None = None) -> dict[str, Contender]:
+    """Make the contenders anew: none knows anything yet.
+
+    ``memory_bytes`` bounds the history as a memory of so many bytes bounds that of a namespace.
+    """
+    history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
+    outputs = SuffixDrafter.Outputs()
+    return {
+        "ours_64_history": Contender(lambda: TrieDrafter(past=history), 64, past=history),
+        "ours_64": Contender(TrieDrafter, 64),
+        "ours_16": Contender(TrieDrafter, 16),
+        "copy": Contender(CopyDrafter, 31),
+        "llma": Contender(CopyDrafter.paper, 19, apart=True),
+        "lookup": Contender(LookupDrafter, 10),
+        "suffix": Contender(lambda: SuffixDrafter(outputs), 32, past=outputs),
+    }
+
+
+def replay_set(recordings: Iterable[Recorded], contender: Contender) -> dict[str, Any]:
+    """Replay all answers of one set through one contender: its counts."""
+    tally = Tally()
+    for recorded in recordings:
+        contender.replay(recorded, tally)
+    return tally.counts()
+
+
+def replay(
+    paths: Sequence[Path], tokenizer: Any, limit: int | None, memory_bytes: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Replay every file through every contender: {set: {contender: figures}}."""
+    results: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        runs = contenders(memory_bytes)
+        tallies = {name: Tally() for name in runs}
+        for recorded in read_recorded(path, tokenizer, limit):
+            for name, run in runs.items():
+                run.replay(recorded, tallies[name])
+        results[path.stem] = {name: tally.figures() for name, tally in tallies.items()}
+        shown = "  ".join(f"{n} {f['tokens_per_pass']:.3f}" for n, f in results[path.stem].items())
+        note(f"{path.stem}: {shown}")
+    return results
+
+
+def run_replay(arguments: Sequence[str] | None = None) -> None:
+    """Which drafter? Recorded answers through any of them, without a model: tokens a verify pass.
+
+        python -m eval replay --data DATA --tokenizer llama2 --json results.json
+        python -m eval replay --folder FOLDER_OF_JSONL --tokenizer llama2 --limit 150
+
+    A verifier that knows the answer stands in for the model, so acceptance is exactly what a model
+    that gave this answer would have accepted. Cold drafters know the text of one request; those
+    with history know the requests before it in the same file, and start with none. How far chances
+    are to be believed is learned from row to row by all of ours. The last line is one JSON
+    document.
+    """
+    options = parse_replay(arguments)
+    try:
+        paths = files_of(options)
+    except FileNotFoundError as error:
+        sys.exit(f"eval replay: {error}")
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    results = replay(paths, tokenizer, options.limit, options.memory_bytes)
+    if options.json:
+        table = {
+            name: {run: figures["tokens_per_pass"] for run, figures in runs.items()}
+            for name, runs in results.items()
+        }
+        options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(results))
+
+
+def parse_replay(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("replay", run_replay.__doc__)
+    add_set_options(parser)
+    add = parser.add_argument
+    add("--folder", type=Path, help="JSONL files of your own, all of them")
+    told = "of a memory whose namespace's history is used; else that is bounded by 64 MiB alone"
+    add("--memory-bytes", type=int, help=told)
+    add("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
+    return parser.parse_args(arguments)
+
+
+def files_of(options: argparse.Namespace) -> list[Path]:
+    """The sets that are named, or all files of a folder.
+
+    Raises:
+        MissingDataError: there are none.
+    """
+    if options.folder is None:
+        return set_files(options.sets.split(","), options.data)
+    paths = sorted(options.folder.glob("*.jsonl"))
+    if not paths:
+        raise MissingDataError(f"{options.folder} holds no .jsonl file: choose another --folder")
+    return paths
+
+
+DRAFTERS = {"64_history": (64, True), "16": (16, False)}
+Figures = dict[str, float]
+
+
+def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
+    """The full drafter and others that each lack one thing; without a past, none of it is lost."""
+    weights = default_match_weights()
+    drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
+    made = {
+        "full": drafter(),
+        "longest_only": LongestOnly(nodes, past=past),
+        "no_beyond": drafter(match_weights=weights._replace(beyond=np.ones_like(weights.beyond))),
+        "one_branch": drafter(mode="one"),
+        "parallel_branches": drafter(mode="parallel"),
+        "no_calibration": drafter(calibration=Unlearning()),
+        "no_support": drafter(
+            match_weights=weights._replace(support=np.ones_like(weights.support))
+        ),
+        "no_frequent": drafter(match_weights=without_frequency(weights)),
+    }
+    for source in ("reference", "prompt", "output"):
+        made[f"no_{source}"] = WithoutSource(nodes, past=past, kind=SOURCES.index(source))
+    if not isinstance(past, NoPast):
+        for source in ("past prompt", "past answer"):
+            name = f"no_{source.replace(' ', '_')}"
+            made[name] = drafter(past=PartOfPast(past, hidden=SOURCES.index(source)))
+        made["no_successors"] = drafter(past=PartOfPast(past, has_bigrams=False))
+        made["no_past"] = drafter(past=NoPast())
+    return made
+
+
+class Unlearning(Calibration):
+    """Corrections that stay 1."""
+
+    def learn(self, *_outcomes: Any) -> None:
+        """Learn nothing."""
+
+
+def without_frequency(weights: MatchWeights) -> MatchWeights:
+    """No token is likelier for being frequent, whether something matches or not."""
+    frequency = weights.frequency.copy()
+    frequency[:2] = 0.0
+    return weights._replace(frequency=frequency)
+
+
+class PartOfPast:
+    """Past requests without one kind of text, or without what followed each token."""
+
+    def __init__(self, past: PastTexts, *, hidden: int = -1, has_bigrams: bool = True) -> None:
+        self._past, self._hidden, self._has_bigrams = past, hidden, has_bigrams
+
+    def suffix_array(self) -> SuffixArray:
+        """Return what is left to search."""
+        left = without(self._past.suffix_array(), self._hidden)
+        return left._replace(bucket_starts=bucket_starts(left.token_ids, left.positions))
+
+    def counts(self) -> Ids:
+        """Return how often each token occurs, in what is hidden too."""
+        return self._past.counts()
+
+    def bigrams(self) -> BigramTable:
+        """Return what follows each token, or a table that knows no token."""
+        return self._past.bigrams() if self._has_bigrams else empty_bigrams()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithoutSource(TrieDrafter):
+    """A drafter that does not copy from one kind of the request's own text."""
+
+    kind: int = 0
+
+    def _open(self, context: Context) -> Any:
+        request: Any = TrieDrafter._open(self, context)
+        request.text = HiddenText(request.text, self.kind)
+        return request
+
+
+class HiddenText:
+    """The searched text of a request, in which the places of one kind are not found."""
+
+    def __init__(self, text: Any, kind: int) -> None:
+        self._text, self._kind = text, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._text, name)
+
+    @property
+    def suffix_array(self) -> SuffixArray:
+        """What can be searched now."""
+        return without(self._text.suffix_array, self._kind)
+
+
+def without(suffix_array: SuffixArray, kind: int) -> SuffixArray:
+    """A corpus in which no place of a kind is found; ``bucket_starts`` is not made anew."""
+    positions = suffix_array.positions[: suffix_array.num_positions]
+    positions = positions[suffix_array.kinds[positions] != kind]
+    return suffix_array._replace(positions=positions, num_positions=len(positions))
+
+
+@compiled
+def score_longest_matches(
+    suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
+    match_weights: MatchWeights, scores: Scores, count: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Hear the places whose match is as long as the longest, and no others."""
+    for i in (at - 1, at):
+        if 0 <= i < suffix_array.num_positions:
+            length = match_length(suffix_array.token_ids, suffix_array.positions[i], context, end)
+            min_length = max(min_length, length)
+    return score_matches(
+        suffix_array, at, context, end, max_matches, min_length, match_weights, scores, count
+    )
+
+
+def calling(function: Any, **others: Any) -> Any:
+    """The same function, which calls others in place of those of these names.
+
+    What numba keeps on disk goes by the code alone, which is the same: so this is not kept.
+    """
+    plain = getattr(function, "py_func", function)
+    unknown = others.keys() - set(plain.__code__.co_names)
+    if unknown:
+        raise ValueError(f"{plain.__name__} knows no {', '.join(unknown)}")
+    made = FunctionType(plain.__code__, {**plain.__globals__, **others}, plain.__name__)
+    if plain is function:
+        return made
+    import numba
+
+    return numba.njit(nogil=True)(made)
+
+
+class LongestOnly(TrieDrafter):
+    """Of this request and of past ones each, only the longest matches have votes."""
+
+    _poll = calling(scores.score_candidates, score_matches=score_longest_matches)
+    _grow = calling(growth.build_tree, expand=calling(growth.expand, score_candidates=_poll))
+    _build = calling(TrieDrafter._build, build_tree=_grow)
+
+
+def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:
+    """Replay the rows of one set through all variants: tokens a pass."""
+    history = History()
+    made = variants(history if has_past else NoPast(), nodes)
+    runs = {name: Contender(lambda one=one: one, nodes) for name, one in made.items()}
+    tallies = {name: Tally() for name in runs}
+    for recorded in rows:
+        for name, run in runs.items():
+            run.replay(recorded, tallies[name])
+        history.add(recorded.prompt_ids, recorded.answer_ids)
+    return {name: tally.figures()["tokens_per_pass"] for name, tally in tallies.items()}
+
+
+def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figures]]:
+    """Turn {set: {variant: tokens a pass}} round, the difference to the full drafter added."""
+    names = list(next(iter(by_set.values())))
+    return {
+        name: {
+            title: {
+                "tokens_per_pass": row[name],
+                "difference": round(row[name] - row["full"], 3),
+            }
+            for title, row in by_set.items()
+        }
+        for name in names
+    }
+
+
+def run_ablation(arguments: Sequence[str] | None = None) -> None:
+    """Ablation: what is each idea and source of the trie drafter worth, in tokens a verify pass?
+
+        python -m eval ablation --data DATA --out eval/results/ablation.json
+
+    Recorded answers as in ``eval replay``, through the full drafter and through others that each
+    lack one thing. The weights of votes are not fitted again for what is left, so a difference is
+    what is lost by taking something out of this drafter, and more than what it would lose that had
+    never had it. A source that is left out is not copied from; its tokens still count in how
+    frequent tokens are, and past texts in what follows a token. All variants of a set know the same
+    past requests; each learns its own corrections of chances. The last line of stdout is one JSON
+    document.
+    """
+    document = measured("ablation", measure_ablation, parse_ablation(arguments))
+    print(json.dumps(document["drafters"]))
+
+
+def parse_ablation(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("ablation", run_ablation.__doc__)
+    add_set_options(parser)
+    parser.add_argument("--out", type=Path, help="result file")
+    return parser.parse_args(arguments)
+
+
+def measure_ablation(options: argparse.Namespace) -> dict[str, Any]:
+    """Ablate both drafters on every set."""
+    paths = set_files(options.sets.split(","), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
+    for path in paths:
+        rows = list(read_recorded(path, tokenizer, options.limit))
+        for label, (nodes, has_past) in DRAFTERS.items():
+            found[label][path.stem] = ablate(rows, nodes, has_past=has_past)
+            note(f"{path.stem}, {label}: {found[label][path.stem]}")
+    drafters = {label: tabulated(by_set) for label, by_set in found.items()}
+    settings = {"tokenizer": options.tokenizer, "rows": options.limit}
+    return result("ablation", settings, drafters=drafters)
+
+
+BINS = 10
+Guess = tuple[float, bool]  # estimated chance, whether it was accepted
+
+
+class Watched:
+    """A drafter whose guesses are noted with what became of them."""
+
+    mask_ids: Sequence[int] = ()
+
+    def __init__(self, drafter: TrieDrafter) -> None:
+        self._drafter = drafter
+        self.guesses: dict[str, list[Guess]] = defaultdict(list)
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Note the last tree's outcomes, then draft."""
+        if context.last is not None:
+            accepted = set(context.last.accepted)
+            tree = context.last.tree
+            for node in range(1, len(tree)):
+                source = tree.origins[node][0].source
+                self.guesses[source].append((tree.path_probs[node], node in accepted))
+        return self._drafter.draft(context, budget)
+
+
+def bins_of(guesses: Sequence[Guess], num: int = BINS) -> list[tuple[float, float, int]]:
+    """Bins of equal mass, by estimate: (mean estimate, share accepted, guesses)."""
+    ordered = sorted(guesses, key=lambda guess: guess[0])  # equal ones as they came
+    edges = [len(ordered) * i // num for i in range(num + 1)]
+    bins = []
+    for low, high in pairwise(edges):
+        part = ordered[low:high]
+        if part:
+            estimate = sum(prob for prob, _ in part) / len(part)
+            bins.append((estimate, sum(came for _, came in part) / len(part), len(part)))
+    return bins
+
+
+def figures(guesses: Sequence[Guess]) -> dict[str, Any]:
+    """Calibration error, log-loss against the best constant, and the bins of the diagram."""
+    bins = bins_of(guesses)
+    error = sum(num * abs(estimate - share) for estimate, share, num in bins) / len(guesses)
+    rate = sum(came for _, came in guesses) / len(guesses)
+    loss = sum(_log_loss(prob, came) for prob, came in guesses) / len(guesses)
+    constant = sum(_log_loss(rate, came) for _, came in guesses) / len(guesses)
+    return {
+        "guesses": len(guesses),
+        "accepted": round(rate, 4),
+        "calibration_error": round(error, 4),
+        "log_loss": round(loss, 4),
+        "log_loss_constant": round(constant, 4),
+        "below_constant": round(1 - loss / constant, 3) if constant else 0.0,
+        "bins": [[round(a, 4), round(b, 4), num] for a, b, num in bins],
+    }
+
+
+def _log_loss(prob: float, came: bool) -> float:
+    prob = min(max(prob, 1e-6), 1 - 1e-6)
+    return -math.log(prob if came else 1 - prob)
+
+
+def run_reliability(arguments: Sequence[str] | None = None) -> None:
+    r"""Do the chances mean what they say? The trie drafter's estimates against what was accepted.
+
+        python -m eval reliability --data DATA --out eval/results/reliability.json \
+            --picture eval/results/reliability.svg
+
+    Every drafted node of recorded answers, replayed as in ``eval replay``: its estimated chance of
+    acceptance, and whether it was accepted; the last pass of an answer aside. For each source the
+    expected calibration error over bins of equal mass, and by how much the log-loss is below that
+    of the source's best constant. Corrections are learned from the first half of each file on;
+    figures are of the second half, each guess judged before anything is learned from it.
+    """
+    options = parse_reliability(arguments)
+    if options.picture and find_spec("matplotlib") is None:
+        sys.exit("eval reliability: --picture needs `pip install ragaccel[eval]`")
+    sources = measured("reliability", measure_reliability, options)["sources"]
+    if options.picture:
+        from eval.report.plots import reliability_svg
+
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        options.picture.write_text(reliability_svg(sources), encoding="utf-8")
+    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in sources.items()}))
+
+
+def parse_reliability(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("reliability", run_reliability.__doc__)
+    add_set_options(parser)
+    parser.add_argument("--out", type=Path, help="result file")
+    parser.add_argument("--picture", type=Path, help="the diagram, as SVG")
+    return parser.parse_args(arguments)
+
+
+def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
+    """Judge the guesses of every set, by source."""
+    paths = set_files(options.sets.split(","), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    seen = judged(paths, tokenizer, options.limit)
+    settings = {"tokenizer": options.tokenizer, "rows": options.limit}
+    sources = {source: figures(guesses) for source, guesses in sorted(seen.items())}
+    return result("reliability", settings, sources=sources)
+
+
+def judged(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, list[Guess]]:
+    """Replay every file; the guesses of its second half, by source."""
+    guesses: dict[str, list[Guess]] = defaultdict(list)
+    for path in paths:
+        rows = list(read_recorded(path, tokenizer, limit))
+        history = History()
+        watched = Watched(TrieDrafter(past=history))
+        contender = Contender(lambda watched=watched: watched, 64, past=history)  # type: ignore[misc]
+        for number, recorded in enumerate(rows):
+            if number == len(rows) // 2:
+                watched.guesses.clear()
+            contender.replay(recorded, Tally())
+        for source, seen in watched.guesses.items():
+            guesses[source] += seen
+    return guesses

@@ -1,0 +1,779 @@
+"""Retrieval: whether the right passages are found, and which settings find most of them.
+
+A question has relevant passages; its *ranks* are the places, from 1, at which a search put them.
+Relevant is or is not: there are no grades. Every figure is for one question; over a set they are
+averaged, each question counting once.
+
+The best of many is partly luck; on questions that had no part in the choice it has none. Halves are
+of whole articles (:attr:`Question.is_held_out`). A setting's worth is the mean of its sets', each
+set counting once, whatever its size.
+
+Every question is searched once in each of the two ways, deeply; every setting then fuses what came
+first in both. ``scores`` is the library's way (:func:`ragaccel.retrieval.retriever.fuse`): the
+weighted sum of cosine and BM25, each brought to 0 to 1; over weights, and over how many of each
+search are fused at all. ``ranks`` is reciprocal rank fusion (Cormack et al., 2009): the sum of
+weight / (offset + rank), over weights and offsets; 60 and equal weights are what is usual.
+
+Documents are cut to each length and searched with the question; a passage answers when it holds the
+answer whole, at its place in the paragraph that the question was asked of. More of long passages
+than of short ones would always hold it, so lengths are compared at the same *number of tokens*
+found, titles included, as they would fill a prompt: worth is the share of questions whose answer is
+within so many tokens, averaged over four budgets. With overlap, a passage begins in the middle of
+the one before; what stands in two of them is paid for twice.
+
+``squad_articles``: the paragraphs of an article, one document; gold is the short answer.
+``clapnq_articles``: CLAP NQ's passages in the same collection; gold is the sentence that the long
+answer repeats most. ``demo``: the documents and answers that ship.
+
+Two sweeps, of fusion (:class:`FusionSweep`) and of how documents are cut
+(:class:`Cut`). In both, settings are chosen by half of the articles, and what the
+chosen ones gain over the library's is told of the other half. ``demo`` has too few questions to
+choose by, and does so only where there is no data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from eval.data import (
+    DATA_VARIABLE,
+    QUESTION_SETS,
+    Question,
+    QuestionSet,
+    demo_documents,
+    demo_questions,
+    in_data,
+    load_set,
+    read_rows,
+    spoken_title,
+)
+from eval.experiments.answers import ANSWERED, answer_figures, answer_row, clapnq_questions
+from eval.measure import middle_95, resampled_means, spread
+from eval.runner import Ledger, current_commit, kept_beside, measured, new_parser, note, result
+from ragaccel.passage import Document, Passage
+from ragaccel.retrieval.chunking import DEFAULT_PASSAGE_TOKENS, split_document
+from ragaccel.retrieval.embedder import load_embedder
+from ragaccel.retrieval.retriever import DENSE_WEIGHT, MODES, NUM_CANDIDATES, Retriever, fuse
+from ragaccel.retrieval.store import Store, embedded_text
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        Callable,
+        Collection,
+        Hashable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+
+    from ragaccel.retrieval.embedder import Embedder
+
+    Row = dict[str, Any]
+    Ranking = Sequence[tuple[str, float]]
+    CountTokens = Callable[[list[str]], list[int]]
+    Needed = Sequence[int | None]
+    Values = Mapping[str, Sequence[float]]  # by set, one of every question
+    Questions = Mapping[str, Sequence[Question]]
+    Metric = Callable[[Sequence[int], int], float]
+
+
+DEPTH = 10
+
+
+def ranks_of(relevant: Collection[str], found: Sequence[str]) -> list[int]:
+    """Return the places of the relevant passages among the found ones, from 1, ascending."""
+    return [rank for rank, name in enumerate(found, 1) if name in relevant]
+
+
+def hit(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:  # noqa: ARG001
+    """1 if a relevant passage is among the first ``depth``, else 0."""
+    return float(any(rank <= depth for rank in ranks))
+
+
+def recall(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:
+    """The share of the relevant passages that are among the first ``depth``."""
+    return sum(rank <= depth for rank in ranks) / num_relevant if num_relevant else 0.0
+
+
+def reciprocal_rank(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:  # noqa: ARG001
+    """1 / the place of the first relevant passage, 0 if that is beyond ``depth``."""
+    first = min(ranks, default=depth + 1)
+    return 1 / first if first <= depth else 0.0
+
+
+def ndcg(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:
+    """Discounted gain, 1 / log2(1 + rank) a relevant passage, over that of the best order."""
+    best = sum(1 / math.log2(1 + rank) for rank in range(1, min(num_relevant, depth) + 1))
+    gained = sum(1 / math.log2(1 + rank) for rank in ranks if rank <= depth)
+    return gained / best if best else 0.0
+
+
+METRICS: Mapping[str, Metric] = {
+    "hit@1": partial(hit, depth=1),
+    "hit@3": partial(hit, depth=3),
+    "hit@6": partial(hit, depth=6),
+    "hit@10": hit,
+    "mrr@10": reciprocal_rank,
+    "ndcg@10": ndcg,
+    "recall@10": recall,
+}
+
+
+SHIPPED = ("demo", "answers_demo")
+_TOLD_EVERY = 500
+
+
+def remembering_embedder() -> Embedder:
+    """Load the default embedder; what it makes of a question it makes once for all modes."""
+    embedder = load_embedder()
+    embedder.embed_query = cache(embedder.embed_query)  # type: ignore[method-assign]
+    return embedder
+
+
+@contextmanager
+def opened(asked: QuestionSet, embedder: Embedder, folder: Path) -> Iterator[Retriever]:
+    """Index a set in a folder, or find it indexed there, and open it for searching."""
+    note(f"{asked.name}: {len(asked.passages):,} passages, {len(asked.questions):,} questions")
+    with Store(folder / f"{asked.name}.db") as store:
+        asked.index(store, embedder, folder)
+        yield Retriever(store, embedder)
+
+
+def search_row(asked: QuestionSet, retriever: Retriever) -> Row:
+    """Ask every question of a set in every mode; keep where the relevant passages came."""
+    ranks: dict[str, list[list[int]]] = {mode: [] for mode in MODES}
+    for number, question in enumerate(asked.questions):
+        if number and number % _TOLD_EVERY == 0:
+            note(f"{asked.name}: {number:,} questions asked")
+        for mode in MODES:
+            found = retriever.search(question.text, DEPTH, mode=mode)
+            ranks[mode].append(ranks_of(question.relevant, [p.passage_id for p in found]))
+    return {
+        "set": asked.name,
+        "passages": len(asked.passages),
+        "relevant": [len(question.relevant) for question in asked.questions],
+        "groups": [question.group for question in asked.questions],
+        "ranks": ranks,
+    }
+
+
+def search_figures(row: Row) -> dict[str, Any]:
+    """Average a set's figures in each mode, and what fused search gains over the others."""
+    groups, values = row["groups"], values_of(row)
+    fused = values["fused"]
+    gains = {
+        mode: {name: spread(differences(fused[name], values[mode][name]), groups) for name in fused}
+        for mode in values
+        if mode != "fused"
+    }
+    return {
+        "passages": row["passages"],
+        "questions": len(groups),
+        "groups": len(set(groups)),
+        "relevant": sum(row["relevant"]) / len(groups),
+        "modes": {
+            mode: {name: spread(figures, groups) for name, figures in by_name.items()}
+            for mode, by_name in values.items()
+        },
+        "fused_over": gains,
+    }
+
+
+def values_of(row: Row) -> dict[str, dict[str, list[float]]]:
+    """Work out every figure of every question, by mode and metric."""
+    return {
+        mode: {
+            name: [metric(*pair) for pair in zip(ranks, row["relevant"], strict=True)]
+            for name, metric in METRICS.items()
+        }
+        for mode, ranks in row["ranks"].items()
+    }
+
+
+def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Subtract figures question by question."""
+    return [a - b for a, b in zip(ours, theirs, strict=True)]
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure every set that is asked for, those in the ledger excepted; lay out their figures."""
+    names = sets_at_hand(options, (*QUESTION_SETS, *ANSWERED), SHIPPED)
+    embedder = remembering_embedder()
+    settings = {
+        "sets": names,
+        "limit": options.limit,
+        "depth": DEPTH,
+        "embedder": embedder.fingerprint[:12],
+        "commit": current_commit(),  # what search finds is the code's
+    }
+    ledger = kept_beside(options.out, {"kind": "quality", **settings})
+    done = {row["set"] for row in ledger.rows}
+    with index_folder_of(options) as folder:
+        for name in names:
+            if name in done:
+                continue
+            if name in ANSWERED:
+                ledger.add(answer_row(name, options.data))
+                continue
+            asked = load_set(name, embedder, options.data, options.limit)
+            with opened(asked, embedder, folder) as retriever:
+                ledger.add(search_row(asked, retriever))
+    rows = {row["set"]: row for row in ledger.rows}
+    return result(
+        "quality",
+        settings,
+        sets={name: search_figures(rows[name]) for name in names if name not in ANSWERED},
+        answers={name: answer_figures(rows[name]) for name in names if name in ANSWERED},
+    )
+
+
+def sets_at_hand(
+    options: argparse.Namespace, known: Sequence[str], shipped: Sequence[str]
+) -> list[str]:
+    """The sets that are asked for, or all of which there is data.
+
+    Raises:
+        ValueError: One is not known; names those that are.
+    """
+    if options.sets:
+        unknown = set(options.sets.split(",")) - set(known)
+        if unknown:
+            raise ValueError(f"no set {', '.join(sorted(unknown))}: take of {', '.join(known)}")
+        return options.sets.split(",")
+    if options.data or DATA_VARIABLE in os.environ:
+        return list(known)
+    note(f"no data folder (--data or {DATA_VARIABLE}): only what ships, {', '.join(shipped)}")
+    return list(shipped)
+
+
+@contextmanager
+def index_folder_of(options: argparse.Namespace) -> Iterator[Path]:
+    """The folder that indexes are kept in, or one that is gone at the end."""
+    if options.indexes:
+        options.indexes.mkdir(parents=True, exist_ok=True)
+        yield options.indexes
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def run_quality(arguments: Sequence[str] | None = None) -> None:
+    """Is retrieval any good: ``python -m eval quality --data FOLDER --out quality.json``.
+
+    Hit rate, MRR, nDCG and recall of dense, full-text and fused search, for every question of every
+    set of :class:`eval.data.QuestionSet`, as :meth:`Retriever.search` finds passages by default;
+    what fused search gains over the other two, question by question; and exact match, F1 and
+    containment of what the bundled reader answers (``answers_held_out``: people's questions on
+    XQuAD articles that it was not trained on; ``answers_demo``). Without data, the sets that ship.
+    Intervals hold 95 % of the means of other draws of articles.
+
+    ``--sweep`` asks instead which settings of fusion and of passage length are best: those are
+    chosen by half of the articles and compared with the library's on the other half
+    (:class:`FusionSweep`, :class:`Cut`).
+
+    With ``--out`` a run that was stopped goes on, set by set; with ``--indexes`` it keeps the
+    indexes.
+    """
+    options = parse(arguments)
+    if options.sweep:
+        document = measured("quality", sweep, options)
+    else:
+        document = measured("quality", measure, options)
+    print(json.dumps(document))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("quality", run_quality.__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help=f"the data folder (or {DATA_VARIABLE})")
+    add("--sets", help="comma-separated; all of which there is data if not given")
+    add("--limit", type=int, help="ask only the first questions of a set")
+    add("--sweep", action="store_true", help="which settings are best, instead")
+    add("--indexes", type=Path, help="keep the indexes in this folder")
+    add("--threads", type=int)
+    add("--out", type=Path, help="write the document there; rows beside it")
+    return parser.parse_args(arguments)
+
+
+Setting = TypeVar("Setting", bound="Hashable")
+
+
+def half(values: Sequence[float], questions: Sequence[Question], *, held_out: bool) -> list[float]:
+    """The values of one half's questions."""
+    pairs = zip(values, questions, strict=True)
+    return [value for value, question in pairs if question.is_held_out == held_out]
+
+
+def choose(worth: Mapping[Setting, Values], questions: Questions) -> Setting:
+    """Find the setting that is worth most on the half to choose by; the first of equals.
+
+    Raises:
+        ValueError: A half of a set has no question.
+    """
+    for name, asked in questions.items():
+        if len({question.is_held_out for question in asked}) < 2:
+            raise ValueError(f"{name}: too few questions to choose by some and judge by others")
+
+    def mean_worth(setting: Setting) -> float:
+        means = [
+            float(np.mean(half(values, questions[name], held_out=False)))
+            for name, values in worth[setting].items()
+        ]
+        return sum(means) / len(means)
+
+    return max(worth, key=mean_worth)
+
+
+def gain(ours: Values, theirs: Values, questions: Questions) -> dict[str, Any]:
+    """What one setting gains over another on the held-out half: of each set, and their mean.
+
+    Each as (difference, and the bounds of its 95 % interval over articles).
+    """
+    by_set, draws, means = {}, [], []
+    for name, values in ours.items():
+        differences = [a - b for a, b in zip(values, theirs[name], strict=True)]
+        kept = half(differences, questions[name], held_out=True)
+        groups = [question.group for question in questions[name] if question.is_held_out]
+        by_set[name] = spread(kept, groups)
+        # sets are drawn apart: by chance of their own
+        draws.append(resampled_means(kept, groups, seed=len(draws)))
+        means.append(float(np.mean(kept)))
+    low, high = middle_95(np.mean(draws, axis=0))
+    mean = [round(number, 4) for number in (sum(means) / len(means), low, high)]
+    return {"sets": by_set, "mean": mean}
+
+
+DEPTHS = (10, 20, 50, 100)
+OFFSETS = (0, 5, 10, 20, 40, 60, 100)
+SHARES = tuple(round(0.1 * tenths, 1) for tenths in range(11))
+WORTH = "ndcg@10"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How two rankings become one; ``dense_weight`` is of 1, the rest is full-text search's."""
+
+    method: str = "scores"
+    dense_weight: float = DENSE_WEIGHT
+    offset: int | None = None  # of ranks
+    dense_depth: int = NUM_CANDIDATES
+    text_depth: int = NUM_CANDIDATES
+
+    def order(self, dense: Ranking, text: Ranking) -> list[str]:
+        """Fuse two rankings of (passage id, score), each best first."""
+        dense, text = dense[: self.dense_depth], text[: self.text_depth]
+        if self.offset is None:
+            fused = fuse(dense, text, self.dense_weight)
+        else:
+            fused = fuse_ranks(dense, text, self.dense_weight, self.offset)
+        return [key for key, _ in fused]
+
+
+LIBRARY_FUSION = Fusion()
+USUAL = Fusion("ranks", 0.5, 60)
+
+
+def fuse_ranks(
+    dense: Ranking, text: Ranking, dense_weight: float, offset: int
+) -> list[tuple[str, float]]:
+    """Fuse two rankings by reciprocal rank."""
+    scores: dict[str, float] = {}
+    for ranking, weight in ((dense, dense_weight), (text, 1 - dense_weight)):
+        for rank, (key, _) in enumerate(ranking, 1):
+            scores[key] = scores.get(key, 0.0) + weight / (offset + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+def ways_swept() -> dict[str, list[Fusion]]:
+    """The settings among which one is chosen, by what is varied."""
+    return {
+        "weight": [Fusion(dense_weight=share) for share in SHARES],
+        "depths": [Fusion(dense_depth=d, text_depth=t) for d in DEPTHS for t in DEPTHS],
+        "reciprocal rank": [Fusion("ranks", share, n) for n in OFFSETS for share in SHARES],
+    }
+
+
+def settings_swept() -> list[Fusion]:
+    """Every setting once, the library's first."""
+    return list(
+        dict.fromkeys((LIBRARY_FUSION, *(one for way in ways_swept().values() for one in way)))
+    )
+
+
+def search_deeply(
+    asked: QuestionSet, retriever: Retriever, folder: Path
+) -> list[tuple[Ranking, Ranking]]:
+    """Search every question of a set in both ways; what was searched before is read again.
+
+    Raises:
+        ValueError: The folder holds searches of other passages or by another embedder.
+    """
+    settings = {
+        "embedder": retriever.embedder.fingerprint,
+        "passages": asked.digest,
+        "depth": DEPTHS[-1],
+    }
+    ledger = Ledger(folder / f"{asked.name}.rankings.jsonl", settings)
+    known = {row["question"]: row for row in ledger.rows}
+    for number, question in enumerate(asked.questions):
+        if question.text not in known:
+            known[question.text] = {
+                "question": question.text,
+                **_searched(question.text, retriever),
+            }
+            ledger.add(known[question.text])
+        if number and number % _TOLD_EVERY == 0:
+            note(f"{asked.name}: {number:,} questions asked")
+    rows = [known[question.text] for question in asked.questions]
+    return [(row["dense"], row["text"]) for row in rows]
+
+
+def _searched(text: str, retriever: Retriever) -> dict[str, list[tuple[str, float]]]:
+    return {
+        mode: [
+            (passage.passage_id, round(passage.score, 5))
+            for passage in retriever.search(text, DEPTHS[-1], mode=mode)
+        ]
+        for mode in ("dense", "text")
+    }
+
+
+class FusionSweep:
+    """The figures of every setting on every set, as sets are added."""
+
+    def __init__(self) -> None:
+        self.questions: dict[str, Sequence[Question]] = {}
+        self.values: dict[Fusion, dict[str, dict[str, list[float]]]] = {}
+
+    def add(self, asked: QuestionSet, found: Sequence[tuple[Ranking, Ranking]]) -> None:
+        """Work out every figure of a set by every setting."""
+        self.questions[asked.name] = asked.questions
+        for setting in settings_swept():
+            figures: dict[str, list[float]] = {name: [] for name in METRICS}
+            for question, (dense, text) in zip(asked.questions, found, strict=True):
+                ranks = ranks_of(question.relevant, setting.order(dense, text))
+                for name, metric in METRICS.items():
+                    figures[name].append(metric(ranks, len(question.relevant)))
+            self.values.setdefault(setting, {})[asked.name] = figures
+
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """One entry a setting and set; ``held_out`` is of the half that chooses nothing."""
+        for setting, by_set in self.values.items():
+            for name, figures in by_set.items():
+                kept = half(figures[WORTH], self.questions[name], held_out=True)
+                yield {
+                    "sweep": "fusion",
+                    "set": name,
+                    **asdict(setting),
+                    **{metric: round(float(np.mean(v)), 4) for metric, v in figures.items()},
+                    "held_out": round(float(np.mean(kept)), 4) if kept else None,
+                }
+
+    def verdict(self, judging: Sequence[str]) -> dict[str, Any]:
+        """What is chosen by some sets and gains over the library's; and that over the usual."""
+        worth = {setting: self._worth(setting, judging) for setting in self.values}
+        questions: Questions = {name: self.questions[name] for name in judging}
+        chosen = {}
+        for name, way in ways_swept().items():
+            best = choose({setting: worth[setting] for setting in way}, questions)
+            won = gain(worth[best], worth[LIBRARY_FUSION], questions)
+            chosen[name] = {"setting": asdict(best), "gain": won}
+        return {
+            "by": WORTH,
+            "library": asdict(LIBRARY_FUSION),
+            "chosen": chosen,
+            "usual": asdict(USUAL),
+            "library_over_usual": gain(worth[LIBRARY_FUSION], worth[USUAL], questions),
+        }
+
+    def _worth(self, setting: Fusion, judging: Sequence[str]) -> Values:
+        by_set: Mapping[str, Mapping[str, Sequence[float]]] = self.values[setting]
+        return {name: by_set[name][WORTH] for name in judging}
+
+
+PASSAGE_LENGTHS = (
+    32,
+    64,
+    96,
+    128,
+    170,
+)  # all-MiniLM-L6-v2 sees 254 tokens, a third kept for the title
+TOKEN_BUDGETS = (256, 512, 768, 1024)
+PASSAGE_DEPTH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How documents are cut: the most tokens of a passage, and whether neighbours share half."""
+
+    tokens: int = DEFAULT_PASSAGE_TOKENS
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people and for files."""
+        return f"{self.tokens}-overlapping" if self.overlap else str(self.tokens)
+
+    def passages(self, document: Document, count_tokens: CountTokens) -> list[Passage]:
+        """Cut a document."""
+        if not self.overlap:
+            return split_document(document, count_tokens, self.tokens)
+        return joined(document, split_document(document, count_tokens, self.tokens // 2))
+
+
+LIBRARY_CUT = Cut()
+
+
+def cuts_swept() -> list[Cut]:
+    return [Cut(tokens, overlap) for overlap in (False, True) for tokens in PASSAGE_LENGTHS]
+
+
+def joined(document: Document, halves: Sequence[Passage]) -> list[Passage]:
+    """Join every passage with the next one under the same heading; one that has none stays."""
+    passages = []
+    for number, first in enumerate(halves):
+        follows = halves[number + 1] if number + 1 < len(halves) else None
+        before = halves[number - 1] if number else None
+        if follows is not None and follows.title == first.title:
+            text = document.text[first.start : follows.end]
+            passages.append(replace(first, text=text, end=follows.end))
+        elif before is None or before.title != first.title:  # else it is in the one before
+            passages.append(first)
+    return passages
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question on an article, and where in the document its answer stands."""
+
+    text: str
+    path: str
+    places: tuple[tuple[int, int], ...]
+
+    def question(self, passages: Iterable[Passage]) -> Question:
+        """The question with the passages, of its own document, that hold an answer whole."""
+        own = (
+            p.passage_id
+            for p in passages
+            if any(p.start <= start and end <= p.end for start, end in self.places)
+        )
+        return Question(self.text, frozenset(own), self.path)
+
+
+class Articles:
+    """Documents made of paragraphs, in the order given, a paragraph of an article once."""
+
+    def __init__(self) -> None:
+        self._paragraphs: dict[str, dict[str, int]] = {}  # by path: paragraph → where it starts
+        self._lengths: dict[str, int] = {}
+
+    def place(self, title: str, paragraph: str) -> tuple[str, int]:
+        """Put a paragraph into its article if it is not there; return (path, offset)."""
+        path = re.sub(r"\W+", "-", title) + ".txt"
+        known = self._paragraphs.setdefault(path, {})
+        if paragraph not in known:
+            known[paragraph] = self._lengths.get(path, 0)
+            self._lengths[path] = known[paragraph] + len(paragraph) + len("\n\n")
+        return path, known[paragraph]
+
+    def documents(self) -> list[Document]:
+        """The articles, each its paragraphs with an empty line between them."""
+        return [Document(path, "\n\n".join(known)) for path, known in self._paragraphs.items()]
+
+
+def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[Asked]]]:
+    """SQuAD's and CLAP NQ's passages as articles, and what is asked of them.
+
+    Raises:
+        MissingDataError: The sets are not at hand.
+    """
+    articles = Articles()
+    squad = [
+        _asked(articles, row["question"], spoken_title(part["title"]), part["text"], row["answer"])
+        for row in read_rows(in_data("rag/squad_like.jsonl", data))
+        for part in row["passages"]
+    ]
+    clapnq = [
+        _asked(articles, one.question, one.title, " ".join(one.sentences), one.sentences[one.gold])
+        for one in clapnq_questions(in_data("rag", data).parent)
+    ]
+    asked = {"squad_articles": _once_each(squad), "clapnq_articles": _once_each(clapnq)}
+    return articles.documents(), asked
+
+
+def _asked(articles: Articles, question: str, title: str, paragraph: str, answer: str) -> Asked:
+    path, offset = articles.place(title, paragraph)
+    found = re.finditer(re.escape(answer), paragraph)
+    places = tuple((offset + place.start(), offset + place.end()) for place in found)
+    return Asked(question.strip(), path, places)
+
+
+def _once_each(asked: Iterable[Asked]) -> list[Asked]:
+    """Every question of an article once, with all places at which any of its answers stands."""
+    places: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
+    for one in asked:
+        places.setdefault((one.text, one.path), {}).update(dict.fromkeys(one.places))
+    return [Asked(text, path, tuple(known)) for (text, path), known in places.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents with the questions of one or more sets, which are searched for in all of them."""
+
+    name: str
+    documents: Sequence[Document]
+    asked: dict[str, list[Asked]]  # by set; empty for the demo, whose answers know no place
+
+    def cut(self, cut: Cut, count_tokens: CountTokens) -> dict[str, QuestionSet]:
+        """The sets with the documents cut one way; all have the same passages."""
+        passages = [p for one in self.documents for p in cut.passages(one, count_tokens)]
+        of_path: dict[str, list[Passage]] = {}
+        for passage in passages:
+            of_path.setdefault(passage.path, []).append(passage)
+        questions = {
+            name: [one.question(of_path[one.path]) for one in all_]
+            for name, all_ in self.asked.items()
+        } or {self.name: demo_questions(passages)}
+        index = f"{self.name}-{cut.name}"
+        return {
+            name: QuestionSet(index, tuple(passages), tuple(all_))
+            for name, all_ in questions.items()
+        }
+
+
+def demo_corpus() -> Corpus:
+    return Corpus("demo", demo_documents(), {})
+
+
+def articles_corpus(data: Path | None, limit: int | None = None) -> Corpus:
+    """The articles, with the first ``limit`` questions of each set."""
+    documents, asked = load_articles(data)
+    return Corpus("articles", documents, {name: all_[:limit] for name, all_ in asked.items()})
+
+
+def tokens_needed(asked: QuestionSet, retriever: Retriever) -> list[int | None]:
+    """Count the tokens found up to the end of the first passage that answers; None: none does."""
+    texts = [embedded_text(passage) for passage in asked.passages]
+    counts = retriever.embedder.count_tokens(texts)
+    size = {p.passage_id: count for p, count in zip(asked.passages, counts, strict=True)}
+    needed: list[int | None] = []
+    for question in asked.questions:
+        found = [p.passage_id for p in retriever.search(question.text, PASSAGE_DEPTH)]
+        first = next((i for i, name in enumerate(found) if name in question.relevant), None)
+        needed.append(None if first is None else sum(size[name] for name in found[: first + 1]))
+    return needed
+
+
+def within(needed: Needed, budget: int) -> list[float]:
+    """1 for each answer that was within so many tokens, else 0."""
+    return [float(tokens is not None and tokens <= budget) for tokens in needed]
+
+
+def share_within(needed: Needed) -> list[float]:
+    """The share of the budgets that each answer was within."""
+    return np.mean([within(needed, budget) for budget in TOKEN_BUDGETS], axis=0).tolist()
+
+
+def passage_row(name: str, asked: QuestionSet, retriever: Retriever, cut: Cut) -> Row:
+    """Ask a set's questions of its documents cut one way."""
+    return {
+        "set": name,
+        **asdict(cut),
+        "passages": len(asked.passages),
+        "needed": tokens_needed(asked, retriever),
+    }
+
+
+def grid_entry(row: Row) -> Row:
+    """What the grid holds of a cut and set."""
+    needed = row["needed"]
+    return {
+        "sweep": "passages",
+        **{key: value for key, value in row.items() if key != "needed"},
+        **{f"within_{n}": round(float(np.mean(within(needed, n))), 4) for n in TOKEN_BUDGETS},
+        "worth": round(float(np.mean(share_within(needed))), 4),
+    }
+
+
+def passages_verdict(rows: Iterable[Row], questions: Questions) -> dict[str, Any]:
+    """The cut chosen by some sets, and what it gains over the library's."""
+    values: dict[Cut, dict[str, list[float]]] = {}
+    for row in rows:
+        if row["set"] in questions:
+            cut = Cut(row["tokens"], row["overlap"])
+            values.setdefault(cut, {})[row["set"]] = share_within(row["needed"])
+    best = choose(values, questions)
+    found = {"setting": asdict(best), "gain": gain(values[best], values[LIBRARY_CUT], questions)}
+    return {"by": "worth", "library": asdict(LIBRARY_CUT), "chosen": {"length and overlap": found}}
+
+
+KIND = "quality_sweep"
+
+
+def sweep(options: argparse.Namespace) -> dict[str, Any]:
+    """Sweep both; lay out every setting's figures and which settings are chosen."""
+    names = sets_at_hand(options, QUESTION_SETS, ("demo",))
+    embedder = remembering_embedder()
+    settings = {
+        "sets": names,
+        "limit": options.limit,
+        "depths": list(DEPTHS),
+        "lengths": list(PASSAGE_LENGTHS),
+        "budgets": list(TOKEN_BUDGETS),
+        "embedder": embedder.fingerprint[:12],
+        "commit": current_commit(),
+    }
+    ledger = kept_beside(options.out, {"kind": KIND, **settings})
+    judging = [name for name in names if name != "demo"] or names
+    with index_folder_of(options) as folder:
+        fusion = FusionSweep()
+        for name in names:
+            asked = load_set(name, embedder, options.data, options.limit)
+            with opened(asked, embedder, folder) as retriever:
+                fusion.add(asked, search_deeply(asked, retriever, folder))
+        corpora = [demo_corpus()]
+        if "squad" in names and "clapnq" in names:
+            corpora.append(articles_corpus(options.data, options.limit))
+        questions = {}
+        for corpus in corpora:
+            questions |= _sweep_passages(corpus, embedder, folder, ledger)
+    by_people = {name: asked for name, asked in questions.items() if name != "demo"} or questions
+    grid = [*fusion.grid(), *map(grid_entry, ledger.rows)]
+    # the command is that of quality
+    document = result("quality", settings, grid=grid)
+    document["fusion"] = fusion.verdict(judging)
+    document["passages"] = passages_verdict(ledger.rows, by_people)
+    return {**document, "kind": KIND}
+
+
+def _sweep_passages(
+    corpus: Corpus, embedder: Embedder, folder: Path, ledger: Ledger
+) -> dict[str, Sequence[Any]]:
+    """Search a corpus cut in every way, those in the ledger excepted; return its questions."""
+    questions: dict[str, Sequence[Any]] = {}
+    for cut in cuts_swept():
+        sets = corpus.cut(cut, embedder.count_tokens)
+        questions = {name: asked.questions for name, asked in sets.items()}
+        known = {(row["set"], row["tokens"], row["overlap"]) for row in ledger.rows}
+        if all((name, cut.tokens, cut.overlap) in known for name in sets):
+            continue
+        rows = []
+        for name, asked in sets.items():
+            with opened(asked, embedder, folder) as retriever:
+                rows.append(passage_row(name, asked, retriever, cut))
+        note(f"{corpus.name}, {cut.name} tokens a passage: done")
+        ledger.add(*rows)
+    return questions

@@ -1,0 +1,248 @@
+"""Trees: this checkout beside another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+ROOT = Path(__file__).resolve().parents[2]
+Work = dict[str, Any]
+
+
+class Worker:
+    """A process that does pieces of work with the code of one checkout."""
+
+    def __init__(self, tree: Path, settings: Work) -> None:
+        self.tree = tree
+        own = tree / ".venv" / "bin" / "python"
+        self._process = subprocess.Popen(
+            [str(own) if own.exists() else sys.executable, str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+        )
+        self.ask(**settings, tree=str(tree))
+
+    def ask(self, **work: Any) -> Work:
+        """Have it do one piece of work; what it answers.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(work) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process of {self.tree} ended: what it said stands above")
+        answer: Work = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
+def work() -> None:
+    """Do what standard input asks for, one JSON line each, with the code that PYTHONPATH names."""
+    import ragaccel
+
+    settings = json.loads(sys.stdin.readline())
+    tree = Path(settings["tree"]).resolve()
+    if tree not in Path(ragaccel.__file__).resolve().parents:
+        sys.exit(f"eval trees: ragaccel comes from {ragaccel.__file__}, not from {tree}")
+    print("{}", flush=True)
+    made: dict[str, Callable[[Work], Work]] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        kind = asked["kind"]
+        if kind not in made:
+            made[kind] = KINDS[kind](settings)
+        print(json.dumps(made[kind](asked)), flush=True)
+
+
+def decoding(settings: Work) -> Callable[[Work], Work]:
+    """Recorded answers, followed by a model of true size and random weights."""
+    from eval.data import as_recorded, jobs_for
+    from eval.decoders import make_contender
+    from eval.experiments.speed import parse_speed
+    from eval.models import chosen_target
+    from eval.tasks import load_task
+
+    options = parse_speed([f"--model={settings['model']}", f"--data={settings['data']}"])
+    target = chosen_target(options, "bfloat16")
+    examples = load_task("llma", settings["limit"], Path(settings["data"]))
+    jobs = [as_recorded(job) for job in jobs_for(target, examples, 128)]
+    contender = make_contender("ours_full", target)
+
+    def run(asked: Work) -> Work:
+        job = jobs[asked["at"] % len(jobs)]
+        contender.forget()
+        with contender.following(job):
+            done = contender.run(job)
+        return {"seconds": done.decode_seconds, "did": list(done.token_ids), "of": len(jobs)}
+
+    return run
+
+
+def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
+    """Whole requests of the bundled reader: what a request costs besides its passes shows here."""
+    from ragaccel import LLM
+
+    llm = LLM.load()
+    llm.warm_up()
+    passages = [
+        path.read_text(encoding="utf-8")[:700]
+        for path in sorted((ROOT / "demos" / "documents").rglob("*.md"))[:12]
+    ]
+
+    def run(asked: Work) -> Work:
+        text = passages[asked["at"] % len(passages)]
+        started = time.perf_counter()
+        answer = llm.generate(text, references=[text], max_new_tokens=24)
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "did": list(answer.token_ids), "of": len(passages)}
+
+    return run
+
+
+def indexing(settings: Work) -> Callable[[Work], Work]:
+    """A folder read, cut and stored from nothing."""
+    from ragaccel.retrieval.indexing import index_folder
+    from ragaccel.retrieval.store import Store
+
+    sys.path.append(str(ROOT / "eval" / "robustness"))
+    from stand_ins import HashEmbedder
+
+    def run(asked: Work) -> Work:  # noqa: ARG001
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            Store(Path(scratch, "index.db")) as store,
+        ):
+            started = time.perf_counter()
+            report = index_folder(store, HashEmbedder(), settings["documents"])
+            return {
+                "seconds": time.perf_counter() - started,
+                "did": [report.added, report.passages],
+                "of": 1,
+            }
+
+    return run
+
+
+KINDS = {"decoding": decoding, "answering": answering, "indexing": indexing}
+
+
+def pairs(kind: str, here: Worker, other: Worker, rounds: int) -> Iterator[tuple[float, float]]:
+    """Seconds of both for the same piece of work, the first asked in turn.
+
+    Raises:
+        ValueError: they did not do the same.
+    """
+    number = here.ask(kind=kind, at=0)["of"]
+    other.ask(kind=kind, at=0)
+    for at in range(number * rounds):
+        order = [here, other] if at % 2 == 0 else [other, here]
+        found = {worker.tree: worker.ask(kind=kind, at=at) for worker in order}
+        ours, theirs = found[here.tree], found[other.tree]
+        if ours["did"] != theirs["did"]:
+            raise ValueError(f"{kind} {at}: {ours['did']} here, {theirs['did']} there")
+        yield ours["seconds"], theirs["seconds"]
+
+
+def figures(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Medians of both and of the ratio, with its quartiles."""
+    ratios = [ours / theirs for ours, theirs in times]
+    spread = statistics.quantiles(ratios, n=4)[::2] if len(ratios) > 1 else ratios * 2
+    return {
+        "pairs": len(times),
+        "seconds": round(statistics.median(ours for ours, _ in times), 4),
+        "seconds_other": round(statistics.median(theirs for _, theirs in times), 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_quartiles": [round(one, 4) for one in spread],
+    }
+
+
+def run_trees(arguments: Sequence[str] | None = None) -> None:
+    """Two checkouts side by side: is this one slower than another?
+
+        python -m eval trees --other CHECKOUT --data DATA --documents FOLDER --out eval/results
+
+    Each checkout runs in a process of its own and is asked for one piece of work at a time, in turn
+    and in alternating order, so that a machine whose speed drifts is slow for both. What is told
+    are medians and the ratio, this checkout's seconds by the other's, pair by pair: below 1 this
+    one is faster. Both must give the same tokens, and index as many passages. The other checkout is
+    run with its own ``.venv`` if it has one. Of documents reading, cutting and storing are timed:
+    the embedder hashes words.
+    """
+    from eval.runner import in_folder, measured
+
+    options = parse(arguments)
+    options.out = in_folder(options.out, "trees.json")
+    document = measured("trees", measure, options)
+    print(json.dumps(document["kinds"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    from eval.runner import new_parser
+
+    parser = new_parser("trees", run_trees.__doc__)
+    add = parser.add_argument
+    add("--other", type=Path, required=True, help="another checkout of this project")
+    add("--data", type=Path, help="data folder, for decoding")
+    add("--documents", type=Path, default=ROOT / "demos" / "documents", help="a folder to index")
+    add("--model", default="random:llama-135m", help="a model for decoding")
+    add("--limit", type=int, default=8, help="recorded answers to decode")
+    add("--rounds", type=int, default=3, help="times that each piece of work is done")
+    add("--only", default=",".join(KINDS), help="comma-separated (default: %(default)s)")
+    add("--out", type=Path, help="result file, or its folder")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare both checkouts in every kind of work that can be done with what is given."""
+    from eval.runner import note, result
+
+    kinds = options.only.split(",")
+    if options.data is None and "decoding" in kinds:
+        note("no data folder (--data): decoding is left out")
+        kinds.remove("decoding")
+    settings = {
+        "data": str(options.data), "documents": str(options.documents.resolve()),
+        "model": options.model, "limit": options.limit,
+    }  # fmt: skip
+    here, other = (Worker(tree.resolve(), settings) for tree in (ROOT, options.other))
+    found = {}
+    try:
+        for kind in kinds:
+            found[kind] = figures(list(pairs(kind, here, other, options.rounds)))
+            note(f"{kind}: {found[kind]}")
+    finally:
+        here.close()
+        other.close()
+    commit = subprocess.run(
+        ["git", "-C", str(options.other), "rev-parse", "--short=12", "HEAD"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    shown = {"model": options.model, "limit": options.limit, "rounds": options.rounds}
+    return result("trees", {**shown, "other": commit or "unknown"}, kinds=found)
+
+
+if __name__ == "__main__":  # a worker's process
+    sys.path.pop(0)  # this folder: its modules are found as eval.experiments.NAME
+    work()

@@ -1,0 +1,364 @@
+"""Measuring: forward passes seen from outside, recorded answers followed, ratios with intervals.
+
+LLMA's goal-oriented decoding (Yang et al., 2023, Algorithm 2) made general. The question "how fast
+would this decoder be on this answer?" needs a model that gives this answer, and no model of the
+size at hand need do so. Here the model computes every pass in full, then the recorded next token's
+logit is raised above all others in the rows whose tokens, from the prompt on, are the recording's.
+Every other row keeps the model's own choice, so a drafter that learns from what the model says
+after wrong guesses learns nothing of the recording.
+
+The seam is a forward hook below every decoder, on the stock model or on our twin of it: ours
+(chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
+through the same few tensor operations, which need no synchronization with the device. Passes that
+are replayed as CUDA graphs call no module: there the same is done around the replay. Compiled
+modules take no hooks without breaking apart: ``generate`` over a static cache follows by a logits
+processor. What forcing took is counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from ragaccel.engine.cuda_graphs import StepGraphs
+    from ragaccel.engine.model_input import Rows
+
+
+@dataclass(slots=True)
+class Passes:
+    """Counts and seconds of the passes made while watching.
+
+    ``rows_of_each`` has the rows of every pass, in order, ``starts`` what lay in transformers'
+    cache before each. ``first_end`` is the moment the first pass was done. ``seconds`` are wall
+    time on a CPU; on a GPU, where only launching is seen, they mean little and are left out of
+    results.
+    """
+
+    count: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+    first_end: float = 0.0
+    rows_of_each: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def watching(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
+    """Watch a model's passes while the context is open; through whichever network they run.
+
+    Passes that ``graphs`` replay call no module, so they are seen there.
+
+    Waits for the device after the first pass alone, so that prefill can be told from decoding.
+    """
+    passes = Passes()
+    started = 0.0
+    device = network.device
+
+    def begin(num_rows: int) -> None:
+        nonlocal started
+        passes.count += 1
+        passes.rows += num_rows
+        passes.rows_of_each.append(num_rows)
+        started = perf_counter()
+
+    def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        past = kwargs.get("past_key_values")
+        if isinstance(past, Cache):
+            passes.starts.append(int(past.get_seq_length()))
+        given = args[0] if args else kwargs.get("input_ids")
+        begin((kwargs["inputs_embeds"] if given is None else given).shape[1])  # of mask tokens
+
+    def after(*_unused: Any) -> None:
+        if passes.count == 1:
+            synchronize(device)
+        ended = perf_counter()
+        passes.seconds += ended - started
+        if passes.count == 1:
+            passes.first_seconds, passes.first_end = ended - started, ended
+
+    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+        begin(rows.num_rows)
+        logits = run(rows)
+        after()
+        return logits
+
+    handles = (
+        network.register_forward_pre_hook(before, with_kwargs=True),
+        network.register_forward_hook(after),
+    )
+    try:
+        with around(graphs, replayed):
+            yield passes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def around(
+    graphs: StepGraphs | None, wrapper: Callable[[Callable[[Rows], Tensor], Rows], Tensor]
+) -> Iterator[None]:
+    """Have static passes go through a wrapper, which is given what runs them and their rows."""
+    if graphs is None:
+        yield
+        return
+    run: Any = graphs.run
+    graphs.run = partial(wrapper, run)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        graphs.run = run  # type: ignore[method-assign]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """What lies on a GPU now, from where its peak counts anew; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that lay on a GPU at once since ``allocated_bytes``."""
+    return torch.cuda.max_memory_allocated(device)
+
+
+FORCED_LOGIT = 1e4
+"""Above any logit of a language model, and finite in float16 after a penalty or a temperature."""
+
+
+@dataclass(slots=True)
+class Forcing:
+    """What forcing itself took: host seconds over so many passes, launches only on a GPU."""
+
+    passes: int = 0
+    seconds: float = 0.0
+
+
+@contextmanager
+def following(
+    network: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    graphs: StepGraphs | None = None,
+) -> Iterator[Forcing]:
+    """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
+
+    ``network`` is what its passes run through: of ours the twin, as an LLM refuses a stock model
+    that is given hooks; ``graphs`` is what replays passes without it.
+    ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
+    go: past the recording the model chooses for itself. One sequence at a time; the tokens a
+    decoder has committed to must be the recording's, as they are when it decodes greedily.
+
+    Raises:
+        ValueError: an empty prompt or answer, or a token the model has no logit for.
+    """
+    tokens = [*prompt_ids, *answer_ids]
+    if not prompt_ids or not answer_ids:
+        raise ValueError("a recording needs a prompt and an answer of at least one token each")
+    vocab_size = int(network.config.get_text_config(decoder=True).vocab_size)
+    if max(tokens) >= vocab_size:
+        raise ValueError(
+            f"token {max(tokens)} of the recording is outside the model's vocabulary of "
+            f"{vocab_size}: use a tokenizer that fits the model"
+        )
+    # Where the ids of a pass come in, however the model is spread.
+    embedding: Any = network.get_input_embeddings()
+    recording = torch.tensor(tokens, device=embedding.weight.device)
+    forcing = Forcing()
+
+    def force(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        started = perf_counter()
+        given = args[0] if args else kwargs.get("input_ids")
+        if given is None:
+            raise ValueError("a pass with mask tokens follows no recording: take --real")
+        _force(recording, given, kwargs, output)
+        forcing.passes += 1
+        forcing.seconds += perf_counter() - started
+
+    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+        started = perf_counter()
+        places = to_device(_places(tokens, rows), recording.device)  # while the device is idle
+        computed = perf_counter()
+        logits = run(rows)
+        returned = perf_counter()
+        logits[places[0], places[1]] = FORCED_LOGIT
+        forcing.passes += 1
+        forcing.seconds += perf_counter() - returned + computed - started
+        return logits
+
+    handle = network.register_forward_hook(force, with_kwargs=True)
+    try:
+        with around(graphs, replayed):
+            yield forcing
+    finally:
+        handle.remove()
+
+
+def _force(recording: Tensor, input_ids: Tensor, kwargs: Mapping[str, Any], output: Any) -> None:
+    """Raise the recorded next token in the logits [1, m, V] of the rows that follow the recording.
+
+    The m rows with logits are the last ones of the pass, or those ``logits_to_keep`` lists.
+    """
+    if input_ids.shape[0] != 1:
+        raise ValueError(f"a recording is one sequence, not a batch of {input_ids.shape[0]}")
+    positions = _positions(input_ids, kwargs)
+    last = recording.shape[0] - 1
+    matches = (recording[positions.clamp(max=last)] == input_ids[0]) & (positions <= last)
+    on_path = _whole_path(matches, kwargs.get("attention_mask")) & (positions < last)
+    next_ids = recording[(positions + 1).clamp(max=last)]
+    logits: Tensor = output.logits
+    keep = kwargs.get("logits_to_keep", 0)
+    kept = keep if isinstance(keep, torch.Tensor) else slice(len(positions) - logits.shape[1], None)
+    on_path, index = on_path[kept].to(logits.device), next_ids[kept].to(logits.device)
+    index = index[None, :, None]
+    own = logits.gather(-1, index)
+    logits.scatter_(-1, index, own.masked_fill(on_path[None, :, None], FORCED_LOGIT))
+
+
+def to_device(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Put integers on a device without waiting for what it is computing."""
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _places(tokens: Sequence[int], rows: Rows) -> list[list[int]]:
+    """The rows of a pass that follow the recording, and the token that is next for each."""
+    if len(rows.spans) != 1:
+        raise ValueError(f"a recording is one sequence, not a batch of {len(rows.spans)}")
+    positions, ids = rows.positions[0].tolist(), rows.token_ids[0].tolist()
+    known = [tokens[at : at + 1] == [token] for at, token in zip(positions, ids, strict=True)]
+    on_path = (~(rows.sees() & ~torch.tensor(known)).any(1)).tolist()
+    found = [row for row, on in enumerate(on_path) if on and positions[row] + 1 < len(tokens)]
+    return [found, [tokens[positions[row] + 1] for row in found]]
+
+
+def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    """Return each row's place in the sequence: [n]."""
+    positions: Tensor | None = kwargs.get("position_ids")
+    if positions is not None:
+        return positions[0].to(input_ids.device)
+    n, past = input_ids.shape[1], kwargs.get("past_key_values")
+    start = past.get_seq_length() - n if past is not None else 0  # the pass has been added already
+    return torch.arange(start, start + n, device=input_ids.device)
+
+
+def _whole_path(matches: Tensor, mask: Any) -> Tensor:
+    """Tell of each row whether it and all rows of this pass that it stands on match: [n]."""
+    n = matches.shape[0]
+    if isinstance(mask, dict):
+        mask = next((m for m in mask.values() if m is not None), None)
+    if mask is None or mask.dim() != 4:
+        return matches.cumprod(0).bool()
+    sees: Tensor = mask[0, 0, :, -n:].to(matches.device)
+    sees = sees if sees.dtype == torch.bool else sees == 0
+    return ~(sees & ~matches).any(1)
+
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A median ratio with its 95 % interval over so many examples, and the least of them."""
+
+    value: float
+    low: float
+    high: float
+    worst: float
+    examples: int
+
+
+def paired_ratio(
+    ours: Mapping[tuple[str, int], float], theirs: Mapping[tuple[str, int], float]
+) -> Ratio:
+    """Compare two speeds, keyed by example and round: the median over examples of ours / theirs.
+
+    Speeds are divided within a round, where they were measured one after the other; the rounds of
+    an example are reduced to their median. The interval is a percentile bootstrap over examples: it
+    tells how far another draw of examples could move the median, and nothing of another machine.
+
+    Raises:
+        ValueError: no example was measured on both sides.
+    """
+    rounds: defaultdict[str, list[float]] = defaultdict(list)
+    for key in ours.keys() & theirs.keys():
+        rounds[key[0]].append(ours[key] / theirs[key])
+    if not rounds:
+        raise ValueError("no example was measured on both sides")
+    ratios = sorted(median(values) for values in rounds.values())
+    low, high = bootstrap_interval(ratios)
+    return Ratio(median(ratios), low, high, ratios[0], len(ratios))
+
+
+def bootstrap_interval(values: Sequence[float], resamples: int = _RESAMPLES) -> tuple[float, float]:
+    """Return the 95 % percentile-bootstrap interval of the median; the same every time."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(resamples))
+    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def resampled_means(
+    values: Sequence[float], groups: Sequence[Hashable], *, seed: int = 0
+) -> NDArray[np.float64]:
+    """Return the means of other draws of a set's groups, with replacement; the same every time.
+
+    What belongs together (questions on one article) is drawn together: drawn one by one, values
+    that resemble each other would make an interval too narrow.
+
+    Args:
+        values: One of every question: a figure, or the difference of two (which pairs them).
+        groups: What each belongs to.
+        seed: Of the draws; another one for means that are averaged with these.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("there is nothing to average")
+    numbers: dict[Hashable, int] = {}
+    group_of = [numbers.setdefault(group, len(numbers)) for group in groups]
+    sums = np.bincount(group_of, weights=np.asarray(values, dtype=np.float64))
+    sizes = np.bincount(group_of)
+    count = len(numbers)
+    rng = np.random.default_rng(seed)
+    draws = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)
+    means: NDArray[np.float64] = (draws @ sums) / (draws @ sizes)
+    return means
+
+
+def middle_95(means: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the bounds between which 95 % of resampled means lie."""
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def spread(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return a mean and the bounds of its 95 % interval, as results hold them."""
+    low, high = middle_95(resampled_means(values, groups))
+    return [round(number, 4) for number in (sum(values) / len(values), low, high)]

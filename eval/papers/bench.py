@@ -1,0 +1,234 @@
+"""The papers' bench: recorded sets, and decoders that are replayed and timed on them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.data import DATA_VARIABLE, Job, add_set_options, in_data, lay_out, read_rows
+from eval.decoders import PLAIN, Ours, capture_passes
+from eval.experiments.replay import Contender, replay_set
+from eval.experiments.speed import run_rounds, summarize
+from eval.models import (
+    add_dtype_option,
+    add_target_options,
+    chosen_target,
+    describe_target,
+    load_tokenizer,
+)
+from eval.runner import Ledger, current_commit, kept_beside, note
+from eval.tasks import FOLDER
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.drafting.ngram import CopyDrafter
+from ragaccel.drafting.trie import TrieDrafter
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from eval.data import Recorded
+    from eval.models import Target
+    from ragaccel.decoding.session import Drafter
+
+    Point = dict[str, Any]
+    Row = dict[str, Any]
+
+
+TREE_GUESSES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A drafter and how many guesses it may make.
+
+    ``budget`` is that of a replay, and of a timed run unless ``chooses``: then as many are verified
+    as the measured cost of passes makes worth it. ``apart`` gives it references tokenized alone.
+    """
+
+    name: str
+    make: Callable[[], Drafter]
+    budget: int
+    apart: bool = False
+    chooses: bool = False
+
+    def replayed(self) -> Contender:
+        """Make it anew for a replay."""
+        return Contender(self.make, self.budget, apart=self.apart)
+
+    def timed(self, target: Target) -> Ours:
+        """Make it anew over a model."""
+        if self.chooses:
+            return Ours(self.name, target, self.make, apart=self.apart)
+        wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_GUESSES else {}
+        return Ours(
+            self.name, target, self.make, token_budget=self.budget, apart=self.apart, **wider
+        )
+
+
+def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> Decoder:
+    """LLMA as published: of k tokens fed at once k - 1 are guesses."""
+    return Decoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
+
+
+NO_DRAFTS = Decoder(PLAIN, NoDrafter, 0)
+TREES = Decoder("ours_trie", TrieDrafter, TREE_GUESSES, chooses=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What sets are run on: each decoder is replayed, and timed too where there is a model."""
+
+    target: Target | None
+    ledger: Ledger
+    repeats: int = 1
+
+    def points(
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+    ) -> list[Point]:
+        """Run all decoders on a set: one point each, in their order."""
+        counts = {one.name: replay_set(recordings, one.replayed()) for one in decoders}
+        shown = "  ".join(f"{one} {c['tokens_per_pass']:.3f}" for one, c in counts.items())
+        note(f"{name}, {len(recordings)} answers, tokens a pass: {shown}")
+        times = self.times(name, recordings, decoders)
+        return [{"decoder": one, **counts[one], **times.get(one, {})} for one in counts]
+
+    def times(
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+    ) -> dict[str, Point]:
+        """Have the model follow the answers under each decoder, interleaved.
+
+        What is longer than the model reads is left out, and said. Without a model there is nothing.
+        """
+        if self.target is None:
+            return {}
+        most = max(decoder.budget for decoder in decoders)
+        fitting = [one for one in recordings if self._fits(one, most)]
+        if len(fitting) < len(recordings):
+            note(f"{name}: {len(recordings) - len(fitting)} are longer than the model reads")
+        jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
+        if not jobs:
+            return {}
+        contenders = [decoder.timed(self.target) for decoder in decoders]
+        capture_passes(self.target.ours, jobs, compile=False)
+        run_rounds(self.target, jobs, contenders, self.ledger, repeats=self.repeats, forced=True)
+        ids = {job.job_id for job in jobs}
+        rows = [row for row in self.ledger.measurements if row["example"] in ids]
+        return {label: _timed(figures) for label, figures in summarize(rows).items()}
+
+    def _fits(self, recorded: Recorded, guesses: int) -> bool:
+        limit = self.target and self.target.ours.max_positions
+        size = len(recorded.prompt_ids) + len(recorded.answer_ids) + max(guesses, TREE_GUESSES)
+        return limit is None or size <= limit
+
+
+def open_bench(
+    options: argparse.Namespace, target: Target | None, settings: dict[str, Any]
+) -> Bench:
+    """Set up what sets are run on; times are kept beside ``--out``, and a second run goes on."""
+    ledger = Ledger(None, settings) if target is None else kept_beside(options.out, settings)
+    return Bench(target, ledger, options.repeats)
+
+
+def _job(job_id: str, recorded: Recorded) -> Job:
+    return Job(
+        job_id=job_id,
+        prompt_ids=recorded.prompt_ids,
+        references=recorded.references,
+        apart=recorded.apart,
+        answer_ids=recorded.answer_ids,
+        max_new_tokens=len(recorded.answer_ids),
+        eos_ids=frozenset(recorded.answer_ids[-1:]),
+    )
+
+
+def _timed(figures: dict[str, Any]) -> Point:
+    """The times of one decoder, and the passes that the model made, to be held against a replay."""
+    return {
+        "tokens_per_second": figures["tokens_per_second"],
+        "ratio": figures["ratio"],
+        "ratio_interval": figures["ratio_interval"],
+        "seconds": sum(figures["seconds"][stage] for stage in ("draft", "verify", "other")),
+        "timed_answers": figures["examples"],
+        "timed_passes": figures["passes"],
+        "timed_tokens_per_pass": round(figures["acceptance_length"], 4),
+    }
+
+
+ORIGINAL, UNIFIED = "llma_rag_original", "llma_msmarco_davinci003"
+SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
+"""What ships under ``eval/tasks``: one answer to each task, and three answers to some."""
+
+
+def add_replayed_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
+    """Add the options of an experiment that is replayed only."""
+    add_set_options(parser)
+    parser.set_defaults(sets=",".join(sets), tokenizer=None, limit=None, model=None)
+    parser.add_argument("--out", type=Path, help="result file")
+
+
+def add_paper_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
+    """Add the options of an experiment that is replayed, and timed where a model is named."""
+    add_target_options(parser)
+    add_dtype_option(parser)
+    add = parser.add_argument
+    parser.set_defaults(model=None)
+    add("--sets", default=",".join(sets), help="files of rag/ in the data folder")
+    add("--limit", type=int, help="rows of each file (default: all)")
+    add("--repeats", type=int, default=1, help="rounds over all rows, where a model is timed")
+    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+
+
+def has_data(options: argparse.Namespace) -> bool:
+    """Whether a data folder is named; where none is, what ships is replayed."""
+    return options.data is not None or DATA_VARIABLE in os.environ
+
+
+def set_paths(options: argparse.Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
+    """Find files of ``rag/`` by names with commas between, or else what ships in their place.
+
+    Raises:
+        MissingDataError: a set that the data folder lacks.
+    """
+    if has_data(options):
+        return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
+    where = f"eval/tasks/{shipped}.jsonl"
+    note(f"no data folder (--data, {DATA_VARIABLE}): {where}, which ships, in place of {names}")
+    return {shipped: FOLDER / f"{shipped}.jsonl"}
+
+
+def answered_rows(path: Path, limit: int | None) -> list[Row]:
+    """Read the first rows of a file that have an answer."""
+    rows = (row for row in read_rows(path) if "result" in row or row.get("answer", "").strip())
+    return list(islice(rows, limit))
+
+
+def laid_out(rows: Sequence[Row], tokenizer: Any) -> list[Recorded]:
+    """Lay out the rows whose prompts are not too long."""
+    return [one for row in rows if (one := lay_out(row, tokenizer)) is not None]
+
+
+def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
+    """Load the model of ``--model``, if one is to be timed, and the tokenizer of the answers."""
+    if options.model:
+        note(f"loading {options.model}")
+        target = chosen_target(options, options.dtype)
+        return target, target.tokenizer.tokenizer
+    name = options.tokenizer or ("llama2" if has_data(options) else "reader")
+    return None, load_tokenizer(name, options.data).tokenizer
+
+
+def describe_paper_run(options: argparse.Namespace) -> dict[str, Any]:
+    """All that must agree for two runs of an experiment to be comparable."""
+    words = options.tokenizer or ("llama2" if has_data(options) else "reader")
+    model = describe_target(options) | {"repeats": options.repeats} if options.model else {}
+    return {
+        "sets": options.sets if has_data(options) else "what ships",
+        "limit": options.limit,
+        "timed": model.get("model", "decoding steps, replayed"),
+        **(model or {"tokenizer": words}),
+        "commit": current_commit(),
+    }

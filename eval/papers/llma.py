@@ -1,0 +1,723 @@
+"""LLMA's experiments (arXiv 2304.04487), published figures beside ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from statistics import StatisticsError, correlation, linear_regression
+from typing import TYPE_CHECKING, Any
+
+from eval.data import encode_apart, is_fitted_to, lay_out
+from eval.decoders import PLAIN
+from eval.experiments.replay import Tally, replay_set
+from eval.papers.bench import (
+    NO_DRAFTS,
+    ORIGINAL,
+    SHIPPED_ANSWERS,
+    TREES,
+    UNIFIED,
+    add_paper_options,
+    add_replayed_options,
+    answered_rows,
+    chosen_models,
+    describe_paper_run,
+    laid_out,
+    llma_decoder,
+    open_bench,
+    set_paths,
+)
+from eval.papers.published import published, published_table
+from eval.report.tables import ratio_cell, table
+from eval.runner import measured, new_parser, note, result
+from ragaccel.decoding.request import Reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from eval.data import Recorded
+    from eval.papers.bench import Bench, Decoder, Row
+
+    Document = dict[str, Any]
+    Point = dict[str, Any]
+
+
+DECODER_TITLES = {
+    "ours_plain": "plain decoding",
+    "llma": "LLMA as published, n = 1, k = 20",
+    "ours_trie": "ours, trees",
+}
+REFERENCES = {
+    "answers": "other answers",
+    "passages": "passages",
+    "both": "other answers and passages",
+}
+EARLIER = {
+    "passages": "this turn's passages",
+    "answers": "and earlier answers",
+    "earlier passages": "and earlier passages",
+}
+CACHED_NOTE = (
+    "The outputs that the paper replays for cache-assisted generation are unpublished: here other "
+    "answers to the same task are the references, those of other models where the set is "
+    "mtrag_human_answers, and the answer itself is left out. With them alone the prompt holds no "
+    "passages."
+)
+
+
+def llma_count_table(document: dict[str, Any]) -> str:
+    """Lay out tokens a pass by our drafter and by the second count: one row a set and setting."""
+    rows = []
+    for point in document["grid"]:
+        counted = point["counted"]
+        cells = [
+            *(str(point[name]) for name in ("set", "n", "k", "tokens")),
+            f"{point['passes']:,}",
+            f"{counted['passes']:,}",
+            f"{point['tokens_per_pass']:.3f}",
+            f"{counted['tokens_per_pass']:.3f}",
+        ]
+        rows.append(cells)
+    titles = ["set", "n", "k", "tokens", "passes, our drafter", "passes, by its rules"]
+    return table([*titles, "tokens a pass, our drafter", "tokens a pass, by its rules"], rows)
+
+
+def llma_tables_table(document: Document) -> str:
+    """Lay out both tables: one row a set, kind of references and decoder."""
+    claims = "; ".join(f"{figure['speedup']} ×" for figure in document["published"])
+    titles = {
+        1: "Table 1, retrieval-augmented: passages as references",
+        2: "Table 2, cache-assisted: answers of others as references",
+    }
+    parts = []
+    for number, title in titles.items():
+        points = [point for point in document["grid"] if point["table"] == number]
+        if points:
+            parts += [f"**{title}**", _steps_table(points, claims)]
+    if any(point["table"] == 2 for point in document["grid"]):
+        same = ", ".join(f"{num} of {name}" for name, num in document["same_answers"].items())
+        parts.append(f"{CACHED_NOTE} Answers that stand word for word among the others: {same}.")
+    return "\n\n".join([*parts, _published(document)])
+
+
+def _steps_table(points: Sequence[Point], claims: str) -> str:
+    timed = any("ratio" in point for point in points)
+    rows = [
+        [
+            point["set"],
+            REFERENCES[point["references"]],
+            DECODER_TITLES[point["decoder"]],
+            str(point["answers"]),
+            f"{point['tokens']:,}",
+            f"{point['passes']:,}",
+            f"{point['tokens_per_pass']:.2f}",
+            f"{100 * point['triggered']:.0f} %",
+            f"{point['accepted_per_trigger']:.2f}",
+            *_times(point, timed),
+            claims if point["decoder"] == "llma" else "",
+        ]
+        for point in points
+    ]
+    titles = [
+        *("set", "references", "decoder", "answers", "tokens", "decoding steps", "tokens a step"),
+        *("steps with a draft", "accepted of one"),
+        *["answers timed", "tokens/s", "x plain"] * timed,
+        "published speed-up",
+    ]
+    return table(titles, rows)
+
+
+def _times(point: Point, timed: bool) -> list[str]:
+    if "ratio" not in point:
+        return ["", "", ""] * timed
+    cells = [str(point["timed_answers"]), f"{point['tokens_per_second']:.1f}"]
+    return [*cells, ratio_cell(point, "ratio")]
+
+
+SWEPT = {
+    "tokens_per_pass": "tokens a decoding step",
+    "triggered": "share of steps with a draft",
+    "accepted_per_trigger": "tokens accepted of a draft",
+    "passes": "decoding steps",
+    "tokens_per_second": "tokens a second",
+    "ratio": "speed-up over plain decoding",
+}
+
+
+def llma_sweep_table(document: Document) -> str:
+    """Lay out each quantity over n and k, a set at a time, and how speed follows steps."""
+    parts = []
+    for name, plain in document["plain"].items():
+        points = [point for point in document["grid"] if point["set"] == name]
+        for quantity, title in SWEPT.items():
+            if all(quantity in point for point in points):
+                beside = f"; plain {_number(plain[quantity])}" if quantity in plain else ""
+                parts += [f"**{name}: {title}**{beside}", _grid_table(points, quantity)]
+    if document["follows"]:
+        parts.append(_follows_table(document["follows"]))
+    return "\n\n".join([*parts, _published(document)])
+
+
+def _follows_table(follows: dict[str, Any]) -> str:
+    fits = {
+        "all points": follows["points"],
+        **{f"points of k = {k}": fit for k, fit in follows["by_k"].items()},
+        "single answers, all points": follows["answers"],
+    }
+    rows = [
+        [
+            over,
+            str(fit["pairs"]),
+            f"{fit['correlation']:.2f}",
+            f"{fit['slope']:.2f}",
+            f"{fit['intercept']:+.2f}",
+        ]
+        for over, fit in fits.items()
+        if fit
+    ]
+    titles = ["speed-up against the reduction of decoding steps, over", "pairs", "correlation"]
+    return table([*titles, "slope", "intercept"], rows)
+
+
+def _grid_table(points: Sequence[Point], quantity: str) -> str:
+    lengths = sorted({point["n"] for point in points})
+    copies = sorted({point["k"] for point in points})
+    cells = {(point["n"], point["k"]): _number(point[quantity]) for point in points}
+    rows = [[f"n = {n}", *(cells[n, k] for k in copies)] for n in lengths]
+    return table(["", *(f"k = {k}" for k in copies)], rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def llma_dialogue_table(document: Document) -> str:
+    """Lay out tokens a step by turn: one column a decoder and kind of references."""
+    parts = []
+    for name in dict.fromkeys(point["set"] for point in document["grid"]):
+        points = [point for point in document["grid"] if point["set"] == name]
+        timed = [point for point in points if "ratio" in point]
+        parts += [f"**{name}**: tokens a decoding step", _turns_table(points)]
+        if timed:
+            parts.append(_timed_table(timed))
+    return "\n\n".join([*parts, _published(document)])
+
+
+def _turns_table(points: Sequence[Point]) -> str:
+    columns = list(dict.fromkeys((point["decoder"], point["references"]) for point in points))
+    answers = {point["turn"]: point["answers"] for point in points}
+    found = {(p["turn"], (p["decoder"], p["references"])): p["tokens_per_pass"] for p in points}
+    rows = [
+        [turn, str(num), *(f"{found[turn, column]:.2f}" for column in columns)]
+        for turn, num in answers.items()
+    ]
+    titles = [f"{DECODER_TITLES[decoder]}: {EARLIER[kind]}" for decoder, kind in columns]
+    return table(["turn", "answers", *titles], rows)
+
+
+def _timed_table(points: Sequence[Point]) -> str:
+    rows = [
+        [DECODER_TITLES[point["decoder"]], EARLIER[point["references"]], *_times(point, True)]
+        for point in points
+    ]
+    return table(["decoder", "references", "answers timed", "tokens/s", "x plain"], rows)
+
+
+def _published(document: Document) -> str:
+    told = "From the paper's abstract and repository; its tables and figures are not repeated here."
+    return "\n\n".join([published_table(document["published"]), told, *_fitted(document)])
+
+
+def _fitted(document: Document) -> list[str]:
+    """Say which sets our trees' weights were fitted to."""
+    trees = [point for point in document["grid"] if point.get("decoder") == "ours_trie"]
+    asked = [point["set"] for point in trees if is_fitted_to(point["set"], point["answers"])]
+    if not asked:
+        return []
+    return [
+        "What a match is worth to our trees was fitted to recorded answers, some of "
+        f"{', '.join(dict.fromkeys(asked))} among them, which may flatter them there. "
+        "LLMA has nothing to fit."
+    ]
+
+
+LONGEST, PASSAGE_TOKENS = 5, 768
+COUNT_SETTINGS = ((1, 20), (1, 15), (2, 20))
+"""The (n, k) that are compared: the one the repository runs, a shorter copy, a longer match."""
+
+
+@dataclass(slots=True)
+class Count:
+    """Tokens, passes, how many of these had guesses, and how many guesses in all."""
+
+    tokens: int = 0
+    passes: int = 0
+    triggered: int = 0
+    drafted: int = 0
+
+    def figures(self) -> dict[str, Any]:
+        """Lay out the count under the names that replayed counts have."""
+        passes = max(1, self.passes)
+        return {
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "tokens_per_pass": round(self.tokens / passes, 4),
+            "drafted_per_pass": round(self.drafted / passes, 4),
+            "triggered": round(self.triggered / passes, 4),
+        }
+
+
+def count(
+    references: Sequence[Sequence[int]], answer: Sequence[int], n: int = 1, k: int = 20
+) -> Count:
+    """Count what LLMA's rules take to say an answer, its end token included."""
+    passages = [list(reference[:PASSAGE_TOKENS]) for reference in references]
+    said, counted = 0, Count(tokens=len(answer))
+    while said < len(answer):
+        guessed = _copied(passages, list(answer[:said]), n, k)
+        held = 0
+        while said + held < len(answer) and guessed[held : held + 1] == [answer[said + held]]:
+            held += 1
+        said += held + 1
+        counted.passes += 1
+        counted.triggered += bool(guessed)
+        counted.drafted += len(guessed)
+    return counted
+
+
+def _copied(passages: list[list[int]], output: list[int], n: int, k: int) -> list[int]:
+    for length in range(min(LONGEST, len(output)), n - 1, -1):
+        last = output[-length:]
+        for passage in passages:
+            for start in range(len(passage) - length + 1):
+                if passage[start : start + length] == last:
+                    return passage[start + length : start + length + k - 1]
+    return []
+
+
+def counted_of(recordings: Iterable[Recorded], n: int, k: int) -> Count:
+    """Count over all answers of a set, passages tokenized apart."""
+    total = Count()
+    for recorded in recordings:
+        one = count([part.token_ids for part in recorded.apart], recorded.answer_ids, n, k)
+        total.tokens += one.tokens
+        total.passes += one.passes
+        total.triggered += one.triggered
+        total.drafted += one.drafted
+    return total
+
+
+def run_llma_count(arguments: Sequence[str] | None = None) -> None:
+    """LLMA's count: the passes its published rules take, counted anew beside our drafter's.
+
+        python -m eval llma_count --data DATA
+
+    The rules are written here a second time, plainly and apart from our drafter, session and
+    verifier: from the last ``longest`` tokens of the output down to ``n``, the first place in the
+    first reference where they stand is copied from; of ``k`` tokens fed at once one is known
+    already; guesses hold as long as they are the answer's, and one token more comes with every
+    pass. The result has tokens a pass of both, which must be the same.
+    """
+    document = measured("llma_count", measure_llma_count, parse_llma_count(arguments))
+    print(llma_count_table(document))
+    print(json.dumps(document["grid"]))
+
+
+def parse_llma_count(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("llma_count", run_llma_count.__doc__)
+    add_replayed_options(parser, (ORIGINAL, UNIFIED))
+    return parser.parse_args(arguments)
+
+
+def measure_llma_count(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay and count every set with every setting."""
+    _, tokenizer = chosen_models(options)
+    grid = []
+    for name, path in set_paths(options, options.sets).items():
+        recordings = laid_out(answered_rows(path, options.limit), tokenizer)
+        for n, k in COUNT_SETTINGS:
+            counted = counted_of(recordings, n, k)
+            replayed = replay_set(recordings, llma_decoder(n, k).replayed())
+            point = {"set": name, "n": n, "k": k, **replayed, "counted": counted.figures()}
+            grid.append(point)
+            note(f"{name} n={n} k={k}: {point['passes']} and {counted.passes} passes")
+    return result(
+        "llma_count",
+        describe_paper_run(options),
+        grid=grid,
+        published=published("llma"),
+    )
+
+
+CACHED = "mtrag_human_answers"
+TABLE_KINDS = ("answers", "passages", "both")
+TABLE_DECODERS = (NO_DRAFTS, llma_decoder(), TREES)
+
+
+def run_llma_tables(arguments: Sequence[str] | None = None) -> None:
+    """LLMA's Tables 1 and 2: answers copied from ten passages, and from cached answers.
+
+        python -m eval llma_tables --data DATA
+        python -m eval llma_tables --data DATA --model random:llama-135m --limit 20 --out FILE
+
+    Table 1 is the paper's own set, as recorded and as unified: ten passages are the references.
+    Table 2 stands for cache-assisted generation: the paper's outputs are unpublished, so that the
+    references are what others answered to the same task, the answer itself left out. There the
+    answers alone are tried (no passages in the prompt either), the passages alone, and both.
+    Decoding steps are replayed; with ``--model`` a model follows the answers and is timed. Without
+    a data folder both tables are of what ships.
+    """
+    document = measured("llma_tables", measure_llma_tables, parse_llma_tables(arguments))
+    print(llma_tables_table(document))
+    print(json.dumps(document["grid"]))
+
+
+def parse_llma_tables(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("llma_tables", run_llma_tables.__doc__)
+    add_paper_options(parser, (ORIGINAL, UNIFIED))
+    parser.add_argument("--cached", default=CACHED, help="file of rag/ with answers to one task")
+    return parser.parse_args(arguments)
+
+
+def measure_llma_tables(options: argparse.Namespace) -> dict[str, Any]:
+    """Run both tables."""
+    target, tokenizer = chosen_models(options)
+    settings = describe_paper_run(options) | {"cached": options.cached}
+    bench = open_bench(options, target, settings)
+    grid = []
+    for name, path in set_paths(options, options.sets).items():
+        recordings = laid_out(answered_rows(path, options.limit), tokenizer)
+        grid += _table_points(bench, recordings, table=1, set=name, references="passages")
+    same = {}
+    for name, path in set_paths(options, options.cached, SHIPPED_ANSWERS).items():
+        asked = with_others(answered_rows(path, None), tokenizer)[: options.limit]
+        if not asked:
+            raise ValueError(f"{name} holds no two answers to a question: choose another --cached")
+        same[name] = sum(row["answer"].strip() in others for row, others in asked)
+        for kind in TABLE_KINDS:
+            recordings = [cached(row, others, tokenizer, kind) for row, others in asked]
+            grid += _table_points(bench, recordings, table=2, set=name, references=kind)
+    return result(
+        "llma_tables",
+        settings,
+        device=options.device,
+        same_answers=same,
+        grid=grid,
+        published=published("llma"),
+    )
+
+
+def _table_points(
+    bench: Bench, recordings: Sequence[Recorded], **where: Any
+) -> list[dict[str, Any]]:
+    points = bench.points("/".join(map(str, where.values())), recordings, TABLE_DECODERS)
+    return [where | {"answers": len(recordings)} | point for point in points]
+
+
+def with_others(rows: Sequence[Row], tokenizer: Any) -> list[tuple[Row, list[str]]]:
+    """Each row with what others answered to the same question after the same turns.
+
+    Rows that nobody else answered are left out, and those whose prompts are too long.
+    """
+    asked: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        asked[_task(row)].append(row)
+    return [
+        (row, [other["answer"].strip() for other in asked[_task(row)] if other is not row])
+        for row in rows
+        if len(asked[_task(row)]) > 1 and lay_out(row, tokenizer) is not None
+    ]
+
+
+def _task(row: Row) -> tuple[str, ...]:
+    return (*(turn["text"] for turn in row.get("history", ())), row["question"])
+
+
+def cached(row: Row, others: Sequence[str], tokenizer: Any, kind: str) -> Recorded:
+    """Lay out a row with cached answers, passages or both as references.
+
+    Where passages are no reference the prompt is without them too. Cached answers stand first,
+    since LLMA copies from the first place that matches.
+    """
+    recorded = lay_out(row | {"passages": []} if kind == "answers" else row, tokenizer)
+    assert recorded is not None, "rows with long prompts were left out before"
+    known = tuple(_references(others, tokenizer)) if kind != "passages" else ()
+    return replace(
+        recorded,
+        references=(*known, *recorded.references),
+        apart=(*known, *recorded.apart),
+    )
+
+
+def _references(texts: Sequence[str], tokenizer: Any) -> Iterator[Reference]:
+    for number, text in enumerate(texts):
+        yield Reference(encode_apart(text, tokenizer), passage_id=f"cached/{number}")
+
+
+LENGTHS, COPIES = (1, 2, 3, 4, 5), (2, 5, 10, 15, 20, 25, 30)
+
+
+def run_llma_sweep(arguments: Sequence[str] | None = None) -> None:
+    """LLMA's Figures 4 and 5: the length n that must match and the tokens k fed at once, swept.
+
+        python -m eval llma_sweep --data DATA
+        python -m eval llma_sweep --data DATA --model random:llama-135m --limit 10 --out FILE
+
+    Each point has its decoding steps, how many of them a match triggered, and the tokens accepted a
+    trigger, replayed; with ``--model`` also its speed, all points interleaved on every answer. From
+    these the paper's claim is checked that speed-up follows the reduction of decoding steps: the
+    correlation of both and the line through them, over points and over answers.
+    """
+    document = measured("llma_sweep", measure_llma_sweep, parse_llma_sweep(arguments))
+    print(llma_sweep_table(document))
+    print(json.dumps({"grid": document["grid"], "follows": document["follows"]}))
+
+
+def parse_llma_sweep(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("llma_sweep", run_llma_sweep.__doc__)
+    add_paper_options(parser, (ORIGINAL,))
+    parser.add_argument("--n", type=_numbers, default=LENGTHS, help="tokens that must match")
+    parser.add_argument("--k", type=_numbers, default=COPIES, help="tokens fed at once")
+    return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the grid on every set."""
+    target, tokenizer = chosen_models(options)
+    settings = describe_paper_run(options) | {"n": list(options.n), "k": list(options.k)}
+    bench = open_bench(options, target, settings)
+    grid, plain = [], {}
+    for name, path in set_paths(options, options.sets).items():
+        recordings = laid_out(answered_rows(path, options.limit), tokenizer)
+        points = swept(bench, name, recordings, [(n, k) for n in options.n for k in options.k])
+        plain[name] = points.pop(0)
+        grid += points
+    return result(
+        "llma_sweep",
+        settings,
+        device=options.device,
+        plain=plain,
+        grid=grid,
+        follows=follows(grid, bench.ledger.measurements) if target else None,
+        published=published("llma"),
+    )
+
+
+def swept(
+    bench: Bench, name: str, recordings: Sequence[Recorded], grid: Sequence[tuple[int, int]]
+) -> list[Point]:
+    """Run plain decoding and every (n, k) of the grid on a set: the points, plain decoding's first.
+
+    Raises:
+        ValueError: an n or k that LLMA's rules do not have.
+    """
+    named = {f"n{n}_k{k}": (n, k) for n, k in grid}
+    decoders = [NO_DRAFTS, *(llma_decoder(n, k, label) for label, (n, k) in named.items())]
+    points = []
+    for point in bench.points(name, recordings, decoders):
+        label = point.pop("decoder")
+        place = dict(zip(("n", "k"), named.get(label, ()), strict=False))
+        points.append({"set": name, "answers": len(recordings), **place, **point})
+    return points
+
+
+def follows(grid: Sequence[Point], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Fit speed-up over plain decoding to the reduction of decoding steps.
+
+    Over the points of the grid; over those of one k, whose passes cost alike; and over single
+    answers under every point. A line through (1, 1) with slope 1 would be a speed-up as great as
+    the reduction; what is missing is what wider passes and drafting cost.
+    """
+    pairs = [(point["timed_tokens_per_pass"], point["ratio"]) for point in grid]
+    copies = sorted({point["k"] for point in grid})
+    return {
+        "points": fitted(pairs),
+        "by_k": {
+            str(k): fitted([pair for pair, p in zip(pairs, grid, strict=True) if p["k"] == k])
+            for k in copies
+        },
+        "answers": fitted(answer_pairs(rows)),
+    }
+
+
+def fitted(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+    """Fit a line and tell the correlation; None where the pairs do not differ."""
+    reduction, speedup = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    try:
+        line, together = linear_regression(reduction, speedup), correlation(reduction, speedup)
+    except StatisticsError:
+        return None
+    return {
+        "pairs": len(pairs),
+        "correlation": round(together, 4),
+        "slope": round(line.slope, 4),
+        "intercept": round(line.intercept, 4),
+    }
+
+
+def answer_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Reduction of steps and speed-up of each answer under each point, within a round."""
+    plain = {
+        (row["example"], row["round"]): row["decode_seconds"]
+        for row in rows
+        if row["contender"] == PLAIN
+    }
+    return [
+        (row["tokens"] / row["passes"], plain[row["example"], row["round"]] / row["decode_seconds"])
+        for row in rows
+        if row["contender"] != PLAIN
+    ]
+
+
+DIALOGUE_SETS = ("mtrag_un", "mtrag_human_answers")
+DIALOGUE_KINDS = ("passages", "answers", "earlier passages")
+LAST_TURN = 7  # told apart; later ones are few
+DIALOGUE_DECODERS = (llma_decoder(), TREES)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A row laid out with what may be copied, and which turn of its conversation it is."""
+
+    number: int
+    recorded: Recorded
+
+    @property
+    def label(self) -> str:
+        """How it is told by: the few late turns together."""
+        return str(self.number) if self.number < LAST_TURN else f"{LAST_TURN} and later"
+
+
+def run_llma_dialogue(arguments: Sequence[str] | None = None) -> None:
+    """LLMA over several turns: are earlier answers, and earlier passages, worth copying from?
+
+        python -m eval llma_dialogue --data DATA
+        python -m eval llma_dialogue --data DATA --model random:llama-135m --limit 20 --out FILE
+
+    References are this turn's passages; then earlier answers of the same conversation too; then
+    also the passages of its earlier turns, where these stand in the file (they do in
+    mtrag_human_answers; mtrag_un has one turn of each conversation). Steps are told by turn. The
+    prompt holds the turns before in every case: ours copies from it without being told, LLMA never
+    does.
+    """
+    document = measured("llma_dialogue", measure_llma_dialogue, parse_llma_dialogue(arguments))
+    print(llma_dialogue_table(document))
+    print(json.dumps(document["grid"]))
+
+
+def parse_llma_dialogue(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("llma_dialogue", run_llma_dialogue.__doc__)
+    add_paper_options(parser, DIALOGUE_SETS)
+    return parser.parse_args(arguments)
+
+
+def measure_llma_dialogue(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay every set with each kind of references, by turn; time the whole of it."""
+    target, tokenizer = chosen_models(options)
+    settings = describe_paper_run(options)
+    bench = open_bench(options, target, settings)
+    grid: list[dict[str, Any]] = []
+    for name, path in set_paths(options, options.sets).items():
+        rows = answered_rows(path, options.limit)
+        for kind in kinds_of(rows):
+            turns = list(laid_out_turns(rows, tokenizer, kind))
+            grid += _dialogue_points(bench, f"{name}/{kind}", turns)
+    return result(
+        "llma_dialogue",
+        settings,
+        device=options.device,
+        grid=grid,
+        published=published("llma"),
+    )
+
+
+def kinds_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The kinds of references there are: not earlier passages where no row has any."""
+    return (
+        DIALOGUE_KINDS if any(earlier_passages(row, rows) for row in rows) else DIALOGUE_KINDS[:-1]
+    )
+
+
+def _dialogue_points(bench: Bench, name: str, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
+    """One point a decoder and turn, and one of all turns, which alone is timed."""
+    of_set, _, kind = name.partition("/")
+    times = bench.times(name, [turn.recorded for turn in turns], [NO_DRAFTS, *DIALOGUE_DECODERS])
+    for decoder in DIALOGUE_DECODERS:
+        tallies = replayed(turns, decoder)
+        for label, (answers, tally) in tallies.items():
+            point = {
+                **{"set": of_set, "references": kind, "decoder": decoder.name},
+                **{"turn": label, "answers": answers, **tally.counts()},
+            }
+            yield point | (times.get(decoder.name, {}) if label == "all" else {})
+        note(f"{name}: {decoder.name} {tallies['all'][1].counts()['tokens_per_pass']} a pass")
+
+
+def replayed(turns: Sequence[Turn], decoder: Decoder) -> dict[str, tuple[int, Tally]]:
+    """Replay turns in their order; answers and tally of each label, and of all."""
+    labels = [*dict.fromkeys(turn.label for turn in sorted(turns, key=attrgetter("number"))), "all"]
+    tallies = {label: Tally() for label in labels}
+    answers: Counter[str] = Counter()
+    contender = decoder.replayed()
+    for turn in turns:
+        one = Tally()
+        contender.replay(turn.recorded, one)
+        for label in (turn.label, "all"):
+            tallies[label].add(one)
+            answers[label] += 1
+    return {label: (answers[label], tallies[label]) for label in labels}
+
+
+def laid_out_turns(rows: Sequence[Row], tokenizer: Any, kind: str) -> Iterator[Turn]:
+    """Lay out rows with what ``kind`` lets be copied, this turn's passages first.
+
+    Earlier passages that this turn has too are not repeated.
+    """
+    for row in rows:
+        recorded = lay_out(row, tokenizer)
+        if recorded is None:
+            continue
+        texts = earlier_answers(row) if kind != "passages" else []
+        if kind == "earlier passages":
+            texts += earlier_passages(row, rows)
+        known = tuple(
+            Reference(encode_apart(text, tokenizer), passage_id=f"earlier/{number}")
+            for number, text in enumerate(texts)
+        )
+        yield Turn(
+            turn_of(row),
+            replace(
+                recorded,
+                references=(*recorded.references, *known),
+                apart=(*recorded.apart, *known),
+            ),
+        )
+
+
+def turn_of(row: Row) -> int:
+    """Count a row's turn from 1: the questions asked before it, and its own."""
+    return 1 + sum(turn["role"] == "user" for turn in row.get("history", ()))
+
+
+def earlier_answers(row: Row) -> list[str]:
+    """What was answered before in the conversation."""
+    return [t["text"].strip() for t in row.get("history", ()) if t["role"] != "user"]
+
+
+def earlier_passages(row: Row, rows: Sequence[Row]) -> list[str]:
+    """The passages of earlier turns of the conversation, as far as they stand in the file."""
+    conversation = str(row["id"]).partition("<::>")[0]
+    own = {passage["text"] for passage in row["passages"]}
+    found = {
+        passage["text"]: None
+        for other in rows
+        if str(other["id"]).partition("<::>")[0] == conversation and turn_of(other) < turn_of(row)
+        for passage in other["passages"]
+    }
+    return [text for text in found if text not in own]

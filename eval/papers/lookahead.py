@@ -1,0 +1,743 @@
+"""Lookahead's experiments (arXiv 2312.12728), published figures beside ours.
+
+Each request is decoded by a drafter made for it alone, so that nothing is carried over but the
+past requests that a drafter is given. Two memories: "cold" knows the request's own texts and
+nothing else; "grown" begins with nothing and knows the requests before it in the same set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, zip_longest
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, is_fitted_to, make_jobs
+from eval.experiments.replay import Contender, ReplayVerifier, Tally
+from eval.papers.bench import (
+    NO_DRAFTS,
+    TREES,
+    Bench,
+    Decoder,
+    add_paper_options,
+    add_replayed_options,
+    answered_rows,
+    chosen_models,
+    describe_paper_run,
+    has_data,
+    laid_out,
+    set_paths,
+)
+from eval.papers.published import published, published_table
+from eval.report.tables import table
+from eval.runner import kept_beside, measured, new_parser, note, result
+from eval.tasks import load_task
+from ragaccel.decoding.tree import DraftTree, merge
+from ragaccel.drafting.history import History
+from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
+from ragaccel.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from eval.runner import Ledger
+    from ragaccel.decoding.session import Context, Drafter
+
+
+MEMORIES = ("cold", "grown")
+MOST_GUESSES = ReplayVerifier.max_rows - 1
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A drafter in one setting: its parameters, how it is made of past requests, its guesses."""
+
+    parameters: dict[str, Any]
+    make: Callable[[PastTexts], Drafter]
+    budget: int
+
+
+def trie_point(decoding_length: int, branch_length: int, **mode: Any) -> Point:
+    """Our trie drafter with the two lengths of the Lookahead paper, all else as it ships."""
+    parameters = {**mode, "decoding_length": decoding_length, "branch_length": branch_length}
+    return Point(
+        parameters,
+        lambda past: TrieDrafter(decoding_length, branch_length, past=past, **mode),
+        decoding_length,
+    )
+
+
+def replay_rows(
+    rows: Sequence[Recorded], points: Sequence[Point], past: PastTexts | None = None
+) -> list[Entry]:
+    """Replay rows through every point: its counts. A ``History`` grows by each row."""
+    known = NoPast() if past is None else past
+    tallies = [Tally() for _ in points]
+    for recorded in rows:
+        for point, tally in zip(points, tallies, strict=True):
+            Contender(partial(point.make, known), point.budget).replay(recorded, tally)
+        if isinstance(known, History):
+            known.add(recorded.prompt_ids, recorded.answer_ids)
+    return [point.parameters | tally.counts() for point, tally in zip(points, tallies, strict=True)]
+
+
+def replay_sets(
+    sets: Sets, memories: Sequence[str], points: Sequence[Point], ledger: Ledger
+) -> list[Entry]:
+    """Replay every set through every point in every memory, but what the ledger holds already."""
+    known = {tuple(row["replayed"]): row["grid"] for row in ledger.rows if "replayed" in row}
+    grid: list[Entry] = []
+    for name, rows in sets.items():
+        for memory in memories:
+            found = known.get((name, memory))
+            if found is None:
+                found = replay_rows(rows, points, History() if memory == "grown" else None)
+                ledger.add({"replayed": [name, memory], "grid": found})
+            shown = [entry["tokens_per_pass"] for entry in found]
+            note(f"{name}, {memory}: {min(shown):.2f} to {max(shown):.2f} tokens a pass")
+            grid += [{"set": name, "memory": memory, **entry} for entry in found]
+    return grid
+
+
+def add_memory_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which memories are replayed."""
+    parser.add_argument(
+        "--memory",
+        type=memories,
+        default=MEMORIES,
+        help="cold (the request's own texts), grown (and the requests before it); default: both",
+    )
+
+
+def memories(text: str) -> tuple[str, ...]:
+    """Read comma-separated names of memories."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if set(names) - set(MEMORIES):
+        raise argparse.ArgumentTypeError(f"take some of {', '.join(MEMORIES)}")
+    return names
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Read comma-separated lengths, from 1 to what a replayed pass takes."""
+    try:
+        read = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        read = ()
+    if not read or min(read) < 1 or max(read) > MOST_GUESSES:
+        raise argparse.ArgumentTypeError(f"numbers from 1 to {MOST_GUESSES}, with commas between")
+    return tuple(sorted(set(read)))
+
+
+PROMPTS = ("gsm8k", "humaneval")
+"""Tasks whose prompts are continued as they stand."""
+SETS = (*RECORDED_SETS, *PROMPTS)
+SHIPPED = ("handbook", "demo")
+
+Sets = dict[str, list[Recorded]]
+
+
+def read_sets(options: argparse.Namespace, tokenizer: Any, limit: int | None) -> Sets:
+    """Read the first answered rows of each set that the options name; without data, what ships.
+
+    Raises:
+        MissingDataError: a set that the data folder lacks.
+    """
+    if not has_data(options):
+        paths = [set_paths(options, options.sets, shipped) for shipped in SHIPPED]
+    else:
+        paths = [
+            {name: None} if name in PROMPTS else set_paths(options, name)
+            for name in options.sets.split(",")
+        ]
+    return {
+        name: laid_out(answered_rows(path, limit), tokenizer)
+        if path
+        else continued(options, name, tokenizer, limit)
+        for one in paths
+        for name, path in one.items()
+    }
+
+
+def continued(
+    options: argparse.Namespace, name: str, tokenizer: Any, limit: int | None
+) -> list[Recorded]:
+    """Lay out a task's prompts, each followed by its reference solution."""
+    examples = load_task(name, limit, options.data)
+    jobs = make_jobs(examples, Tokenizer(tokenizer), max_new_tokens=MAX_ANSWER + 1)
+    return [Recorded(one.prompt_ids, (), (), one.answer_ids) for one in jobs]
+
+
+KNOWN = {
+    "cold": "knowing the request's own texts alone",
+    "grown": "knowing the requests before it too",
+}
+MODES = {
+    "one": "one branch",
+    "parallel": "parallel: branches apart, shared prefixes paid for in each",
+    "parting": "parallel: branches of different first tokens",
+    "hierarchical": "hierarchical: one merged tree",
+}
+CLAIM = 32  # the length beyond which Lookahead says drafts still gain, to the next power of two
+DIFFERENCES = (
+    "Theirs are tokens a second, of other models on other sets (the last three on private ones), "
+    "over transformers' eager greedy search, with a trie that was warmed before anything was "
+    "measured (with answers of the train set, or with all of the set but 1,000 samples) and "
+    "settings tuned by grid search. Ours are tokens a verify pass of recorded answers, which other "
+    "models or people gave, by our own trie drafter, which ranks guesses by their estimated chance "
+    "and not by frequency. Compare how figures change with a setting, not figures."
+)
+
+
+def sweep_table(document: Entry) -> str:
+    """Lay out the sweep by decoding_length, by branch_length and in wall time."""
+    grid = document["grid"]
+    parts = []
+    for memory in document["settings"]["memory"]:
+        own = [entry for entry in grid if entry["memory"] == memory]
+        longest = max(entry["branch_length"] for entry in own)
+        size = nearest(64, {entry["decoding_length"] for entry in own})
+        parts += [
+            f"Tokens a pass, {KNOWN[memory]}, by decoding_length (branch_length {longest}):",
+            by_length(own, "decoding_length", ("branch_length", longest)),
+            gains(own, longest),
+            f"By branch_length (decoding_length {size}):",
+            by_length(own, "branch_length", ("decoding_length", size)),
+        ]
+    for name, times in document.get("beside", {}).items():
+        parts += timed_parts(name, times, document)
+    return "\n\n".join([*filter(None, parts), *beside(document)])
+
+
+def nearest(wanted: int, lengths: set[int]) -> int:
+    """The length that is nearest to another."""
+    return min(lengths, key=lambda length: abs(length - wanted))
+
+
+def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
+    """Lay out tokens a pass along one length, the other fixed: one row a length, a column a set."""
+    kept = [entry for entry in entries if entry[fixed[0]] == fixed[1]]
+    cells = {(entry["set"], entry[axis]): entry["tokens_per_pass"] for entry in kept}
+    sets = list(dict.fromkeys(entry["set"] for entry in kept))
+    lengths = sorted({entry[axis] for entry in kept})
+    rows = [[str(length), *(f"{cells[name, length]:.2f}" for name in sets)] for length in lengths]
+    return table([axis, *sets], rows)
+
+
+def gains(entries: list[Entry], branch_length: int) -> str:
+    """Say what drafts beyond 32 tokens gain, over all sets; nothing where none is longer."""
+    kept = [entry for entry in entries if entry["branch_length"] == branch_length]
+    cells = {(entry["set"], entry["decoding_length"]): entry["tokens_per_pass"] for entry in kept}
+    longer = sorted({length for _, length in cells if length > CLAIM})
+    if not longer or CLAIM not in {length for _, length in cells}:
+        return ""
+    told = []
+    for length in longer:
+        over = [
+            100 * (cells[name, length] / cells[name, CLAIM] - 1)
+            for name in dict.fromkeys(name for name, _ in cells)
+        ]
+        told.append(
+            f"{length} guesses give {fmean(over):+.0f} % tokens a pass over {CLAIM} "
+            f"({min(over):+.0f} to {max(over):+.0f} % by set)"
+        )
+    return f"Beyond {CLAIM}: {'; '.join(told)}."
+
+
+def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
+    """Lay out wall time on a set: a row a decoding_length, a column a branch_length."""
+    timed = [entry for entry in document["grid"] if entry["set"] == name and "ratio" in entry]
+    if not timed:
+        return []
+    branches = sorted({entry["branch_length"] for entry in timed})
+    cells = {(e["decoding_length"], e["branch_length"]): e for e in timed}
+    rows = [
+        [str(length), *(speed_of(cells[length, branch]) for branch in branches)]
+        for length in sorted({entry["decoding_length"] for entry in timed})
+    ]
+    plain, by_cost = beside["ours_plain"], beside["ours_trie"]
+    best = max(timed, key=lambda entry: entry["ratio"])
+    return [
+        f"Wall time, {document['settings']['timed']}, {plain['timed_answers']} answers of {name} "
+        "followed, drafts in full length: tokens a second (x our plain decoding):",
+        table(["decoding_length \\ branch_length", *map(str, branches)], rows),
+        f"Plain: {plain['tokens_per_second']:.1f} tokens/s. Fastest of these: decoding_length "
+        f"{best['decoding_length']}, branch_length {best['branch_length']}. Cut by the measured "
+        f"cost of a pass instead: {speed_of(by_cost)}.",
+    ]
+
+
+def speed_of(entry: Entry) -> str:
+    """Tokens a second, and over plain decoding."""
+    return f"{entry['tokens_per_second']:.1f} ({entry['ratio']:.2f})"
+
+
+def branches_table(document: Entry) -> str:
+    """Lay out the ways to branch: one row a way and size, one column a set."""
+    parts = []
+    for memory in document["settings"]["memory"]:
+        own = [entry for entry in document["grid"] if entry["memory"] == memory]
+        cells = {(e["set"], e["decoding_length"], e["mode"]): e["tokens_per_pass"] for e in own}
+        sets = list(dict.fromkeys(entry["set"] for entry in own))
+        rows = [
+            [title, str(size), *(f"{cells[name, size, mode]:.2f}" for name in sets)]
+            for size in document["settings"]["decoding_lengths"]
+            for mode, title in MODES.items()
+        ]
+        parts.append(f"Tokens a pass, {KNOWN[memory]}:")
+        parts.append(table(["branches", "rows at most", *sets], rows))
+    return "\n\n".join([*parts, *beside(document)])
+
+
+def memory_states_table(document: Entry) -> str:
+    """Lay out the states of memory: one row a state and size, one column a set."""
+    grid = document["grid"]
+    sets = list(document["sets"])
+    places = {state: at for at, state in enumerate(dict.fromkeys(e["state"] for e in grid))}
+    cells = {(row_of(entry), entry["set"]): entry["tokens_per_pass"] for entry in grid}
+    ordered = sorted(grid, key=lambda entry: (places[entry["state"]], *detail_of(entry)))
+    rows = [
+        [*row, *(change_of(cells, row, name) for name in sets)]
+        for row in dict.fromkeys(map(row_of, ordered))
+    ]
+    asked = ", ".join(f"{name} {about['asked']}" for name, about in document["sets"].items())
+    told = (
+        f"Requests asked: {asked}. In brackets, the difference to cold. Empty: the set has too few "
+        "other requests. No request that warms shares a passage with one that is asked."
+    )
+    titles = ["known besides the request's own texts", "requests", *sets]
+    return "\n\n".join([table(titles, rows), told, *beside(document)])
+
+
+def detail_of(entry: Entry) -> tuple[bool, int]:
+    """The order within a state: whole requests before answers, fewer before more."""
+    return entry.get("remembered") == "answers", entry["warm_rows"]
+
+
+def row_of(entry: Entry) -> tuple[str, str]:
+    """The row of the table that an entry stands in: what is known, and how many requests."""
+    state, rows = entry["state"], str(entry["warm_rows"])
+    if state in ("cold", "grown"):
+        return ("nothing (cold)", "0") if state == "cold" else ("the requests before it", "grows")
+    what = "" if entry["remembered"] == "requests" else ", answers alone"
+    return f"requests of {'its set' if state == 'same set' else state}{what}", rows
+
+
+def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: str) -> str:
+    """A figure, and its difference to cold."""
+    if (row, name) not in cells:
+        return ""
+    found, cold = cells[row, name], cells[("nothing (cold)", "0"), name]
+    return f"{found:.2f}" if row[1] == "0" else f"{found:.2f} ({found - cold:+.2f})"
+
+
+def beside(document: Entry) -> list[str]:
+    """What was published, and how it differs."""
+    told = f"{DIFFERENCES} {weights(document)}"
+    return ["Published:", published_table(document["published"]), told]
+
+
+def weights(document: Entry) -> str:
+    """Say what our drafter's weights were fitted to. A memory is asked rows they were not."""
+    rows = {name: n if isinstance(n, int) else 1 for name, n in document["sets"].items()}
+    fitted = ", ".join(name for name, num in rows.items() if is_fitted_to(name, num))
+    but = f", but for some of {fitted}, which may flatter it there" if fitted else ""
+    return f"What a match is worth to it was fitted to other rows than these{but}."
+
+
+SWEEP_LENGTHS = (4, 8, 16, 32, 64, 128)
+SWEEP_BRANCH_LENGTHS = (2, 4, 8, 12, 16, 24, 32)
+SWEEP_ROWS = 60
+
+
+def run_lookahead_sweep(arguments: Sequence[str] | None = None) -> None:
+    """Sweep: what do longer drafts and longer branches give, Lookahead's two settings?
+
+        python -m eval lookahead_sweep --data DATA --out eval/results/lookahead-sweep.json
+        python -m eval lookahead_sweep --data DATA --model random:llama-135m --limit 4
+
+    decoding_length is how many tokens a draft has (theirs counts the last known token, ours does
+    not), branch_length how many its longest branch. In tokens a verify pass by replay, always; with
+    ``--model`` in wall time too, where a pass over a longer draft costs more: each draft of full
+    length, beside our plain decoding and beside drafts cut to what the measured cost of a pass
+    makes worth it. Ends in one JSON document.
+    """
+    document = measured(
+        "lookahead_sweep", measure_lookahead_sweep, parse_lookahead_sweep(arguments)
+    )
+    print(sweep_table(document))
+    print(json.dumps({"grid": document["grid"]}))
+
+
+def parse_lookahead_sweep(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("lookahead_sweep", run_lookahead_sweep.__doc__)
+    add_paper_options(parser, SETS)
+    parser.set_defaults(limit=SWEEP_ROWS)
+    add_memory_option(parser)
+    add = parser.add_argument
+    add("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="guesses of a draft")
+    add("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens of a branch")
+    return parser.parse_args(arguments)
+
+
+def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay every point of the sweep; time it too, where a model is given.
+
+    Raises:
+        ValueError: a model is given, and no cold drafters to be timed.
+    """
+    if options.model and "cold" not in options.memory:
+        raise ValueError("drafters that are timed know no past requests: leave cold in --memory")
+    target, tokenizer = chosen_models(options)
+    settings = describe_paper_run(options) | {
+        "memory": list(options.memory),
+        "decoding_lengths": list(options.decoding_lengths),
+        "branch_lengths": list(options.branch_lengths),
+    }
+    ledger = kept_beside(options.out, settings)
+    sets = read_sets(options, tokenizer, options.limit)
+    asked = [(d, b) for d in options.decoding_lengths for b in options.branch_lengths]
+    pairs = distinct(asked)
+    grid = replay_sets(sets, options.memory, [trie_point(*pair) for pair in pairs], ledger)
+    beside = {}
+    for name, rows in sets.items() if target else ():
+        beside[name] = add_times(grid, name, rows, Bench(target, ledger, options.repeats))
+    return result(
+        "lookahead_sweep",
+        settings,
+        device=options.device,
+        sets={name: len(rows) for name, rows in sets.items()},
+        grid=spread(grid, asked),
+        **({"beside": beside} if target else {}),
+        published=published("lookahead"),
+    )
+
+
+def add_times(
+    grid: Sequence[dict[str, Any]], name: str, rows: Sequence[Recorded], bench: Bench
+) -> dict[str, Any]:
+    """Time a set's points on a model that follows the answers, and note it in their cold entries.
+
+    Every pass has as many guesses as the setting says, whatever they cost. The drafters know no
+    past requests; corrections of their chances last from answer to answer. Returns the times of
+    plain decoding and of drafts cut to what the measured cost of a pass makes worth it.
+    """
+    own = {
+        label_of(entry): entry
+        for entry in grid
+        if (entry["set"], entry["memory"]) == (name, "cold")
+    }
+    decoders = [
+        Decoder(
+            label,
+            partial(TrieDrafter, entry["decoding_length"], entry["branch_length"]),
+            entry["decoding_length"],
+        )
+        for label, entry in own.items()
+    ]
+    times = bench.times(name, rows, [NO_DRAFTS, TREES, *decoders])
+    for label, entry in own.items():
+        entry.update(times.pop(label, {}))
+    return times
+
+
+def label_of(entry: dict[str, Any]) -> str:
+    """What the decoder of a point is called."""
+    return f"{entry['decoding_length']}x{entry['branch_length']}"
+
+
+def distinct(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The settings that differ: no branch is longer than its whole draft."""
+    return sorted({(guesses, min(guesses, branch)) for guesses, branch in pairs})
+
+
+def spread(
+    entries: Sequence[dict[str, Any]], pairs: Sequence[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """Give every setting that was asked for its entry, set by set and memory by memory."""
+    found = {
+        (entry["set"], entry["memory"], entry["decoding_length"], entry["branch_length"]): entry
+        for entry in entries
+    }
+    wheres = dict.fromkeys((entry["set"], entry["memory"]) for entry in entries)
+    return [
+        {**found[(*where, guesses, min(guesses, branch))], "branch_length": branch}
+        for where in wheres
+        for guesses, branch in pairs
+    ]
+
+
+BRANCHES_LENGTHS = (16, 32, 64, 128)
+BRANCH_LENGTH = 24  # as our drafter ships
+BRANCHES_ROWS = 100
+
+
+class BranchesApart(TrieDrafter):
+    """The branches of the likeliest tree as if each were verified from its root on its own.
+
+    What shares a prefix is merged again before it is verified, which accepts the same tokens: the
+    longest of all branches that agree. So the tree has fewer nodes than rows were paid for.
+    """
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Take whole branches for at most ``budget`` rows, never more than ``decoding_length``."""
+        tree = TrieDrafter.draft(self, context, budget)
+        rows = min(budget, self.decoding_length)
+        return merge([DraftTree.chain(tree.token_ids[:1]), *branches(tree, rows)], rows)
+
+
+def branches(tree: DraftTree, rows: int) -> Iterator[DraftTree]:
+    """Cut a tree into its branches, depth first and the likelier first, for so many rows in all.
+
+    A row is a guess of a branch; the last branch may be cut short.
+    """
+    for leaf in leaves(tree):
+        if rows <= 0:
+            return
+        path = tree.path(leaf)[: 1 + rows]
+        rows -= len(path) - 1
+        yield DraftTree.chain(
+            [tree.token_ids[node] for node in path],
+            [tree.path_probs[node] for node in path],
+            [tree.origins[node] for node in path],
+        )
+
+
+def leaves(tree: DraftTree) -> list[int]:
+    """List the nodes without children in the order of a walk, likelier children first."""
+    children: list[list[int]] = [[] for _ in range(len(tree))]
+    for node in range(1, len(tree)):
+        children[tree.parents[node]].append(node)
+    found, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        if node and not children[node]:
+            found.append(node)
+        waiting += sorted(children[node], key=tree.path_probs.__getitem__)
+    return found
+
+
+def points(decoding_length: int, branch_length: int) -> list[Point]:
+    """All ways to branch with so many rows and branches of such a length."""
+    one, parting, hierarchical = (
+        trie_point(decoding_length, branch_length, mode=mode)
+        for mode in ("one", "parallel", "hierarchical")
+    )
+    parallel = Point(
+        hierarchical.parameters | {"mode": "parallel"},
+        lambda past: BranchesApart(decoding_length, branch_length, past=past),
+        decoding_length,
+    )
+    parting.parameters["mode"] = "parting"  # their parallel branches do not
+    return [one, parallel, parting, hierarchical]
+
+
+def run_lookahead_branches(arguments: Sequence[str] | None = None) -> None:
+    """Branches: one, several apart, or a merged tree? Lookahead's ablation, in tokens a pass.
+
+        python -m eval lookahead_branches --data DATA --out eval/results/lookahead-branches.json
+
+    "one" is the likeliest branch alone. "parallel" are the branches of the tree one after the
+    other, each whole and from its root, the likelier first, until the rows are used up: a prefix
+    that several share takes rows of each, as in the parallel mode of Lookahead. "parting" branches
+    begin with different tokens, so that no row is taken twice: our drafter's own parallel mode.
+    "hierarchical" is the merged tree. All may take the same number of rows. Ends in one JSON
+    document.
+    """
+    document = measured(
+        "lookahead_branches", measure_lookahead_branches, parse_lookahead_branches(arguments)
+    )
+    print(branches_table(document))
+    print(json.dumps({"grid": document["grid"]}))
+
+
+def parse_lookahead_branches(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("lookahead_branches", run_lookahead_branches.__doc__)
+    add_replayed_options(parser, SETS)
+    parser.set_defaults(limit=BRANCHES_ROWS)
+    add_memory_option(parser)
+    add = parser.add_argument
+    add("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass")
+    add("--branch-length", type=int, default=BRANCH_LENGTH, help="tokens of a branch")
+    return parser.parse_args(arguments)
+
+
+def measure_lookahead_branches(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay every way to branch, at every size."""
+    settings = describe_paper_run(options) | {
+        "memory": list(options.memory),
+        "decoding_lengths": list(options.decoding_lengths),
+        "branch_length": options.branch_length,
+    }
+    ledger = kept_beside(options.out, settings)
+    every = [p for size in options.decoding_lengths for p in points(size, options.branch_length)]
+    sets = read_sets(options, chosen_models(options)[1], options.limit)
+    return result(
+        "lookahead_branches",
+        settings,
+        sets={name: len(rows) for name, rows in sets.items()},
+        grid=replay_sets(sets, options.memory, every, ledger),
+        published=published("lookahead"),
+    )
+
+
+ASKED, WARM_ROWS = 50, (10, 50, 100, 200)
+MOST_READ = 400
+"""Rows read of a set: enough to ask some and to warm with the others."""
+MAY_ASK = 150
+"""Rows from which those that are asked are drawn: our drafter was fitted to later ones."""
+REMEMBERED = ("requests", "answers")
+_SEED = 1
+_MEMORY_LENGTHS = (64, 24)  # decoding_length and branch_length, as our drafter ships
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A set in two: the rows that are asked, and those that may warm, which share no passage."""
+
+    asked: list[Recorded]
+    others: list[Recorded]
+
+
+def parted(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> Parted:
+    """Draw the rows to be asked among the first ``may_ask``; put the rest in an order as random.
+
+    At most half of all rows are asked.
+    """
+    chance = random.Random(_SEED)
+    drawn = chance.sample(rows[:may_ask], len(rows[:may_ask]))
+    asked = drawn[: min(num_asked, len(rows) // 2)]
+    left = [*drawn[len(asked) :], *rows[may_ask:]]
+    return Parted(asked, apart_from(asked, chance.sample(left, len(left))))
+
+
+def apart_from(asked: Sequence[Recorded], others: Sequence[Recorded]) -> list[Recorded]:
+    """Leave out those that share a passage, or the prompt, with one that is asked."""
+    known = set(chain.from_iterable(map(texts_of, asked)))
+    return [one for one in others if known.isdisjoint(texts_of(one))]
+
+
+def texts_of(recorded: Recorded) -> Iterator[tuple[int, ...]]:
+    """A row's prompt and its passages."""
+    yield recorded.prompt_ids
+    for passage in recorded.apart:
+        yield passage.token_ids
+
+
+def mixed(sets: Sequence[Parted], asked: Sequence[Recorded]) -> list[Recorded]:
+    """Rows of several sets in turn: the first of each, the second of each, and so on."""
+    turns = zip_longest(*(one.others for one in sets))
+    return apart_from(asked, [row for turn in turns for row in turn if row is not None])
+
+
+def warmed(rows: Sequence[Recorded], what: str) -> History:
+    """Remember rows: whole requests, or their answers."""
+    history = History()
+    for row in rows:
+        history.add(row.prompt_ids if what == "requests" else (), row.answer_ids)
+    return history
+
+
+def states(
+    name: str, sets: dict[str, Parted], sizes: Sequence[int]
+) -> Iterator[tuple[dict[str, Any], PastTexts | None]]:
+    """What is known in each state of a set: its parameters, and the past requests.
+
+    A size that there are too few rows for is left out.
+    """
+    own = sets[name]
+    yield {"state": "cold", "warm_rows": 0}, None
+    yield {"state": "grown", "warm_rows": 0}, History()
+    others = [one for other, one in sets.items() if other != name]
+    pools = {"same set": own.others, "other sets": mixed(others, own.asked)}
+    for state, pool in pools.items():
+        for what in REMEMBERED:
+            for size in sizes:
+                if size <= len(pool):
+                    known = {"state": state, "remembered": what, "warm_rows": size}
+                    yield known, Frozen(warmed(list(islice(pool, size)), what))
+
+
+class Frozen:
+    """Past requests to which none is added."""
+
+    def __init__(self, past: PastTexts) -> None:
+        self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
+
+
+def run_lookahead_memory(arguments: Sequence[str] | None = None) -> None:
+    """Memory: what is Lookahead's trie worth cold, and warmed with what, in tokens a verify pass?
+
+        python -m eval lookahead_memory --data DATA --out eval/results/lookahead-memory.json
+
+    Four states, each asked the same requests. "cold": a request knows its own texts and nothing
+    else. "grown": and the requests before it in this run. "same set": and so many other requests of
+    its set, as Lookahead is warmed with the answers of the train set before it is measured. "other
+    sets": and so many requests of the other sets, in turn. Warmed memories do not grow meanwhile,
+    so that a figure tells of the warming alone; they hold whole requests, as our library remembers
+    them, or their answers alone, as Lookahead's trie. Requests are drawn from the first 150 of a
+    set, to which our drafter was not fitted, always the same ones, and none that warms shares a
+    passage with one that is asked. Ends in one JSON document.
+    """
+    document = measured(
+        "lookahead_memory", measure_lookahead_memory, parse_lookahead_memory(arguments)
+    )
+    print(memory_states_table(document))
+    print(json.dumps({"grid": document["grid"]}))
+
+
+def parse_lookahead_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("lookahead_memory", run_lookahead_memory.__doc__)
+    add_replayed_options(parser, SETS)
+    parser.set_defaults(limit=ASKED)
+    parser.add_argument(
+        "--warm-rows", type=lengths, default=WARM_ROWS, help="requests that warm a memory"
+    )
+    return parser.parse_args(arguments)
+
+
+def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Replay the asked rows of every set in every state."""
+    settings = describe_paper_run(options) | {
+        "warm_rows": list(options.warm_rows),
+        "decoding_length": _MEMORY_LENGTHS[0],
+        "branch_length": _MEMORY_LENGTHS[1],
+    }
+    ledger = kept_beside(options.out, settings)
+    tokenizer = chosen_models(options)[1]
+    read = read_sets(options, tokenizer, max(MOST_READ, 2 * options.limit))
+    first = read_sets(options, tokenizer, MAY_ASK)  # fewer where prompts are too long
+    sets = {name: parted(rows, options.limit, len(first[name])) for name, rows in read.items()}
+    known = {row["replayed"]: row["grid"] for row in ledger.rows if "replayed" in row}
+    grid: list[dict[str, Any]] = []
+    for name in sets:
+        if name not in known:
+            known[name] = replay_states(name, sets, options.warm_rows)
+            ledger.add({"replayed": name, "grid": known[name]})
+        grid += known[name]
+    asked = {
+        name: {"asked": len(one.asked), "may_warm": len(one.others)} for name, one in sets.items()
+    }
+    return result(
+        "lookahead_memory",
+        settings,
+        sets=asked,
+        grid=grid,
+        published=published("lookahead"),
+    )
+
+
+def replay_states(name: str, sets: dict[str, Parted], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Replay one set in every state: an entry each."""
+    found = []
+    for state, past in states(name, sets, sizes):
+        (entry,) = replay_rows(sets[name].asked, [trie_point(*_MEMORY_LENGTHS)], past)
+        found.append({"set": name, **state, **entry})
+        note(f"{name}, {state}: {entry['tokens_per_pass']:.2f} tokens a pass")
+    return found

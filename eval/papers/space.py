@@ -1,0 +1,676 @@
+"""SPACE's experiments (arXiv 2402.11809), published figures beside ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from eval.data import Job, in_data
+from eval.decoders import PLAIN, Ours, capture_passes
+from eval.experiments.answers import clapnq_questions
+from eval.experiments.generation import compare, rows_of
+from eval.experiments.speed import run_rounds, summarize
+from eval.models import (
+    chosen_adapter,
+    default_dtype,
+    describe_adapter,
+    load_target,
+    masks_of,
+    useful_masks,
+    wearing,
+)
+from eval.papers.published import published
+from eval.report.tables import largest_gap, ratio_cell, table
+from eval.runner import (
+    CACHE,
+    current_commit,
+    in_folder,
+    kept_beside,
+    measured,
+    new_parser,
+    note,
+    result,
+)
+from ragaccel.decoding.request import Reference, Sampling
+from ragaccel.decoding.session import NoDrafter
+from ragaccel.drafting.policy import Mixture
+from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
+from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.retrieval.embedder import load_embedder
+from recipes.reader.corpus import load_articles, load_questions
+from recipes.reader.evaluate import SHAPES
+from recipes.reader.examples import ExampleMaker
+from recipes.reader.vocabulary import NONE, PASSAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from eval.models import Target
+    from ragaccel.decoding.request import Request
+    from ragaccel.decoding.session import Drafter, Session, Verifier
+    from ragaccel.models.tokenizer import Tokenizer
+    from recipes.reader.examples import Example
+
+    Row = dict[str, Any]
+    Document = dict[str, Any]
+    Figures = dict[str, Any]
+
+
+GUESSES = 24
+TEMPERATURE = 0.8
+PAPER, TREE, COPY, BOTH = "space_paper", "space_tree", "copy", "copy_space"
+SAMPLED = "sampled "
+_WARMING = 10  # one of so many questions warms the calibrations and is not counted
+
+
+class SpaceDecoder(Ours):
+    """Our loop with a drafter, as users have it, or with a number of guesses whatever they cost.
+
+    With ``guesses`` every pass counts as equally dear: what is verified then depends on chances
+    alone, and so the tokens a pass on no machine's speed. A ``sampled`` one draws its tokens, with
+    a seed that the question's name gives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        make_drafter: Callable[[], Drafter],
+        *,
+        guesses: int | None = None,
+        sampled: bool = False,
+        **modes: Any,
+    ) -> None:
+        super().__init__(name, target, make_drafter, token_budget=guesses, **modes)
+        self._ignores_costs, self._is_sampled = guesses is not None, sampled
+
+    def _request(self, job: Job) -> Request:
+        request = super()._request(job)
+        if not self._is_sampled:
+            return request
+        seed = zlib.crc32(job.job_id.encode())
+        return replace(request, sampling=Sampling(temperature=TEMPERATURE, seed=seed))
+
+    @contextmanager
+    def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
+        if self._ignores_costs:
+            verifier = cast("Verifier", EvenCosts(verifier))
+        with super()._session(verifier, request) as session:
+            yield session
+
+
+class EvenCosts:
+    """A verifier that says that all of its passes cost the same."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+
+    def __getattr__(self, name: str) -> Any:
+        """Do all else as it does."""
+        return getattr(self._verifier, name)
+
+    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
+        """Count every pass as one second."""
+        return 1.0
+
+
+def make_decoders(target: Target, worn: Target) -> list[SpaceDecoder]:
+    """Make all decoders: SPACE's over ``worn``, which has an adapter, the others over ``target``.
+
+    The paper's layout guesses with the first k mask tokens, for every k: the first ones do not
+    depend on the later. Ours take as many as the adapter says are worth their rows. Copying
+    guesses from the request's own texts and knows no earlier ones.
+    """
+    masks, useful = masks_of(worn), useful_masks(worn)
+    drafters: dict[str, Callable[[], Drafter]] = {
+        TREE: partial(SpaceDrafter, useful),
+        COPY: TrieDrafter,
+        BOTH: lambda: Mixture(TrieDrafter(), SpaceDrafter(useful)),
+    }
+    return [
+        SpaceDecoder(PLAIN, target, NoDrafter, guesses=0),
+        *(_paper(f"{PAPER}_{k}", worn, masks[:k]) for k in range(1, len(masks) + 1)),
+        *(SpaceDecoder(name, _whose(name, target, worn), make) for name, make in drafters.items()),
+        *(
+            SpaceDecoder(f"{name}_{GUESSES}", _whose(name, target, worn), make, guesses=GUESSES)
+            for name, make in drafters.items()
+        ),
+        SpaceDecoder(SAMPLED + PLAIN, target, NoDrafter, guesses=0, sampled=True),
+        _paper(f"{SAMPLED}{PAPER}_{len(useful)}", worn, useful, sampled=True),
+        *(
+            SpaceDecoder(
+                f"{SAMPLED}{name}_{GUESSES}",
+                _whose(name, target, worn),
+                make,
+                guesses=GUESSES,
+                sampled=True,
+            )
+            for name, make in drafters.items()
+        ),
+    ]
+
+
+def _whose(name: str, target: Target, worn: Target) -> Target:
+    return target if name == COPY else worn
+
+
+def _paper(name: str, worn: Target, masks: Sequence[int], *, sampled: bool = False) -> SpaceDecoder:
+    """The paper's decoder: k candidates, and k mask tokens behind each of them and the root."""
+    return SpaceDecoder(
+        name,
+        worn,
+        partial(PaperSpaceDrafter, masks),
+        guesses=len(masks),
+        sampled=sampled,
+        max_rows=(len(masks) + 1) ** 2,
+    )
+
+
+def answered(
+    out: Path | None, settings: dict[str, Any], target: Target, worn: Target, jobs: Sequence[Job]
+) -> list[Row]:
+    """Have every decoder answer every question, by turns: the rows, those of earlier runs too."""
+    ledger = kept_beside(out, settings)
+    for ours in (target.ours, worn.ours):
+        capture_passes(ours, jobs, compile=False)
+    decoders = make_decoders(target, worn)
+    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
+    return ledger.measurements
+
+
+def counted(jobs: Sequence[Job]) -> Sequence[Job]:
+    """All but the first tenth, which warms what decoders learn."""
+    return jobs[len(jobs) // _WARMING :]
+
+
+def figures_of(target: Target, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, Any]:
+    """Tell what each decoder gave on the jobs that count, greedy and sampled ones apart.
+
+    Of a greedy one also its first differences from plain decoding, with the gap of the two logits.
+    """
+    jobs = counted(jobs)
+    ids = {job.job_id for job in jobs}
+    own = [row for row in rows if row["example"] in ids]
+    greedy = [row for row in own if not row["contender"].startswith(SAMPLED)]
+    sampled = [
+        row | {"contender": row["contender"].removeprefix(SAMPLED)}
+        for row in own
+        if row["contender"].startswith(SAMPLED)
+    ]
+    found = _figures(greedy)
+    by_name = {name: rows_of(name, greedy) for name in found}
+    for name, figures in found.items():
+        held = compare(target, jobs, by_name, name, PLAIN)
+        figures["differences"] = held["differences"]
+    return {"answers": len(jobs), "greedy": found, "sampled": _figures(sampled)}
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    answers = {key: row["token_ids"] for key, row in rows_of(PLAIN, rows).items()}
+    return {
+        name: {
+            **{key: figures[key] for key in ("tokens", "passes", "tokens_per_second")},
+            "ratio": figures["ratio"],
+            "ratio_interval": figures["ratio_interval"],
+            "end_to_end": {key: figures["end_to_end"][key] for key in ("ratio", "ratio_interval")},
+            "tokens_per_pass": round(figures["acceptance_length"], 4),
+            "guesses_per_pass": round(figures["draft_tokens"] / figures["passes"], 2),
+            "masks_per_pass": round(
+                figures["rows_per_pass"] - 1 - figures["draft_tokens"] / figures["passes"], 2
+            ),
+            "identical": sum(
+                list(row["token_ids"]) == list(answers[key])
+                for key, row in rows_of(name, rows).items()
+            ),
+        }
+        for name, figures in summarize(rows).items()
+    }
+
+
+THEIR_MASKS = 5  # as their training script has it
+LABELS = {TREE: "SPACE, trees", COPY: "copying", BOTH: "copying and SPACE"}
+COUNTED = (
+    "Counted are the rows of verify passes. Our trees have their first guesses from mask tokens "
+    "that are read with the prompt; as published the first pass has none."
+)
+THEIRS = (
+    "Theirs are models of 6 to 70 billion parameters, which had learned from far more text, with "
+    "all weights tuned further (on alpaca_gpt4_en and lima, as their repository's script has it), "
+    "and other sets: figures of so different models and texts cannot be compared one by one. What "
+    "they call lossless is against the model so tuned. Ours is against the model as it was: its "
+    "weights are frozen, and what was trained acts on mask tokens' rows alone."
+)
+
+
+def space_reader_table(document: Document) -> str:
+    """Lay out SPACE on the bundled reader: every decoder, what was asked, what was published."""
+    kinds = ", ".join(f"{number} of {kind}" for kind, number in document["kinds"].items())
+    parts = [f"Questions that count: {kinds}. {COUNTED}"]
+    for title, figures in document["sets"].items():
+        parts += set_parts(title, figures, document["settings"])
+    (figures,) = document["sets"].values()
+    asked, greedy = document["asked"], figures["greedy"]
+    best = max(papers(greedy).values(), key=_length)
+    over = (
+        greedy[f"{BOTH}_{GUESSES}"]["tokens_per_pass"]
+        / greedy[f"{COPY}_{GUESSES}"]["tokens_per_pass"]
+    )
+    parts.append(
+        f"Asked: SPACE alone {asked['space']} tokens a pass or more; as published it has "
+        f"{_length(best):.2f}, our trees {greedy[f'{TREE}_{GUESSES}']['tokens_per_pass']:.2f}. "
+        f"Copying and SPACE {asked['beside_copying']} times copying's tokens a pass or more: "
+        f"{over:.3f} with {GUESSES} guesses."
+    )
+    return "\n\n".join([*parts, *beside(document)])
+
+
+def space_scratch_table(document: Document) -> str:
+    """Lay out SPACE on a model trained from scratch: how it was trained, then each set."""
+    trained = document["trained"]
+    parts = [
+        f"The model: {document['parameters'] / 1e6:.0f} million parameters, trained from nothing "
+        f"for {trained['seconds'] / 60:.1f} minutes on {trained['tokens_seen'] / 1e6:.1f} million "
+        f"tokens, drawn from {trained['text_tokens'] / 1e6:.1f} million of {trained['text']}; loss "
+        f"{trained['held_in_loss']:.2f} nats a token on text it learned, "
+        f"{trained['held_out_loss']:.2f} on held-out text. {COUNTED}"
+    ]
+    for title, figures in document["sets"].items():
+        parts += set_parts(title, figures, document["settings"])
+    if document["curve"]:
+        parts += ["Over the adapter's training:", steps_table(document["curve"])]
+    return "\n\n".join([*parts, *beside(document)])
+
+
+def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Lay out one set: all greedy decoders, then the sampled ones."""
+    greedy = figures["greedy"]
+    yield f"**{title}**: {figures['answers']} answers, greedy"
+    yield decoders_table(greedy, figures["answers"])
+    yield gains(greedy)
+    yield f"**{title}**, sampled at temperature {settings['temperature']} with plain's seeds"
+    yield decoders_table(figures["sampled"], figures["answers"])
+
+
+def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
+    """Lay out decoders: one row each."""
+    rows = [
+        [
+            label_of(name),
+            f"{figures['tokens_per_pass']:.2f}",
+            f"{figures['guesses_per_pass']:.1f}",
+            f"{figures['masks_per_pass']:.1f}",
+            f"{figures['identical']} of {answers}",
+            largest_gap(figures) if figures.get("differences") else "",
+            f"{figures['tokens_per_second']:.1f}",
+            "" if name == PLAIN else ratio_cell(figures, "ratio"),
+            "" if name == PLAIN else ratio_cell(figures["end_to_end"], "ratio"),
+        ]
+        for name, figures in decoders.items()
+    ]
+    titles = ["decoder", "tokens a pass", "guesses a pass", "mask tokens a pass"]
+    titles += ["same as plain", "largest gap of logits", "tokens/s", "x plain"]
+    return table([*titles, "x plain, the prompt's pass included"], rows)
+
+
+def label_of(name: str) -> str:
+    """What a decoder is called in a table."""
+    if name == PLAIN:
+        return "plain"
+    if name.startswith(PAPER):
+        return f"SPACE as published, k = {name.rpartition('_')[2]}"
+    kind = name.removesuffix(f"_{GUESSES}")
+    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{GUESSES} guesses'}"
+
+
+def gains(greedy: Mapping[str, Figures]) -> str:
+    """Say what SPACE adds to copying."""
+    told = []
+    for suffix, words in ((f"_{GUESSES}", f"with {GUESSES} guesses"), ("", "by cost")):
+        both, alone = greedy[BOTH + suffix], greedy[COPY + suffix]
+        more = 100 * (both["tokens_per_pass"] / alone["tokens_per_pass"] - 1)
+        times = both["ratio"] / alone["ratio"]
+        told.append(f"{words} {more:+.1f} % tokens a pass, {times:.2f} times its median speed")
+    return f"SPACE beside copying: {'; '.join(told)}."
+
+
+def papers(decoders: Mapping[str, Figures]) -> dict[int, Figures]:
+    """The paper's decoders by their number of mask tokens."""
+    return {
+        int(name.rpartition("_")[2]): figures
+        for name, figures in decoders.items()
+        if name.startswith(PAPER)
+    }
+
+
+def _length(figures: Figures) -> float:
+    return float(figures["tokens_per_pass"])
+
+
+def space_curves_table(document: Document) -> str:
+    """Lay out held-out tokens a pass over training steps, and by mask tokens at the end."""
+    curve, held_out = document["curve"], document["curve"][-1]["samples"]
+    last = curve[-1]
+    ks = range(1, len(last["tokens_per_pass"]) + 1)
+    with_prompt = last.get("with_prompt")
+    told = "tokens a pass, the first guesses read with the prompt"
+    rows = [
+        ["tokens a pass", *(f"{value:.2f}" for value in last["tokens_per_pass"])],
+        *[[told, *(f"{value:.2f}" for value in with_prompt or ())]] * bool(with_prompt),
+        ["right guesses of the k-th mask token", *(f"{100 * v:.0f} %" for v in last["right"])],
+    ]
+    return "\n\n".join(
+        [
+            f"Tokens a pass by the paper's layout, walked over {held_out} held-out answers without "
+            f"decoding; {100 * last['own']:.1f} % of their tokens are the model's own choice:",
+            steps_table(curve),
+            f"After {last['step']:,} steps, by the number of mask tokens:",
+            table(["", *(f"k = {k}" for k in ks)], rows),
+            recipe_line(document["recipe"], document["samples"]["count"]),
+        ]
+    )
+
+
+def steps_table(curve: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out tokens a pass: one row an evaluation, one column a number of mask tokens."""
+    ks = range(1, len(curve[-1]["tokens_per_pass"]) + 1)
+    rows = [
+        [f"{one['step']:,}", *(f"{value:.2f}" for value in one["tokens_per_pass"])] for one in curve
+    ]
+    return table(["steps", *(f"k = {k}" for k in ks)], rows)
+
+
+def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
+    """Say by which recipe an adapter was trained."""
+    learned = "the model's own distribution" if recipe["distill"] else "the recorded tokens"
+    return (
+        f"Trained: mode {recipe['mode']}, rank {recipe['rank']}, {recipe['num_masks']} mask tokens "
+        f"that {'share one embedding' if recipe['shared_mask'] else 'have one embedding each'}, "
+        f"{samples:,} samples, up to {recipe['num_cuts']} places of each, learning {learned}, "
+        f"rate {recipe['learning_rate']:g}."
+    )
+
+
+def beside(document: Document) -> Iterator[str]:
+    """How the adapter was trained, our figures beside published ones, and how the two differ."""
+    adapter, training = document["adapter"], document["adapter"]["training"]
+    told = [
+        f"The adapter: {adapter['parameters'] / 1e6:.2f} million numbers beside the model's "
+        f"{document['parameters'] / 1e6:.1f} million; our trees take {adapter['num_useful']} of "
+        f"its {adapter['num_masks']} mask tokens."
+    ]
+    if "recipe" in training:
+        told.append(recipe_line(training["recipe"], training["samples"]))
+        told.append(f"{training['steps']:,} steps over {training['tokens']:,} tokens in all.")
+    yield " ".join(told)
+    k = min(THEIR_MASKS, adapter["num_masks"])
+    yield f"SPACE alone, greedy, ours with {k} mask tokens:"
+    titles = ["model", "trained", "sets", "tokens a pass", "speed-up over plain"]
+    yield table(titles, [*_our_rows(document, k), *_their_rows(document["published"])])
+    yield THEIRS
+
+
+def _our_rows(document: Document, k: int) -> Iterator[list[str]]:
+    size, rank = document["parameters"] / 1e6, document["adapter"]["rank"]
+    for title, figures in document["sets"].items():
+        found = papers(figures["greedy"])[k]
+        yield [
+            f"ours: {document['settings']['model']}, {size:.0f} million",
+            f"gated changes of rank {rank}, base frozen",
+            title,
+            f"{found['tokens_per_pass']:.2f}",
+            f"{found['ratio']:.2f}",
+        ]
+
+
+def _their_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """One row a model; what its figures are of stands behind the last comma of their setting."""
+    by_model: dict[str, list[Mapping[str, Any]]] = {}
+    for figure in figures:
+        by_model.setdefault(figure["setting"].rpartition(", ")[0], []).append(figure)
+    return [
+        [
+            f"{model} ({own[0]['source']})",
+            "all weights",
+            " / ".join(one["setting"].rpartition(", ")[2] for one in own),
+            " / ".join(f"{one['tokens_per_pass']:.2f}" for one in own),
+            " / ".join(one["speedup"] for one in own),
+        ]
+        for model, own in by_model.items()
+    ]
+
+
+HUMAN_SHARE = 0.5  # of the questions, people's own; the others are made of sentences
+SEED = 7
+VECTORS = CACHE / "vectors"
+
+
+def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
+    """Gather the articles and questions that the reader was not trained on.
+
+    Raises:
+        ConfigurationError: the data folder holds no text archives.
+        ModelNotFoundError: there is no embedder, which finds half of the passages.
+    """
+    articles = [article for article in load_articles(data) if article.held_out]
+    questions = [question for question in load_questions(data) if question.held_out]
+    questions += clapnq_questions(data)
+    words: Any = tokenizer.tokenizer
+    return ExampleMaker(
+        articles, questions, words, seed=SEED, embedder=load_embedder(), cache=VECTORS
+    )
+
+
+def draw_jobs(
+    maker: ExampleMaker, count: int, *, eos_ids: frozenset[int], max_new_tokens: int
+) -> list[Job]:
+    """Draw questions, over whole passages and over found sentences by turns; none twice."""
+    shapes = cycle([replace(shape, human_share=HUMAN_SHARE) for shape in SHAPES.values()])
+    jobs: dict[tuple[int, ...], Job] = {}
+    while len(jobs) < count:
+        example = maker.make(next(shapes))
+        prompt = tuple(example.token_ids[: example.answer_start + 1])
+        references = tuple(passages_of(maker, example))
+        name = f"{example.origin}/{len(jobs)}"
+        job = Job(name, prompt, references, references, (), max_new_tokens, eos_ids)
+        jobs.setdefault(prompt, job)
+    return list(jobs.values())
+
+
+def passages_of(maker: ExampleMaker, example: Example) -> Iterator[Reference]:
+    """Cut the passages out of a prompt's own ids, as the library does."""
+    ids = example.token_ids[: example.answer_start]
+    passage, none = maker.id_of[PASSAGE], maker.id_of[NONE]
+    starts = [place for place, token in enumerate(ids) if token == passage]
+    for number, (start, end) in enumerate(zip(starts, _ends(ids, starts, none), strict=True)):
+        yield Reference(tuple(ids[start + 1 : end]), passage_id=f"passage/{number}")
+
+
+def _ends(ids: Sequence[int], starts: Sequence[int], none: int) -> list[int]:
+    """Where passages end: at the next one, the last at the refusal that stands behind it."""
+    return [*starts[1:], ids.index(none, starts[-1])] if starts else []
+
+
+QUESTIONS, MAX_NEW_TOKENS = 200, 160
+READER_ASKED = {
+    "space": 1.8,
+    "beside_copying": 1.05,
+}  # tokens a pass; and times those of copying alone
+READER_FILE = "space-reader.json"
+
+
+def run_space_reader(arguments: Sequence[str] | None = None) -> None:
+    """SPACE on the bundled reader: held-out questions, its own answers, alone and beside copying.
+
+        python -m eval space_reader --data DATA --out eval/results
+        python -m eval space_reader --data DATA --adapter FOLDER --limit 20
+
+    Every question is answered plainly, by the paper's layout with 1 to K mask tokens, by our trees
+    of mask tokens' guesses, by copying (``TrieDrafter``, which knows no earlier requests) and by
+    copying and SPACE together; the latter three as users have them, as wide as the measured cost of
+    a pass makes worth it, and with 24 guesses whatever they cost. The decoders take turns on each
+    question and keep what they learn; the first tenth of the questions is not counted. Then the
+    same sampled, held against plain sampling with the same seed. Ends in one JSON document.
+    """
+    document = measured("space_reader", measure_space_reader, parse_space_reader(arguments))
+    print(space_reader_table(document))
+    print(json.dumps(document["sets"]))
+
+
+def parse_space_reader(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("space_reader", run_space_reader.__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--adapter", type=Path, help="its folder (default: the reader's own)")
+    add("--limit", type=int, default=QUESTIONS, help="questions (default: %(default)s)")
+    add("--max-new-tokens", type=int, default=MAX_NEW_TOKENS)
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add(
+        "--out",
+        type=Path,
+        help=f"result file, or the folder of {READER_FILE}; a second run goes on",
+    )
+    options = parser.parse_args(arguments)
+    options.out = in_folder(options.out, READER_FILE)
+    return options
+
+
+def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
+    """Have every question answered that the ledger lacks.
+
+    Raises:
+        ValueError: no question, or no adapter.
+    """
+    if options.limit < 1:
+        raise ValueError("--limit must be 1 or more")
+    data = in_data("text", options.data).parent
+    note("loading the reader, then the articles")
+    target = load_target("reader", device=options.device)
+    adapter = chosen_adapter(target, options.adapter)
+    worn = wearing(target, adapter)
+    maker = held_out_maker(data, target.tokenizer)
+    jobs = draw_jobs(
+        maker,
+        options.limit,
+        eos_ids=target.tokenizer.eos_ids,
+        max_new_tokens=options.max_new_tokens,
+    )
+    settings = _reader_settings(options, jobs) | {
+        "num_masks": adapter.num_masks,
+        "rank": adapter.rank,
+    }
+    rows = answered(options.out, settings, target, worn, jobs)
+    return result(
+        "space_reader",
+        settings,
+        device=options.device,
+        parameters=sum(weight.numel() for weight in target.model.parameters()),
+        adapter=describe_adapter(adapter),
+        asked=READER_ASKED,
+        kinds=Counter(job.job_id.partition("/")[0] for job in counted(jobs)),
+        sets={"held-out questions": figures_of(target, jobs, rows)},
+        published=published("space"),
+    )
+
+
+def _reader_settings(options: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, Any]:
+    return {
+        "model": "reader",
+        "dtype": default_dtype(options.device),
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        "examples": len(jobs),
+        "warming": len(jobs) - len(counted(jobs)),
+        "guesses": GUESSES,
+        "temperature": TEMPERATURE,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }
+
+
+CURVES_FILE = "space-curves.json"
+
+
+def run_space_curves(arguments: Sequence[str] | None = None) -> None:
+    """SPACE over training: tokens a pass for every number of mask tokens, as a run noted them.
+
+        ragaccel train space SAMPLES --out FOLDER --evaluate-every 50 ...
+        python -m eval space_curves --run FOLDER-run --out eval/results
+
+    Nothing is trained here: the log of a run folder is read and kept. Figures are of held-out
+    answers, walked as the paper decodes, without decoding. Ends in one JSON document.
+    """
+    document = measured("space_curves", measure_space_curves, parse_space_curves(arguments))
+    print(space_curves_table(document))
+    print(json.dumps(document["curve"][-1]))
+
+
+def parse_space_curves(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("space_curves", run_space_curves.__doc__)
+    add = parser.add_argument
+    add("--run", type=Path, required=True, help="the run's folder, which holds its log")
+    add("--out", type=Path, help=f"result file, or the folder of {CURVES_FILE}")
+    options = parser.parse_args(arguments)
+    options.out = in_folder(options.out, CURVES_FILE)
+    return options
+
+
+def measure_space_curves(options: argparse.Namespace) -> dict[str, Any]:
+    """Read a run's log.
+
+    Raises:
+        ValueError: no log, or none with evaluations; says what to do.
+    """
+    log, run = read_run(options.run)
+    curve = curve_of(log)
+    if not curve:
+        raise ValueError(
+            f"{options.run.name} was never evaluated while it trained: train with --evaluate-every "
+            "and held-out samples"
+        )
+    return result(
+        "space_curves",
+        {"model": run["model"]["model_type"], "commit": current_commit()},
+        recipe=run["recipe"],
+        samples=run["samples"],
+        curve=curve,
+        losses=[{"step": row["step"], "loss": row["loss"]} for row in log if "loss" in row],
+        published=published("space"),
+    )
+
+
+def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Read a run folder's log, and what the run is of.
+
+    Raises:
+        ValueError: a file that is missing or damaged.
+    """
+    try:
+        log, run = (
+            json.loads((folder / name).read_text(encoding="utf-8"))
+            for name in ("log.json", "run.json")
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder.name} holds no whole log.json and run.json: name the folder where a run of "
+            "`ragaccel train space` keeps its checkpoints"
+        ) from error
+    return log, run
+
+
+def curve_of(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluations of a log, in the order of their steps; of one step the last."""
+    by_step = {
+        row["step"]: {"step": row["step"], **row["figures"]} for row in log if "figures" in row
+    }
+    return [by_step[step] for step in sorted(by_step)]

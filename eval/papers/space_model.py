@@ -1,0 +1,632 @@
+"""A model and an adapter trained from nothing, for SPACE on other than the reader."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import tarfile
+import time
+import zlib
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from eval.data import Job, in_data, jobs_for, under_task
+from eval.models import (
+    DTYPES,
+    chosen_adapter,
+    default_dtype,
+    describe_adapter,
+    load_target,
+    load_tokenizer,
+    read_shape,
+    wearing,
+)
+from eval.papers.published import published
+from eval.papers.space import (
+    GUESSES,
+    TEMPERATURE,
+    answered,
+    curve_of,
+    figures_of,
+    read_run,
+    space_scratch_table,
+)
+from eval.runner import (
+    CACHE,
+    current_commit,
+    in_folder,
+    measured,
+    new_parser,
+    note,
+    result,
+    write_whole,
+)
+from eval.tasks import load_task
+from ragaccel.llm import LLM
+from ragaccel.training.config import Recipe, make_recipe
+from ragaccel.training.data import Sample, answer_samples, read_answers
+from ragaccel.training.trainer import Job as TrainingJob
+from ragaccel.training.trainer import Listener, train_space
+from recipes.reader.corpus import load_articles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from eval.models import Target
+    from ragaccel.models.tokenizer import Tokenizer
+
+
+MANUALS = "tech_docs"
+_SUFFIXES = (".md", ".mdx", ".txt")
+_HELD_OUT = 25  # one manual of so many
+
+Documents = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Documents in token ids, each with an end token; ``kinds`` says of what."""
+
+    held_in: Documents
+    held_out: Documents
+    kinds: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that may be learned."""
+        return sum(map(len, self.held_in))
+
+
+def read_text(
+    data: Path, tokenizer: Tokenizer, *, manuals_alone: bool = False, most: int | None = None
+) -> Text:
+    """Read the text archives; books and articles as prose, manuals with their code.
+
+    Held out are the articles, books and manuals whose names say so, always the same.
+
+    Args:
+        data: the data folder.
+        tokenizer: whose ids.
+        manuals_alone: leave out all others, which take half a minute.
+        most: characters that are taken of what may be learned, and of what is held out; all of
+            them without it.
+
+    Raises:
+        ConfigurationError: the folder holds no text archives.
+        ValueError: nothing is left on one of the sides.
+    """
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for read in (_manuals,) if manuals_alone else (_manuals, _articles):
+        for text, is_held_out in read(data):
+            parts[is_held_out].append(text)
+    held_in, held_out = (encoded(tokenizer, taken(parts[side], most)) for side in (False, True))
+    if not held_in or not held_out:
+        raise ValueError(
+            f"the text archives hold {len(parts[False])} documents to learn and "
+            f"{len(parts[True])} held-out ones: both are needed"
+        )
+    kinds = "manuals" if manuals_alone else "books, a factbook, encyclopedia articles and manuals"
+    return Text(held_in, held_out, kinds)
+
+
+def _articles(data: Path) -> Iterator[tuple[str, bool]]:
+    for article in load_articles(data):
+        if article.source != MANUALS:
+            yield f"{article.title}\n\n{' '.join(article.sentences)}", article.held_out
+
+
+def _manuals(data: Path) -> Iterator[tuple[str, bool]]:
+    archive = data / "text" / f"{MANUALS}.tar.xz"
+    if not archive.exists():
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None and member.name.endswith(_SUFFIXES):
+                text = file.read().decode("utf-8", errors="replace")
+                yield text, zlib.crc32(member.name.encode()) % _HELD_OUT == 0
+
+
+def taken(texts: Sequence[str], most: int | None) -> list[str]:
+    """Shuffle texts, always alike, and take them up to a number of characters."""
+    order = list(texts)
+    random.Random(0).shuffle(order)
+    if most is None:
+        return order
+    found, room = [], most
+    for text in order:
+        if room <= 0:
+            break
+        found.append(text[:room])
+        room -= len(text)
+    return found
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> Documents:
+    """Put texts into token ids, an end token behind each."""
+    if not texts:
+        return []
+    words: Any = tokenizer.tokenizer
+    found = words(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    end = sorted(tokenizer.eos_ids)[:1]
+    return [[*ids, *end] for ids in found]
+
+
+def draw_prompts(
+    documents: Documents, count: int, *, shortest: int, longest: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Draw beginnings to go on from: pieces of documents, none twice.
+
+    Raises:
+        ValueError: the documents are too short for as many.
+    """
+    rng = random.Random(seed)
+    long_enough = [ids for ids in documents if len(ids) > longest]
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(20 * count):
+        if len(found) == count or not long_enough:
+            break
+        ids, length = rng.choice(long_enough), rng.randint(shortest, longest)
+        start = rng.randrange(len(ids) - length)
+        found.setdefault(tuple(ids[start : start + length]))
+    if len(found) < count:
+        raise ValueError(
+            f"{len(long_enough)} documents of more than {longest} tokens give no {count} prompts: "
+            "take fewer"
+        )
+    return list(found)
+
+
+EVALUATIONS = 8
+_TRIED, _FIRST = 10, 3  # steps that tell what one takes; the first ones take longer
+ADAPTER_FILE = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """How an adapter is trained: for how long, on how many answers of what length."""
+
+    minutes: float
+    num_masks: int = 8
+    rank: int = 32
+    samples: int = 2000
+    judged: int = 64
+    shortest: int = 48
+    longest: int = 160
+    answer_tokens: int = 128
+    row_tokens: int = 2048
+
+
+def own_answers(
+    model: Path, text: Text, lessons: Lessons, work: Path, *, device: str
+) -> tuple[Path, Path]:
+    """Have a model go on from pieces of text, greedily; what is there already is kept.
+
+    Returns:
+        The file to learn from, of held-in pieces, and the one to be judged on, of held-out ones.
+    """
+    sides = (
+        (work / "answers.jsonl", text.held_in, lessons.samples),
+        (work / "held-out-answers.jsonl", text.held_out, lessons.judged),
+    )
+    for seed, (path, documents, count) in enumerate(sides, start=1):
+        prompts = draw_prompts(
+            documents, count, shortest=lessons.shortest, longest=lessons.longest, seed=seed
+        )
+        samples = [Sample(prompt, ()) for prompt in prompts]
+        if len(read_answers(path, samples)) < count:
+            note(f"{path.name}: {count} continuations")
+            llm = LLM.load(model, device=device, keep_costs=False)
+            answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
+    return sides[0][0], sides[1][0]
+
+
+class Watch(Listener):
+    """Notes when steps end."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, float] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Keep the time."""
+        self.ended[state.global_step] = time.perf_counter()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Say where the run stands."""
+        told = state.log_history[-1]["figures"]["tokens_per_pass"]
+        lengths = ", ".join(f"{one:.2f}" for one in told)
+        note(f"the adapter: step {state.global_step} of {state.max_steps}, tokens a pass {lengths}")
+
+    @property
+    def each(self) -> float:
+        """Seconds of a step, the first ones left out."""
+        last = max(self.ended)
+        return (self.ended[last] - self.ended[_FIRST]) / (last - _FIRST)
+
+
+def train_adapter(
+    model: Path,
+    answers: tuple[Path, Path],
+    lessons: Lessons,
+    work: Path,
+    *,
+    device: str,
+    dtype: str,
+) -> dict[str, Any]:
+    """Train an adapter for as many steps as the minutes are expected to take.
+
+    Returns:
+        What it took, and its evaluations; of a run that is there already, those of that one.
+    """
+    out = work / "adapter"
+    file = out / ADAPTER_FILE
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    samples, held_out = answers
+    place = "cpu" if device == "cpu" else None
+    job = TrainingJob(samples, out, model=model, held_out=held_out, device=place)
+    recipe = make_recipe(
+        num_masks=lessons.num_masks,
+        rank=lessons.rank,
+        row_tokens=lessons.row_tokens,
+        precision=dtype,
+    )
+    steps = _steps_for(job, recipe, lessons.minutes, work)
+    every = -(-steps // EVALUATIONS)
+    told = train_space(job, replace(recipe, steps=steps, evaluate_every=every), Watch())
+    assert told is not None, "one process trains"
+    log, _ = read_run(job.checkpoint_folder)
+    kept = {"steps": steps, "seconds": told["seconds"], "curve": curve_of(log)}
+    write_whole(file, json.dumps(kept) + "\n")
+    return kept
+
+
+def _steps_for(job: TrainingJob, recipe: Recipe, minutes: float, work: Path) -> int:
+    """Try some steps on a run that is thrown away; return how many the minutes hold."""
+    file, trial, checkpoint_folder = work / "steps.json", work / "trial", work / "trial-run"
+    if file.exists():  # of the run that was stopped, which goes on
+        return int(json.loads(file.read_text(encoding="utf-8")))
+    for folder in (trial, checkpoint_folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    watch = Watch()
+    tried = replace(job, out=trial, run_folder=checkpoint_folder, max_evaluated=0)
+    train_space(tried, replace(recipe, steps=_TRIED), watch)
+    for folder in (trial, checkpoint_folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    steps = max(_TRIED, round(60.0 * minutes / max(1e-6, watch.each)))
+    write_whole(file, f"{steps}\n")
+    return steps
+
+
+TINY_SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+MODEL_FILE = "training.json"
+_MULTIPLE = 64  # that the number of logits is rounded up to
+_NOTE_EVERY = 15.0  # seconds
+_JUDGED = 16  # windows that the loss is told of
+
+
+@dataclass(frozen=True, slots=True)
+class Schooling:
+    """How a model is trained: for how long, on windows of how many tokens, how many a step.
+
+    ``most_steps`` ends it sooner; without it the minutes alone do.
+    """
+
+    minutes: float
+    most_steps: int | None = None
+    window: int = 1024
+    rows: int = 32
+    rate: float = 1.5e-3
+    rising: int = 100
+    seed: int = 0
+
+
+def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
+    """Make an untrained model of a shape's size with logits for a tokenizer's ids.
+
+    Raises:
+        FileNotFoundError: no such shape; names those there are.
+    """
+    config = TINY_SHAPE if shape == "tiny" else read_shape(shape)["config"]
+    size = -(-len(tokenizer) // _MULTIPLE) * _MULTIPLE
+    end = sorted(tokenizer.eos_ids)[0]
+    torch.manual_seed(seed)
+    made = AutoConfig.for_model(
+        **{**config, "vocab_size": size, "bos_token_id": end, "eos_token_id": end}
+    )
+    return AutoModelForCausalLM.from_config(made, dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+
+def train_model(
+    model: Any, text: Text, schooling: Schooling, *, device: str, dtype: str
+) -> dict[str, Any]:
+    """Train until the minutes are over; return what it took and came to.
+
+    Computes in ``dtype``, with weights and steps in float32. The rate rises, then falls with the
+    time that is left.
+    """
+    model.to(device).train()
+    tokens = torch.tensor([token for ids in text.held_in for token in ids])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=schooling.rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    generator = torch.Generator().manual_seed(schooling.seed)
+    started = told = perf_counter()
+    steps, done = 0, 0.0
+    while done < 1.0 or not steps:
+        share = min(1.0, (steps + 1) / schooling.rising) * (
+            0.05 + 0.475 * (1 + math.cos(math.pi * min(1.0, done)))
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = schooling.rate * share
+        batch = windows(tokens, schooling, generator).to(device)
+        with computing(device, dtype):
+            loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps, value = steps + 1, float(loss.detach())  # which waits for the device
+        now = perf_counter()
+        done = (now - started) / (60.0 * schooling.minutes)
+        if schooling.most_steps is not None:
+            done = max(done, steps / schooling.most_steps)
+        if now - told > _NOTE_EVERY:
+            told = now
+            note(f"the model: {100 * min(1.0, done):.0f} %, step {steps}, loss {value:.3f}")
+    seconds = perf_counter() - started
+    model.eval()
+    return {
+        "minutes": schooling.minutes,
+        "seconds": round(seconds, 1),
+        "steps": steps,
+        "text": text.kinds,
+        "text_tokens": text.num_tokens,
+        "tokens_seen": steps * schooling.rows * min(schooling.window, len(tokens) - 1),
+        "held_in_loss": judge(model, text.held_in, schooling, device=device, dtype=dtype),
+        "held_out_loss": judge(model, text.held_out, schooling, device=device, dtype=dtype),
+    }
+
+
+def windows(tokens: Tensor, schooling: Schooling, generator: torch.Generator) -> Tensor:
+    """Draw windows of a text [N]: [rows, window], shorter where the text is."""
+    length = min(schooling.window, len(tokens) - 1)
+    starts = torch.randint(len(tokens) - length, (schooling.rows, 1), generator=generator)
+    found: Tensor = tokens[starts + torch.arange(length)]
+    return found
+
+
+def computing(device: str, dtype: str) -> AbstractContextManager[Any]:
+    """Compute in a shorter type, where one is wanted."""
+    if dtype == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, DTYPES[dtype])
+
+
+@torch.no_grad()
+def judge(
+    model: Any, documents: Documents, schooling: Schooling, *, device: str, dtype: str
+) -> float:
+    """The mean loss over some windows of documents, in nats a token; the same ones every time."""
+    tokens = torch.tensor([token for ids in documents for token in ids])
+    generator = torch.Generator().manual_seed(schooling.seed + 1)
+    losses = []
+    for _ in range(max(1, _JUDGED // schooling.rows)):
+        batch = windows(tokens, schooling, generator).to(device)
+        with computing(device, dtype):
+            losses.append(float(model(input_ids=batch, labels=batch, use_cache=False).loss))
+    return round(sum(losses) / len(losses), 4)
+
+
+def save_model(model: Any, tokenizer: Tokenizer, folder: Path, dtype: str, trained: Any) -> None:
+    """Write a model's folder, what it was trained by beside its weights; the latter come last."""
+    model.to(DTYPES[dtype]).save_pretrained(folder)
+    words: Any = tokenizer.tokenizer
+    words.save_pretrained(folder)
+    write_whole(folder / MODEL_FILE, json.dumps(trained, indent=1) + "\n")
+
+
+def saved_model(folder: Path) -> dict[str, Any] | None:
+    """What a saved model was trained by; None where none was saved whole."""
+    file = folder / MODEL_FILE
+    if not file.exists():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+TASKS = "humaneval,clapnq"
+TEXT = "held-out text"
+PROMPT_SEED = 3
+LARGE = {"limit": 20, "minutes": 12.0, "adapter_minutes": 6.0, "max_new_tokens": 128}
+# To try it all out on a processor, in a minute.
+SMALL = {"limit": 2, "minutes": 0.15, "adapter_minutes": 0.15, "max_new_tokens": 16}
+TINY_TEXT: dict[str, Any] = {"manuals_alone": True, "most": 400_000}
+TINY_SCHOOLING: dict[str, Any] = {"window": 128, "rows": 4, "rising": 10}
+TINY_LESSONS: dict[str, Any] = {
+    **{"num_masks": 3, "rank": 4, "samples": 16, "judged": 4},
+    **{"shortest": 16, "longest": 32, "answer_tokens": 24, "row_tokens": 256},
+}
+
+
+def run_space_scratch(arguments: Sequence[str] | None = None) -> None:
+    """SPACE on a larger model, trained here from nothing: text, code and questions on passages.
+
+        python -m eval space_scratch --data DATA --out eval/results --device cuda
+        python -m eval space_scratch --data DATA --out /tmp/r --shape tiny
+
+    A language model of a named shape is trained for ``--minutes`` on the text archives; it goes on
+    from held-in text, greedily; an adapter is trained on that for ``--adapter-minutes``; then
+    held-out text, code and prompts with passages are continued by the decoders of ``eval
+    space_reader``. The model, its continuations and the adapter stay in ``--work``, and a run that
+    was stopped goes on after the last of them. Ends in one JSON document.
+    """
+    document = measured("space_scratch", measure, parse(arguments))
+    print(space_scratch_table(document))
+    print(json.dumps(document["sets"]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("space_scratch", run_space_scratch.__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
+    add("--shape", default="llama-135m", help="of eval/shapes, its file, or tiny")
+    add("--tokenizer", help="a name in the data folder, or reader (default: gpt2; tiny: reader)")
+    add("--minutes", type=float, help="that the model is trained for")
+    add("--adapter-minutes", type=float, help="that the adapter is trained for")
+    add("--limit", type=int, help="prompts of each set")
+    add("--max-new-tokens", type=int, help="of each answer")
+    add("--tasks", default=TASKS, help="comma-separated files of eval/tasks, beside held-out text")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--dtype", choices=[*DTYPES][1:3], help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    add("--work", type=Path, help="folder of the model and the adapter (default: below .cache)")
+    add("--out", type=Path, help="result file, or its folder; a second run goes on")
+    options = parser.parse_args(arguments)
+    shape = Path(options.shape).stem
+    for name, value in (SMALL if shape == "tiny" else LARGE).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.tokenizer = options.tokenizer or ("reader" if shape == "tiny" else "gpt2")
+    options.dtype = options.dtype or default_dtype(options.device)
+    options.work = options.work or CACHE / f"space-scratch-{shape}"
+    options.out = in_folder(options.out, f"space-scratch-{shape}.json")
+    return options
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Train what is not there yet, then have all prompts continued that the ledger lacks.
+
+    Raises:
+        ValueError: a time or number that cannot work, or a work folder of other settings.
+    """
+    if min(options.minutes, options.adapter_minutes, options.limit) <= 0:
+        raise ValueError("--minutes, --adapter-minutes and --limit must be above 0")
+    data = in_data("text", options.data).parent
+    asked = {
+        Path(name).name: load_task(name, options.limit, options.data)
+        for name in options.tasks.split(",")
+    }
+    learned = learn(options, data)
+    target = load_target(str(options.work / "model"), dtype=options.dtype, device=options.device)
+    adapter = chosen_adapter(target, options.work / "adapter")
+    sets = {TEXT: _continuations(learned["text"], target, options)}
+    for name, examples in asked.items():
+        sets[name] = under_task(name, jobs_for(target, examples, options.max_new_tokens))
+    worn = wearing(target, adapter)
+    settings = _settings(options, worn, sets)
+    jobs = [job for own in sets.values() for job in own]
+    rows = answered(options.out, settings, target, worn, jobs)
+    return result(
+        "space_scratch",
+        settings,
+        device=options.device,
+        parameters=sum(weight.numel() for weight in target.model.parameters()),
+        trained=learned["trained"],
+        adapter=describe_adapter(adapter) | {"seconds": learned["adapter"]["seconds"]},
+        curve=learned["adapter"]["curve"],
+        sets={name: figures_of(target, own, rows) for name, own in sets.items()},
+        published=published("space"),
+    )
+
+
+def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
+    """Train the model, have it go on from text, train the adapter; skip what the work folder has.
+
+    Raises:
+        ValueError: the folder is of other settings.
+    """
+    is_tiny = options.shape == "tiny"
+    schooling = Schooling(options.minutes, **(TINY_SCHOOLING if is_tiny else {}))
+    lessons = Lessons(options.adapter_minutes, **(TINY_LESSONS if is_tiny else {}))
+    _claim(options.work, schooling, lessons, options)
+    note("reading the text")
+    words = load_tokenizer(options.tokenizer, options.data)
+    text = read_text(data, words, **(TINY_TEXT if is_tiny else {}))
+    folder = options.work / "model"
+    trained = saved_model(folder)
+    if trained is None:
+        note(f"the model: {text.num_tokens:,} tokens, {options.minutes:g} minutes")
+        model = new_model(options.shape, words)
+        trained = train_model(model, text, schooling, device=options.device, dtype=options.dtype)
+        save_model(model, words, folder, options.dtype, trained)
+        del model  # what it and its gradients take is wanted for the adapter
+    answers = own_answers(folder, text, lessons, options.work, device=options.device)
+    note(f"the adapter: {options.adapter_minutes:g} minutes")
+    adapter = train_adapter(
+        folder, answers, lessons, options.work, device=options.device, dtype=options.dtype
+    )
+    return {"text": text, "trained": trained, "adapter": adapter}
+
+
+def _claim(work: Path, schooling: Schooling, lessons: Lessons, options: argparse.Namespace) -> None:
+    """Take the work folder for these settings, or find it taken for the same."""
+    names = ("shape", "tokenizer", "dtype")
+    facts = {
+        **{name: Path(str(getattr(options, name))).name for name in names},
+        "schooling": asdict(schooling),
+        "lessons": asdict(lessons),
+    }
+    file = work / "settings.json"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(facts, indent=1) + "\n")
+    elif json.loads(file.read_text(encoding="utf-8")) != facts:
+        raise ValueError(
+            f"{work} holds a model or an adapter of other settings: delete it, or choose another "
+            "--work"
+        )
+
+
+def _continuations(text: Text, target: Target, options: argparse.Namespace) -> list[Job]:
+    """KGrams of held-out text to go on from, other ones than the adapter was judged on."""
+    length = 64 if options.shape == "tiny" else 128
+    prompts = draw_prompts(
+        text.held_out, options.limit, shortest=length, longest=length, seed=PROMPT_SEED
+    )
+    return [
+        Job(f"text/{at}", prompt, (), (), (), options.max_new_tokens, target.tokenizer.eos_ids)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+def _settings(
+    options: argparse.Namespace, target: Target, sets: dict[str, list[Job]]
+) -> dict[str, Any]:
+    return {
+        "model": f"{Path(options.shape).stem}, trained here",
+        "tokenizer": Path(options.tokenizer).name,
+        "dtype": options.dtype,
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        "minutes": options.minutes,
+        "adapter_minutes": options.adapter_minutes,
+        "examples": sum(map(len, sets.values())),
+        "num_masks": target.ours.num_masks,
+        "guesses": GUESSES,
+        "temperature": TEMPERATURE,
+        "max_new_tokens": options.max_new_tokens,
+        "commit": current_commit(),
+    }

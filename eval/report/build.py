@@ -1,0 +1,293 @@
+"""The report: tables, pictures and one page of all results that are on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.papers.llma import (
+    llma_count_table,
+    llma_dialogue_table,
+    llma_sweep_table,
+    llma_tables_table,
+)
+from eval.papers.lookahead import branches_table, memory_states_table, sweep_table
+from eval.papers.space import space_curves_table, space_reader_table, space_scratch_table
+from eval.report.matrices import matrices, matrix_tables
+from eval.report.page import Section, chapters_of, in_markdown, page
+from eval.report.tables import (
+    NAMES,
+    ablation_table,
+    batch_table,
+    drafting_table,
+    exactness_table,
+    frameworks_table,
+    generation_table,
+    indexing_table,
+    lossless_table,
+    memory_table,
+    never_slower_table,
+    peak_memory_table,
+    quality_sweep_table,
+    quality_table,
+    rag_speedup_table,
+    registry_table,
+    reliability_table,
+    replay_table,
+    roofline_table,
+    speed_table,
+)
+from eval.runner import caption_of, caption_of_many, new_parser, note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from eval.report.page import Chapter, Picture
+
+    Document = dict[str, Any]
+
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+README, RESULTS_PAGE = RESULTS.parent / "README.md", RESULTS.parent / "RESULTS.md"
+PICTURES = "plots"
+TITLE = "ragaccel: is it faster, and is it the same?"
+LEAD = """\
+Every table says where it was measured, from which commit and by which command. Speeds are tokens
+a second of decoding unless a column says otherwise; ratios are medians of pairs, one pair an
+example, with their 95 % bootstrap interval. HF is Hugging Face transformers. Sets that we do not
+win stand among the others and are marked."""
+BEGIN, END = "<!-- results: python -m eval report -->", "<!-- end of results -->"
+
+TABLES = {
+    "speed": speed_table,
+    "batch": batch_table,
+    "roofline": roofline_table,
+    "lossless": lossless_table,
+    "exactness": exactness_table,
+    "generation": generation_table,
+    "frameworks": frameworks_table,
+    "rag_speedup": rag_speedup_table,
+    "memory": memory_table,
+    "peak_memory": peak_memory_table,
+    "indexing": indexing_table,
+    "registry": registry_table,
+    "never_slower": never_slower_table,
+    "ablation": ablation_table,
+    "drafting": drafting_table,
+    "reliability": reliability_table,
+    "replay": replay_table,
+    "llma_count": llma_count_table,
+    "llma_tables": llma_tables_table,
+    "llma_sweep": llma_sweep_table,
+    "llma_dialogue": llma_dialogue_table,
+    "quality": quality_table,
+    "quality_sweep": quality_sweep_table,
+    "lookahead_sweep": sweep_table,
+    "lookahead_branches": branches_table,
+    "lookahead_memory": memory_states_table,
+    "space_reader": space_reader_table,
+    "space_curves": space_curves_table,
+    "space_scratch": space_scratch_table,
+}
+# Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
+TITLES = {
+    "speed": "{model}, task {task}, {how}",
+    "batch": "several at a time: {model}, task {task}, {how}",
+    "roofline": "passes against the memory's bandwidth: {model}",
+    "lossless": "identical answers: {model}, by task and type of numbers",
+    "generation": "{model} in its own words, by kind of prompt",
+    "exactness": "identical answers: {model}, task {task}, {how}",
+    "frameworks": "in a framework: {model}, task {task}, {how}",
+    "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",
+    "memory": "a process that goes on answering: {model}",
+    "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
+    "indexing": "indexing: {folder}",
+    "registry": "the reference registry: texts found again in prompts",
+    "never_slower": "{model}, {drafter}, knowing nothing yet, where nothing is copied",
+    "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
+    "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",
+    "reliability": "estimated chances against what was accepted, recorded answers replayed",
+    "replay": "tokens a verify pass, recorded answers replayed without a model",
+    "llma_count": "LLMA: its published rules counted, and our drafter of them",
+    "llma_tables": "LLMA, Tables 1 and 2: {timed}",
+    "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
+    "llma_dialogue": "LLMA over several turns: {timed}",
+    "quality": "what is found: dense, full-text and fused search",
+    "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
+    "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
+    "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
+    "lookahead_memory": "Lookahead's trie, cold and warm",
+    "space_reader": "SPACE: the bundled reader guesses ahead, alone and beside copying",
+    "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
+    "space_scratch": "SPACE: {model}",
+}
+
+
+def run_report(arguments: Sequence[str] | None = None) -> None:
+    """The report: tables, pictures and one page of all results that are on disk.
+
+        python -m eval report                              # the committed: README.md, RESULTS.md
+        python -m eval report --results .cache/eval/quick  # your own: all files beside them
+
+    Pictures need matplotlib (``pip install ragaccel[eval]``); without it the tables are written
+    alone.
+    """
+    options = parse(arguments)
+    documents = read_results(options.results)
+    if not documents:
+        sys.exit(f"eval report: no results in {options.results}: measure some first (--results)")
+    sections = sections_of(documents)
+    documents = {one.stem: documents[one.stem] for one in sections}
+    sections = [*matrix_sections(documents), *sections]
+    pictures = draw(documents)
+    chapters = chapters_of(sections, pictures)
+    own = options.results.resolve() == RESULTS and options.out is None
+    out = options.out or options.results
+    write_pictures(out / PICTURES, pictures)
+    tables, folder = (
+        (RESULTS_PAGE, f"{RESULTS.name}/{PICTURES}") if own else (out / RESULTS_PAGE.name, PICTURES)
+    )
+    tables.write_text(all_tables(chapters, folder), encoding="utf-8")
+    (out / "report.html").write_text(page(TITLE, LEAD, chapters), encoding="utf-8")
+    if own:
+        write_readme(chapters, folder)
+    print(
+        json.dumps(
+            {"tables": str(tables), "page": str(out / "report.html"), "pictures": len(pictures)}
+        )
+    )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("report", run_report.__doc__)
+    add = parser.add_argument
+    add(
+        "--results", type=Path, default=RESULTS, help="folder of results (default: those committed)"
+    )
+    add("--out", type=Path, help="folder to write to (default: that of the results)")
+    return parser.parse_args(arguments)
+
+
+def draw(documents: dict[str, Document]) -> list[Picture]:
+    """Draw all pictures; none, and a line that says so, where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        note("tables only: plots need `pip install ragaccel[eval]`")
+        return []
+    from eval.report.plots import pictures_of
+
+    return pictures_of(documents)
+
+
+def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
+    """Write each picture into its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (folder / picture.file).write_text(picture.svg, encoding="utf-8")
+
+
+def write_readme(chapters: Sequence[Chapter], folder: str) -> None:
+    """Write the tables of sets against decoders into the README, with a picture of each kind.
+
+    The README's own text, before and after its two marks, stays as it is.
+    """
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"eval report: {README.name} lacks the marks {BEGIN} and {END}")
+    text = in_markdown(shown_first(chapters), folder)
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def shown_first(chapters: Sequence[Chapter]) -> list[Section | Picture]:
+    """What a reader who goes no further sees: each matrix with its bars, and what a pass costs."""
+    parts = [part for chapter in chapters for part in chapter.parts]
+    return [
+        part
+        for part in parts
+        if (part.kind == "matrix" and (isinstance(part, Section) or part.stem.endswith("-speed")))
+        or part.stem == "pass-cost"
+    ]
+
+
+def all_tables(chapters: Sequence[Chapter], folder: str) -> str:
+    """Lay out all chapters in Markdown, with a list of them before."""
+    listed = "\n".join(f"- [{chapter.title}](#{chapter.anchor})" for chapter in chapters)
+    told = "\n".join(f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in chapters)
+    return f"# All results\n\n{LEAD}\n\n{listed}\n\n{told}"
+
+
+def matrix_sections(documents: dict[str, Document]) -> list[Section]:
+    """Lay out one section a matrix of sets against decoders."""
+    return [
+        Section(
+            one.stem, "matrix", one.title, matrix_tables(one), caption_of_many([*one.sets.values()])
+        )
+        for one in matrices(documents)
+    ]
+
+
+def all_results(folder: Path) -> str:
+    """Lay out every result of a folder, each with its machine and command."""
+    return "\n".join(map(str, sections_of(read_results(folder))))
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the results of a folder that there are tables for, by the stems of their files."""
+    documents = {path.stem: _json_of(path) for path in sorted(folder.glob("*.json"))}
+    if documents.get("replay"):  # counts alone, the same on every machine
+        documents["replay"] = {"kind": "replay", "sets": documents["replay"]}
+    kinds = {s: one.get("kind") for s, one in documents.items() if isinstance(one, dict)}
+    known = list(TABLES)  # a damaged kind may not be hashable
+    return {stem: documents[stem] for stem, kind in kinds.items() if kind in known}
+
+
+def _json_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        note(f"{path.name} is left out: it holds no JSON, or not all of it")
+        return None
+
+
+def sections_of(documents: dict[str, Document]) -> list[Section]:
+    """Lay out every result; one that lacks what its table shows is left out, and said to be."""
+    return [one for one in map(_section_if_whole, documents, documents.values()) if one]
+
+
+def _section_if_whole(stem: str, document: Document) -> Section | None:
+    try:
+        section = section_of(stem, document)
+        if document["kind"] == "speed":
+            all(map(matrix_tables, matrices({stem: document})))
+    except KeyError as error:
+        note(f"{stem}.json is left out: it lacks {error}, so another version made it")
+        return None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        note(f"{stem}.json is left out: it does not hold what its kind should ({error})")
+        return None
+    return section
+
+
+def section_of(stem: str, document: dict[str, Any]) -> Section:
+    """Lay out one result."""
+    kind = document["kind"]
+    tables = TABLES[kind](document)
+    return Section(stem, kind, title_of(document), tables, caption_of(document))
+
+
+def title_of(document: dict[str, Any]) -> str:
+    """Say what was measured."""
+    kind, settings = document["kind"], document.get("settings", {})
+    figures = document.get("figures")
+    contender = settings.get("contender", "")
+    names = {
+        "how": "recorded answers" if settings.get("forced") else "its own answers",
+        "drafter": NAMES.get(contender, contender),
+        **(figures if isinstance(figures, dict) else {}),
+        **settings,
+    }
+    return TITLES.get(kind, kind).format_map(names)

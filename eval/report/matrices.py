@@ -1,0 +1,191 @@
+"""Matrices: sets against decoders, one table a model, from the speed results of single sets.
+
+The results are ``matrix-SHAPE-TASK.json``; where a folder holds none of that name, all speed
+results that ran ``model.generate`` stand in for them. A set that we do not win is marked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from eval.decoders import BASELINE, LOOKUP, STATIC
+from eval.report.tables import NAMES, table
+from eval.runner import place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Document = dict[str, Any]
+
+
+COLUMNS = {
+    BASELINE: "HF greedy",
+    STATIC: "HF compiled greedy",
+    LOOKUP: "HF prompt lookup",
+    "ours_plain": "ours plain",
+    "ours_paper": "ours LLMA",
+    "ours_tree": "ours trie",
+    "ours_full": "ours full, memory cold",
+    "ours_warm": "ours full, memory warm",
+    "ours_space": "ours full and SPACE",
+}
+PEERS = {BASELINE: "ratio_generate", STATIC: "ratio_static", LOOKUP: "ratio_lookup"}
+LEAST = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100
+DEFAULTS = ("ours_full", "ours_tree", "ours")  # what a user gets; the older results have no full
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The speed results of one model on one machine, by the names of their sets."""
+
+    stem: str
+    model: str
+    dtype: str
+    sets: dict[str, Document]
+
+    @property
+    def contenders(self) -> list[str]:
+        """The decoders that ran on any set, the known ones first and in their order."""
+        seen = {name: None for one in self.sets.values() for name in one["contenders"]}
+        return [*(name for name in COLUMNS if name in seen), *(n for n in seen if n not in COLUMNS)]
+
+    @property
+    def title(self) -> str:
+        """Say whose speed it is."""
+        return f"{self.model}, {self.dtype}: sets against decoders"
+
+
+def name_of(contender: str) -> str:
+    """The name of a decoder at the head of a column or beside a bar."""
+    return COLUMNS.get(contender) or NAMES.get(contender, contender).replace("`", "")
+
+
+def matrices(documents: Mapping[str, Document]) -> list[Matrix]:
+    """Gather speed results into one matrix a model, dtype and machine."""
+    speed = {stem: one for stem, one in documents.items() if one["kind"] == "speed"}
+    chosen = {stem: one for stem, one in speed.items() if stem.startswith("matrix-")}
+    if not chosen:
+        chosen = {stem: one for stem, one in speed.items() if BASELINE in one["contenders"]}
+    groups: dict[tuple[str, str, str], dict[str, Document]] = {}
+    for stem, one in chosen.items():
+        settings = one["settings"]
+        key = (settings["model"], settings["dtype"], place_of(one))
+        groups.setdefault(key, {})[stem] = one
+    found: dict[str, Matrix] = {}
+    for (model, dtype, _), group in groups.items():
+        one = _matrix(model, dtype, group)
+        alike = sum(stem.startswith(one.stem) for stem in found)  # the same on another machine
+        stem = f"{one.stem}-{alike + 1}" if alike else one.stem
+        found[stem] = replace(one, stem=stem)
+    return list(found.values())
+
+
+def _matrix(model: str, dtype: str, group: Mapping[str, Document]) -> Matrix:
+    tasks = [one["settings"]["task"] for one in group.values()]
+    sets = {
+        task if tasks.count(task) == 1 else f"{task} ({stem})": one
+        for (stem, one), task in zip(group.items(), tasks, strict=True)
+    }
+    shape = model.removeprefix("random:").replace("/", "-")
+    device = next(iter(group.values()))["settings"].get("device", "cpu")
+    return Matrix(f"matrix-{shape}-{dtype}-{device}", model, dtype, sets)
+
+
+def matrix_tables(matrix: Matrix) -> str:
+    """Lay out a matrix: tokens a second and ratios, decoding alone and with the prompt's pass."""
+    default = default_of(matrix)
+    told = f"; our default is {name_of(default)}" if default else ""
+    parts = [
+        f"Decoding, tokens/s; below it x HF greedy, median of pairs, 95 % interval{told}:",
+        _speeds(matrix),
+    ]
+    if any(STATIC in one["contenders"] for one in matrix.sets.values()):
+        parts += ["Decoding, x HF compiled greedy:", _ratios(matrix, "ratio_static")]
+    parts += [
+        "The whole answer, the prompt's pass included, x HF greedy:",
+        _ratios(matrix, "ratio_generate", whole=True),
+    ]
+    return "\n\n".join(parts)
+
+
+def default_of(matrix: Matrix) -> str | None:
+    """Name the decoder of ours that a user gets."""
+    return next((name for name in DEFAULTS if name in matrix.contenders), None)
+
+
+def verdict(contenders: Mapping[str, Mapping[str, Any]], default: str) -> str:
+    """Say of a set which of transformers' decoders our default does not beat.
+
+    Slower is who makes fewer tokens a second over all examples. Not clearly faster is who does
+    not, but whose interval of paired ratios over the other reaches down to 1. Of fewer than
+    ``LEAST`` examples that is said too.
+    """
+    ours = contenders.get(default)
+    peers = [name for name in PEERS if name in contenders]
+    if ours is None or not peers:
+        return ""
+    slower = [
+        name for name in peers if ours["tokens_per_second"] < contenders[name]["tokens_per_second"]
+    ]
+    unclear = [
+        name
+        for name in peers
+        if name not in slower and not _clearly_faster(ours, name, contenders[name])
+    ]
+    said = [
+        f"{words} {', '.join(map(name_of, names))}"
+        for words, names in (("**slower than**", slower), ("not clearly faster than", unclear))
+        if names
+    ]
+    if not said:
+        beaten = "all of HF's" if peers == list(PEERS) else ", ".join(map(name_of, peers))
+        said = [f"faster than {beaten}"]
+    examples = ours.get("examples", LEAST)
+    return "; ".join([*said, *[f"too few examples to be sure: {examples}"] * (examples < LEAST)])
+
+
+def _clearly_faster(ours: Mapping[str, Any], name: str, other: Mapping[str, Any]) -> bool:
+    paired = ours.get(f"{PEERS[name]}_interval")
+    if paired is not None:
+        return bool(paired[0] > 1.0)
+    over = ours.get("ratio_generate_interval")  # older results have none over prompt lookup
+    return over is not None and bool(over[0] > other["ratio_generate"])
+
+
+def _speeds(matrix: Matrix) -> str:
+    names = matrix.contenders
+    default = default_of(matrix)
+    judged = ["our default is"] if default else []
+    rows = []
+    for title, one in matrix.sets.items():
+        contenders = one["contenders"]
+        said = [verdict(contenders, default)] if default else []
+        rows.append([title, *said, *(_speed(contenders.get(name), name) for name in names)])
+    return table(["set", *judged, *map(name_of, names)], rows)
+
+
+def _speed(figures: Mapping[str, Any] | None, name: str) -> str:
+    if figures is None:
+        return "not run"
+    speed = f"{figures['tokens_per_second']:.1f}"
+    ratio = "" if name == BASELINE else _ratio(figures, "ratio_generate")
+    return f"{speed}<br>{ratio}" if ratio else speed
+
+
+def _ratios(matrix: Matrix, label: str, *, whole: bool = False) -> str:
+    over = STATIC if label == "ratio_static" else BASELINE
+    names = [name for name in matrix.contenders if name != over]
+    rows = []
+    for title, one in matrix.sets.items():
+        figures = [one["contenders"].get(name, {}) for name in names]
+        cells = [_ratio(f.get("end_to_end", {}) if whole else f, label) for f in figures]
+        rows.append([title, *cells])
+    return table(["set", *map(name_of, names)], rows)
+
+
+def _ratio(figures: Mapping[str, Any], label: str) -> str:
+    if label not in figures:
+        return ""
+    low, high = figures[f"{label}_interval"]
+    return f"{figures[label]:.2f}<br>({low:.2f} to {high:.2f})"

@@ -1,0 +1,231 @@
+"""The page: sections and pictures in chapters, laid out in Markdown and as one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from markdown_it.token import Token
+
+
+# The kinds of results in each; what is of no kind named here comes last.
+CHAPTERS = {
+    "Sets against decoders": ("matrix",),
+    "The papers' experiments": (
+        *("llma_count", "llma_tables", "llma_sweep", "llma_dialogue"),
+        *("lookahead_sweep", "lookahead_branches", "lookahead_memory"),
+    ),
+    "SPACE: a model that guesses ahead": ("space_reader", "space_curves", "space_scratch"),
+    "Real generation, and the same answers": ("generation", "lossless", "exactness"),
+    "Retrieval and answers": ("quality", "quality_sweep"),
+    "End to end and in a framework": ("rag_speedup", "frameworks", "registry", "indexing"),
+    "Speed, one result at a time": ("speed", "batch", "never_slower", "memory", "peak_memory"),
+    "What a pass costs": ("roofline",),
+    "Drafters, replayed": ("replay", "ablation", "reliability", "drafting"),
+}
+OTHER = "More results"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Tables under a title, in Markdown, with a caption that tells where they were measured."""
+
+    stem: str
+    kind: str
+    title: str
+    tables: str
+    caption: str
+
+    def __str__(self) -> str:
+        """Lay it out in Markdown."""
+        return f"### {self.title}\n\n{self.tables}\n\n{self.caption}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """Results that belong together, each followed by the pictures that show it."""
+
+    title: str
+    parts: list[Section | Picture]
+
+    @property
+    def anchor(self) -> str:
+        """What a link to it ends in, as GitHub makes it of the title."""
+        kept = "".join(c for c in self.title.lower() if c.isalnum() or c in " -_")
+        return kept.replace(" ", "-")
+
+
+def chapters_of(sections: Sequence[Section], pictures: Sequence[Picture]) -> list[Chapter]:
+    """Sort what there is into chapters, in the order of their kinds; empty ones are left out."""
+    known = {kind for kinds in CHAPTERS.values() for kind in kinds}
+    others = dict.fromkeys(one.kind for one in sections if one.kind not in known)
+    found = [
+        Chapter(title, [part for kind in kinds for part in _parts(kind, sections, pictures)])
+        for title, kinds in {**CHAPTERS, OTHER: tuple(others)}.items()
+    ]
+    return [chapter for chapter in found if chapter.parts]
+
+
+def _parts(
+    kind: str, sections: Sequence[Section], pictures: Sequence[Picture]
+) -> Iterator[Section | Picture]:
+    sections = [one for one in sections if one.kind == kind]
+    pictures = [one for one in pictures if one.kind == kind]
+    stems = {one.stem for one in sections}
+    yield from (one for one in pictures if one.shows not in stems)
+    for section in sections:
+        yield section
+        yield from (one for one in pictures if one.shows == section.stem)
+
+
+def in_markdown(parts: Iterable[Section | Picture], pictures: str) -> str:
+    """Lay out parts one below the other, with pictures in the folder of that name."""
+    return "\n".join(
+        str(part) if isinstance(part, Section) else _picture(part, pictures) for part in parts
+    )
+
+
+def _picture(picture: Picture, folder: str) -> str:
+    alt = picture.alt.replace("[", "(").replace("]", ")")
+    return f"**{picture.title}**\n\n![{alt}]({folder}/{picture.file})\n\n{picture.caption}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot: its file's stem, the kind and stem of the result it shows, and the drawing as SVG.
+
+    ``alt`` is for who cannot see it; ``caption`` tells hardware, commit and command, in Markdown.
+    """
+
+    stem: str
+    kind: str
+    shows: str
+    title: str
+    alt: str
+    caption: str
+    svg: str
+
+    @property
+    def file(self) -> str:
+        """The name of its file: one that every system takes, and a link without escapes."""
+        return re.sub(r"[^\w.]+", "-", self.stem).strip("-") + ".svg"
+
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1a1a1a; --faint: #595959; --line: #d0d0d0;
+  --back: #ffffff; --band: #f4f4f4; --link: #0050a0; }
+@media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --faint: #b0b0b0;
+  --line: #4a4a4a; --back: #161616; --band: #222222; --link: #8ec5ff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 80rem; padding: 1rem; background: var(--back);
+  color: var(--text); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.35rem; margin-top: 3rem;
+  border-bottom: 2px solid var(--line); } h3 { font-size: 1.1rem; margin-top: 2.2rem; }
+a { color: var(--link); } nav ul { padding-left: 1.2rem; } nav li { padding: 0.2rem 0; }
+figure { margin: 1.2rem 0; } figcaption { margin-top: 0.5rem; font-size: 0.875rem;
+  color: var(--faint); max-width: 48rem; }
+img { display: block; width: 100%; max-width: 36rem; height: auto; background: #ffffff;
+  border-radius: 4px; }
+code { font: 0.9em ui-monospace, monospace; overflow-wrap: anywhere; }
+p { max-width: 48rem; }
+.table { position: relative; overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 1rem; font-variant-numeric: tabular-nums; }
+caption { position: absolute; width: 1px; height: 1px; overflow: hidden; white-space: nowrap;
+  clip-path: inset(50%); }
+th, td { padding: 0.35rem 0.5rem; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line); } td { white-space: nowrap; }
+td.told { white-space: normal; min-width: 8rem; }
+thead th { background: var(--band); min-width: 4.5rem; vertical-align: bottom; }
+tbody th { font-weight: 600; min-width: 6rem; max-width: 42vw; }
+th:first-child { position: sticky; left: 0; background: var(--back); }
+thead th:first-child { background: var(--band); }
+"""
+TOLD = 20  # characters from which a cell is a sentence, which may take several lines
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+
+
+def page(title: str, lead: str, chapters: Sequence[Chapter]) -> str:
+    """Lay out a report: ``lead`` is a paragraph in Markdown that tells how to read it."""
+    listed = "".join(
+        f'<li><a href="#{chapter.anchor}">{escape(chapter.title)}</a></li>' for chapter in chapters
+    )
+    body = "\n".join(_chapter(chapter) for chapter in chapters)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<header><h1>{escape(title)}</h1>\n{html_of(lead, title)}</header>\n"
+        f'<nav aria-label="Contents"><ul>{listed}</ul></nav>\n'
+        f"<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _chapter(chapter: Chapter) -> str:
+    head = f'<section id="{chapter.anchor}">\n<h2>{escape(chapter.title)}</h2>'
+    parts = [_section(one) if isinstance(one, Section) else _figure(one) for one in chapter.parts]
+    return "\n".join([head, *parts, "</section>"])
+
+
+def _section(section: Section) -> str:
+    caption = _MARKDOWN.renderInline(section.caption)
+    return (
+        f'<h3 id="{escape(section.stem)}">{_MARKDOWN.renderInline(section.title)}</h3>\n'
+        f"<figure>\n{html_of(section.tables, section.title)}"
+        f"<figcaption>{caption}</figcaption>\n</figure>"
+    )
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.svg.encode()).decode()
+    title, caption = map(_MARKDOWN.renderInline, (picture.title, picture.caption))
+    return (
+        f'<figure id="picture-{escape(picture.stem)}">\n<p><strong>{title}</strong></p>\n'
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}">\n'
+        f"<figcaption>{caption}</figcaption>\n</figure>"
+    )
+
+
+def html_of(markdown: str, title: str) -> str:
+    """Render Markdown, whatever it holds escaped; its tables scroll, and have ``title`` as caption.
+
+    The first cell of a row is its head, as the first row is that of the columns.
+    """
+    tokens = list(_with_heads(_MARKDOWN.parse(markdown)))
+    html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
+    named = escape(title)
+    opened = (
+        f'<div class="table" role="region" tabindex="0" aria-label="{named}">\n'
+        f"<table>\n<caption>{named}</caption>"
+    )
+    html = html.replace("<table>", opened).replace("</table>", "</table>\n</div>")
+    return html.replace("&lt;br&gt;", "<br>")  # the one mark that our cells hold
+
+
+def _with_heads(tokens: Sequence[Token]) -> Iterator[Token]:
+    at, in_head = 0, False
+    for number, token in enumerate(tokens):
+        if token.type == "thead_open" or token.type == "thead_close":
+            in_head = token.type == "thead_open"
+        if token.type == "tr_open":
+            at = 0
+        if token.type in ("th_open", "td_open"):
+            token.attrs = _attributes(in_head, at, tokens[number + 1].content)
+        if token.type in ("td_open", "td_close") and at == 0:
+            token.tag = "th"
+        if token.type in ("th_close", "td_close"):
+            at += 1
+        yield token
+
+
+def _attributes(in_head: bool, at: int, text: str) -> dict[str, str | int | float]:
+    if in_head or at == 0:
+        return {"scope": "col" if in_head else "row"}
+    return {"class": "told"} if len(text) > TOLD and not text[:1].isdigit() else {}

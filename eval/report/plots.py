@@ -1,0 +1,777 @@
+"""Plots: every picture that a folder's results have the figures for.
+
+They are as wide as a phone, so that their letters stay legible on one. Colours are Okabe and Ito's,
+told apart by colour-blind readers; hatches and markers tell the same in grey.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from itertools import cycle
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from eval.decoders import BASELINE
+from eval.papers.space import BOTH, COPY, GUESSES, TREE, label_of, papers
+from eval.report.matrices import Matrix, matrices, name_of
+from eval.report.page import Picture
+from eval.report.tables import PASS_WAYS
+from eval.runner import caption_of, caption_of_many, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    Place = tuple[float, str, str]  # how far down, the set, the decoder
+    GridPoints = Sequence[Mapping[str, Any]]
+    Points = Mapping[int, float]
+    Document = Mapping[str, Any]
+    Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # set, bar, stage: milliseconds
+    Documents = Mapping[str, dict[str, Any]]
+
+
+WIDTH = 4.7  # inches
+BLACK, GREY, ORANGE, SKY = "#000000", "#999999", "#E69F00", "#56B4E9"
+GREEN, BLUE, VERMILLION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":") * 2
+STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",  # letters, which a page can search and read aloud; not outlines
+    "svg.hashsalt": "ragaccel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one decoder's, or one stage's, bars are filled."""
+
+    colour: str
+    hatch: str = ""
+
+    @property
+    def of_bars(self) -> dict[str, Any]:
+        """The arguments of a bar."""
+        edge = {"edgecolor": "#ffffff" if self.colour == BLACK else "#333333", "linewidth": 0.5}
+        return {"color": self.colour, "hatch": self.hatch, **edge}
+
+
+LOOKS = {
+    "generate": Look(BLACK),
+    "generate_static": Look(GREY, "///"),
+    "generate_lookup": Look(ORANGE, "\\\\\\"),
+    "ours_plain": Look(SKY),
+    "ours_paper": Look(GREEN, "|||"),
+    "ours_tree": Look(BLUE),
+    "ours_full": Look(VERMILLION, "xxx"),
+    "ours_warm": Look(PURPLE, "---"),
+}
+OTHERS = (Look(VERMILLION, "xxx"), Look(GREEN, "|||"), Look(BLUE), Look(PURPLE, "---"))
+
+
+def looks_of(names: list[str]) -> dict[str, Look]:
+    """The look of each decoder; those without one of their own take what is left."""
+    taken = [LOOKS[name] for name in names if name in LOOKS]
+    others = cycle([look for look in OTHERS if look not in taken] or [Look(GREY)])
+    return {name: LOOKS.get(name) or next(others) for name in names}
+
+
+def drawn(draw: Callable[[Figure], None], height: float) -> str:
+    """Draw on a figure of our width, in inches: as SVG, the same for the same data."""
+    with mpl.rc_context():
+        mpl.rcdefaults()  # whatever a reader's own matplotlibrc says
+        mpl.rcParams.update(STYLE)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+BAR, GAP = 0.2, 0.22  # inches of a bar, and between two sets
+
+
+def speedup_svg(matrix: Matrix) -> str | None:
+    """Draw how many times as fast as ``model.generate`` each decoder is; None if it never ran."""
+    known = {
+        (title, name): figures
+        for title, one in matrix.sets.items()
+        for name, figures in one["contenders"].items()
+        if name != BASELINE and "ratio_generate" in figures
+    }
+    names = [name for name in matrix.contenders if any(name == own for _, own in known)]
+    if not names:
+        return None
+    sets = {title: [n for n in names if (title, n) in known] for title in matrix.sets}
+    places = list(places_of(sets))
+    looks = looks_of(names)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        most = 1.0
+        for name in names:
+            own = [(down, known[title, name]) for down, title, n in places if n == name]
+            downs, figures = [down for down, _ in own], [one for _, one in own]
+            most = max(most, _spread(axes, downs, figures, name, looks[name]))
+        axes.axvline(1.0, color=BLACK, linewidth=1.2, linestyle="--", label=name_of(BASELINE))
+        axes.set_xlim(0.0, most * 1.15)
+        axes.set_xlabel("decoding speed, times HF greedy\n(median of pairs, 95 % interval)")
+        _name_sets(axes, places)
+        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
+
+    return drawn(draw, 1.6 + length_of(places))
+
+
+def _spread(axes: Any, downs: list[float], figures: list[Any], name: str, look: Look) -> float:
+    """Draw one decoder's bars, each with its interval and its figure; how far they reach."""
+    values = [one["ratio_generate"] for one in figures]
+    bounds = [one["ratio_generate_interval"] for one in figures]
+    errors = [
+        [value - low for value, (low, _) in zip(values, bounds, strict=True)],
+        [high - value for value, (_, high) in zip(values, bounds, strict=True)],
+    ]
+    axes.barh(downs, values, BAR * 0.86, label=name_of(name), **look.of_bars)
+    axes.errorbar(values, downs, xerr=errors, fmt="none", ecolor=BLACK, elinewidth=1.2, capsize=2)
+    for down, value, (_, high) in zip(downs, values, bounds, strict=True):
+        beside = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
+        axes.annotate(f"{value:.2f}", (high, down), (4, 0), **beside)
+    return max((high for _, high in bounds), default=0.0)
+
+
+def places_of(sets: Mapping[str, Iterable[str]]) -> Iterator[Place]:
+    """How far down each bar stands, in inches: those of a set together."""
+    down = 0.0
+    for title, names in sets.items():
+        for name in names:
+            yield down, title, name
+            down += BAR
+        down += GAP
+
+
+def length_of(places: list[Place]) -> float:
+    return places[-1][0] + GAP if places else GAP
+
+
+def _name_sets(axes: Any, places: list[Place]) -> None:
+    downs: dict[str, list[float]] = {}
+    for down, title, _ in places:
+        downs.setdefault(title, []).append(down)
+    middles = [(own[0] + own[-1]) / 2 for own in downs.values()]
+    axes.set_yticks(middles, [title.replace(" (", "\n(") for title in downs])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(length_of(places) - GAP / 2, -BAR)
+
+
+GRID_AXES = {
+    "llma_sweep": (("k", "tokens fed a pass, k"), ("n", "match length, n")),
+    "lookahead_sweep": (
+        ("branch_length", "longest branch, tokens"),
+        ("decoding_length", "guesses a pass"),
+    ),
+}
+GRID_METRICS = {
+    "tokens_per_pass": "tokens a pass",
+    "ratio": "decoding speed, times plain decoding",
+    "triggered": "share of passes with a draft",
+    "accepted_per_trigger": "guesses accepted a pass with a draft",
+}
+GRID_ROW = 0.3  # inches
+
+
+def sets_of(document: Mapping[str, Any]) -> dict[str, GridPoints]:
+    """The points of a sweep's grid, by set; of drafters with and without memory those without."""
+    sets: dict[str, list[Mapping[str, Any]]] = {}
+    for point in document["grid"]:
+        if point.get("memory", "cold") == "cold":
+            sets.setdefault(str(point.get("set", "")), []).append(point)
+    return sets
+
+
+def grid_svg(kind: str, points: GridPoints) -> str | None:
+    """Draw one map a measured figure; None where the points do not vary in both settings."""
+    (across, across_title), (down, down_title) = GRID_AXES[kind]
+    columns, rows = _values(points, across), _values(points, down)
+    metrics = [
+        metric for metric in GRID_METRICS if any(point.get(metric) is not None for point in points)
+    ]
+    if min(len(columns), len(rows)) < 2 or not metrics:
+        return None
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(len(metrics), squeeze=False)[:, 0]
+        for axes, metric in zip(panels, metrics, strict=True):
+            found = {(p[down], p[across]): p[metric] for p in points if p.get(metric) is not None}
+            _map(axes, [[found.get((row, column)) for column in columns] for row in rows])
+            axes.set_title(GRID_METRICS[metric], fontweight="bold")
+            axes.set_xticks([at + 0.5 for at in range(len(columns))], list(map(str, columns)))
+            axes.set_yticks([at + 0.5 for at in range(len(rows))], list(map(str, rows)))
+            axes.set_ylabel(down_title)
+            axes.tick_params(length=0)
+        panels[-1].set_xlabel(across_title)
+
+    return drawn(draw, 0.4 + len(metrics) * (0.6 + max(1.3, GRID_ROW * len(rows))))
+
+
+def _values(points: GridPoints, name: str) -> list[Any]:
+    return sorted({point[name] for point in points if name in point})
+
+
+def _map(axes: Axes, rows: list[list[float | None]]) -> None:
+    """Fill cells from dark to bright and write each figure into its own."""
+    known = [value for row in rows for value in row if value is not None]
+    low, high = min(known), max(known)
+    cells = [[float("nan") if value is None else value for value in row] for row in rows]
+    axes.pcolormesh(cells, cmap="cividis", edgecolors="#ffffff", linewidth=0.5)
+    size = min(9.0, 72 * (WIDTH - 0.8) / len(rows[0]) / 2.6)
+    for down, row in enumerate(rows):
+        for across, value in enumerate(row):
+            if value is None:
+                continue
+            dark = value < (low + high) / 2
+            axes.text(
+                across + 0.5,
+                down + 0.5,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=size,
+                color="#ffffff" if dark else "#000000",
+            )
+
+
+LEVELS = tuple(f"{name}_{GUESSES}" for name in (TREE, COPY, BOTH))
+
+
+def curves_svg(curve: Sequence[Mapping[str, Any]]) -> str:
+    """Draw tokens a pass: over steps one line a number of mask tokens; then by it at the end."""
+    num_masks = len(curve[-1]["tokens_per_pass"])
+
+    def draw(figure: Figure) -> None:
+        over, last = figure.subplots(2, squeeze=False)[:, 0]
+        for k in range(num_masks):
+            points = {one["step"]: one["tokens_per_pass"][k] for one in curve}
+            _line(over, k, points, f"k = {k + 1}")
+        over.set_xlabel("steps of training")
+        by_k = {k + 1: value for k, value in enumerate(curve[-1]["tokens_per_pass"])}
+        _line(last, 0, by_k, None)
+        _mask_axis(last, list(by_k))
+        last.set_title(f"after {curve[-1]['step']:,} steps", fontweight="bold")
+        for axes in (over, last):
+            axes.set_ylabel("tokens a pass")
+            axes.grid(visible=True, axis="y")
+        figure.legend(loc="outside upper left", ncols=4, handlelength=2.6, columnspacing=1.0)
+
+    return drawn(draw, 5.2)
+
+
+def masks_svg(sets: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw tokens a pass by mask tokens as published, others' as flat lines: one panel a set."""
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(len(sets), sharex=True, squeeze=False)[:, 0]
+        for axes, (title, figures) in zip(panels, sets.items(), strict=True):
+            greedy, is_first = figures["greedy"], axes is panels[0]
+            by_k = {k: one["tokens_per_pass"] for k, one in papers(greedy).items()}
+            _line(axes, 0, by_k, "SPACE as published" if is_first else None)
+            for number, name in enumerate(LEVELS, start=1):
+                axes.axhline(
+                    greedy[name]["tokens_per_pass"],
+                    color=CYCLE[number],
+                    linestyle=DASHES[number],
+                    label=label_of(name) if is_first else None,
+                )
+            axes.axhline(1.0, color=BLACK, linewidth=0.8)
+            axes.set_title(title, fontweight="bold")
+            axes.set_ylabel("tokens a pass")
+            axes.grid(visible=True, axis="y")
+            _mask_axis(axes, list(by_k), last=axes is panels[-1])
+        figure.legend(loc="outside upper left", ncols=1, handlelength=3.0)
+
+    return drawn(draw, 1.2 + 2.2 * len(sets))
+
+
+def _line(axes: Axes, number: int, points: Points, label: str | None) -> None:
+    axes.plot(
+        list(points),
+        list(points.values()),
+        color=CYCLE[number % len(CYCLE)],
+        linestyle=DASHES[number % len(DASHES)],
+        marker=MARKERS[number % len(MARKERS)],
+        markersize=5,
+        linewidth=1.5,
+        label=label,
+    )
+
+
+def _mask_axis(axes: Axes, ks: list[int], *, last: bool = True) -> None:
+    axes.set_xticks(ks, list(map(str, ks)))
+    if last:
+        axes.set_xlabel("mask tokens, k")
+
+
+LENGTHS_SHOWN = ("generate_lookup", "ours_paper", "ours_tree", "ours_full")
+LONGEST = 12  # longer ones share the last bar
+
+
+def lengths_svg(matrix: Matrix) -> str | None:
+    """Draw the share of passes by tokens they end in; None where no result tells."""
+    sets = {title: _histograms(one) for title, one in matrix.sets.items()}
+    sets = {title: own for title, own in sets.items() if own}
+    if not sets:
+        return None
+    names = list(dict.fromkeys(name for own in sets.values() for name in own))
+    looks = looks_of(names)
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(len(sets), sharex=True, squeeze=False)[:, 0]
+        width = 0.86 / len(names)
+        for axes, (title, own) in zip(panels, sets.items(), strict=True):
+            axes.set_title(title, fontweight="bold")
+            axes.set_ylabel("passes, %")
+            for number, name in enumerate(names):
+                heights = shares(own.get(name, {}))
+                at = [
+                    length + (number - (len(names) - 1) / 2) * width
+                    for length in range(1, LONGEST + 2)
+                ]
+                label = name_of(name) if axes is panels[0] else None
+                axes.bar(at, heights, width, label=label, **looks[name].of_bars)
+        ticks = [*range(1, LONGEST + 1, 2), LONGEST + 1]
+        panels[-1].set_xticks(ticks, [*map(str, ticks[:-1]), f"> {LONGEST}"])
+        panels[-1].set_xlabel("tokens that a pass ends in (1: no guess was right)")
+        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
+
+    return drawn(draw, 1.0 + 1.35 * len(sets))
+
+
+def shares(histogram: Mapping[str, int]) -> list[float]:
+    """Percent of passes by length, from 1 to ``LONGEST`` and all longer ones together."""
+    passes = sum(histogram.values())
+    counts = [histogram.get(str(length), 0) for length in range(1, LONGEST + 1)]
+    longer = sum(count for length, count in histogram.items() if int(length) > LONGEST)
+    return [100.0 * count / passes if passes else 0.0 for count in (*counts, longer)]
+
+
+def _histograms(document: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    contenders = document["contenders"]
+    return {
+        name: contenders[name]["acceptance_histogram"]
+        for name in LENGTHS_SHOWN
+        if contenders.get(name, {}).get("acceptance_histogram")
+    }
+
+
+TICKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Milliseconds of a pass by its rows, and what no pass of one row can be faster than."""
+
+    name: str
+    milliseconds: Mapping[int, float]
+    limit: float | None = None
+
+
+def curves_of(documents: Sequence[Document]) -> list[Curve]:
+    """One curve a model and dtype: medians over the speed results that measured its passes.
+
+    The limit is that of the roofline results of the same model, dtype and device, over the
+    shortest context.
+    """
+    groups: dict[tuple[str, str, str], list[Document]] = {}
+    for one in documents:
+        if one["kind"] == "speed" and one.get("milliseconds"):
+            groups.setdefault(_measured(one), []).append(one)
+    return [
+        Curve(
+            f"{key[0].removeprefix('random:')}, {key[1]}",
+            {
+                int(rows): median(one["milliseconds"][rows] for one in group)
+                for rows in group[0]["milliseconds"]
+                if all(rows in one["milliseconds"] for one in group)
+            },
+            _limit(documents, key),
+        )
+        for key, group in groups.items()
+    ]
+
+
+def _measured(one: Document) -> tuple[str, str, str]:
+    settings = one["settings"]
+    return settings["model"], settings["dtype"], settings.get("device", "cpu")
+
+
+def _limit(documents: Sequence[Document], key: tuple[str, str, str]) -> float | None:
+    for one in documents:
+        if one["kind"] == "roofline" and _measured(one) == key:
+            shortest = min(one["contexts"], key=int)
+            return 1e3 * float(one["contexts"][shortest]["limit_seconds"])
+    return None
+
+
+def cost_svg(curves: Sequence[Curve]) -> str:
+    """Draw t(n) / t(1), one line a model; the flat lines of the limit in the same colours."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for number, curve in enumerate(curves):
+            one = curve.milliseconds[1]
+            label = f"{curve.name}, t(1) = {one:.3g} ms"
+            _line(axes, number, {n: ms / one for n, ms in curve.milliseconds.items()}, label)
+            if curve.limit:
+                axes.axhline(curve.limit / one, color=CYCLE[number % len(CYCLE)], linewidth=1.0)
+                axes.annotate(
+                    f"limit of the bandwidth, {curve.limit / one:.2f}",
+                    (max(TICKS), curve.limit / one),
+                    (0, -3),
+                    textcoords="offset points",
+                    ha="right",
+                    va="top",
+                    fontsize=8.5,
+                )
+        axes.set_ylabel("time of a pass, t(n) / t(1)")
+        _finish(figure, axes)
+
+    return drawn(draw, 3.2 + 0.2 * len(curves))
+
+
+def roofline_svg(document: Document) -> str:
+    """Draw milliseconds of a pass: one panel a context, one line a way, the limit flat."""
+    contexts = document["contexts"]
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(len(contexts), sharex=True, squeeze=False)[:, 0]
+        for axes, (context, found) in zip(panels, contexts.items(), strict=True):
+            limit = 1e3 * found["limit_seconds"]
+            for number, (way, figures) in enumerate(found["ways"].items()):
+                if "milliseconds" in figures:
+                    times = {int(n): ms for n, ms in figures["milliseconds"].items()}
+                    _line(axes, number, times, PASS_WAYS[way] if axes is panels[0] else None)
+            axes.axhline(limit, color="#000000", linewidth=1.2)
+            axes.annotate(
+                f"limit of the bandwidth, {limit:.3g} ms",
+                (max(TICKS), limit),
+                (0, -3),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+                fontsize=8.5,
+            )
+            axes.set_title(f"{int(context):,} tokens of context", fontweight="bold")
+            axes.set_ylabel("milliseconds a pass")
+            _finish(figure, axes, legend=axes is panels[0], last=axes is panels[-1])
+
+    return drawn(draw, 0.8 + 2.6 * len(contexts))
+
+
+def _finish(figure: Figure, axes: Axes, *, legend: bool = True, last: bool = True) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TICKS, list(map(str, TICKS)))
+    axes.set_ylim(bottom=0.0)
+    axes.grid(visible=True, axis="y")
+    if last:
+        axes.set_xlabel("rows of a pass, n (its guesses and one)")
+    if legend:
+        figure.legend(loc="outside upper left", ncols=1, handlelength=3.0)
+
+
+PANELS_ACROSS = 2
+
+
+def reliability_svg(sources: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw one panel a source, both axes logarithmic: a dot a bin, the diagonal where all is right.
+
+    A hollow dot on the lower edge stands for a bin of which less was accepted than the axis shows.
+    """
+    rows = -(-len(sources) // PANELS_ACROSS)
+    decades = [10.0**-power for power in range(_decades(sources), -1, -1)]
+    least = decades[0]
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(rows, PANELS_ACROSS, sharex=True, sharey=True, squeeze=False).flat
+        for axes, (source, figures) in zip(panels, sources.items(), strict=False):
+            _panel(axes, figures, least)
+            axes.set_title(source, fontweight="bold")
+            for axis in (axes.xaxis, axes.yaxis):  # not as powers, whose exponents are tiny
+                axis.set_ticks(decades, [f"{one:g}" for one in decades])
+        for axes in list(panels)[len(sources) :]:
+            axes.set_axis_off()
+        figure.supxlabel("estimated chance of acceptance", fontsize=10)
+        figure.supylabel("share accepted", fontsize=10)
+
+    return drawn(draw, 0.4 + 2.3 * rows)
+
+
+def _decades(sources: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many powers of ten below 1 hold all bins' mean estimates."""
+    least = min((bin_[0] for figures in sources.values() for bin_ in figures["bins"]), default=1.0)
+    return min(4, max(1, math.ceil(-math.log10(max(least, 1e-9)))))
+
+
+def _panel(axes: Axes, figures: Mapping[str, Any], least: float) -> None:
+    axes.set(xscale="log", yscale="log", xlim=(least * 0.7, 1.5), ylim=(least * 0.7, 1.5))
+    axes.minorticks_off()
+    axes.set_box_aspect(1)
+    axes.grid(visible=True)
+    axes.plot([least, 1.0], [least, 1.0], color="#777777", linestyle="--", linewidth=1.0)
+    bins = [(max(estimate, least), share) for estimate, share, _ in figures["bins"]]
+    shown = [(estimate, share) for estimate, share in bins if share >= least]
+    below = [(estimate, least) for estimate, share in bins if share < least]
+    for dots, fill in ((shown, BLUE), (below, "#ffffff")):
+        if dots:
+            xs, ys = zip(*dots, strict=True)
+            axes.plot(xs, ys, "o", color=BLUE, markerfacecolor=fill, markersize=5, clip_on=False)
+    told = f"{figures['guesses']:,} guesses\nerror {figures['calibration_error']:.4f}"
+    axes.text(0.05, 0.95, told, transform=axes.transAxes, va="top", fontsize=8.5)
+
+
+TOKEN_STAGES = {
+    "prefill": Look(BLUE),
+    "drafting": Look(VERMILLION, "xxx"),
+    "model's passes": Look(SKY, "///"),
+    "the rest": Look(GREY, "\\\\\\"),
+}
+ANSWER_STAGES = {
+    "embed": Look(GREEN, "|||"),
+    "search": Look(ORANGE, "\\\\\\"),
+    "prompt": Look(PURPLE, "---"),
+    "prefill": Look(BLUE),
+    "draft": Look(VERMILLION, "xxx"),
+    "verify": Look(SKY, "///"),
+    "rest": Look(GREY, "\\\\\\"),
+}
+WAY_TITLES = {"bare": "RAG", "langchain": "LangChain", "llama_index": "LlamaIndex"}
+
+
+def stages_svg(matrix: Matrix) -> str:
+    """Draw milliseconds of a new token, stage by stage, of each decoder on each set."""
+    bars = {
+        title: {
+            name_of(name): stage_milliseconds(one["contenders"][name])
+            for name in matrix.contenders
+            if name in one["contenders"]
+        }
+        for title, one in matrix.sets.items()
+    }
+    return _stacked(bars, TOKEN_STAGES, "milliseconds a new token")
+
+
+def answer_stages_svg(document: Mapping[str, Any]) -> str:
+    """Draw milliseconds of an answer, from its question on, by the way it was asked."""
+    bars = {
+        _way(name): {stage: 1e3 * seconds for stage, seconds in figures["stages"].items()}
+        for name, figures in document["contenders"].items()
+    }
+    return _stacked({"": bars}, ANSWER_STAGES, "milliseconds an answer, mean")
+
+
+def _way(name: str) -> str:
+    for way, title in WAY_TITLES.items():
+        if name.startswith(way):
+            return title + name.removeprefix(way).replace("_", ", ")
+    return name_of(name)
+
+
+def stage_milliseconds(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Milliseconds of a token by stage; all stages together are all its time.
+
+    Where the model's passes are not seen from outside, as on a GPU, they are what verifying took.
+    """
+    seconds = figures["seconds"]
+    whole = figures["tokens"] / figures["tokens_per_second"]  # of decoding, all runs
+    draft = seconds.get("draft", 0.0)
+    model = seconds.get("model", seconds.get("verify", whole))
+    parts = {
+        "prefill": seconds["prefill"],
+        "drafting": draft,
+        "model's passes": model,
+        "the rest": max(0.0, whole - draft - model),
+    }
+    return {stage: 1e3 * value / figures["tokens"] for stage, value in parts.items()}
+
+
+def _stacked(bars: Bars, looks: Mapping[str, Look], unit: str) -> str:
+    places = list(places_of(bars))
+    downs = [down for down, _, _ in places]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        left = [0.0] * len(places)
+        for stage, look in looks.items():
+            widths = [bars[title][name].get(stage, 0.0) for _, title, name in places]
+            axes.barh(downs, widths, BAR * 0.86, left, label=stage, **look.of_bars)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.set_yticks(downs, [name for _, _, name in places])
+        axes.tick_params(axis="y", length=0)
+        for title in bars:
+            top = next(down for down, own, _ in places if own == title) - BAR * 0.7
+            axes.annotate(title, (0, top), fontweight="bold", annotation_clip=False)
+        axes.set_ylim(length_of(places) - GAP / 2, -BAR * 1.8)
+        axes.set_xlabel(unit)
+        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
+
+    return drawn(draw, 1.2 + 0.17 * (len(looks) // 2) + length_of(places))
+
+
+def pictures_of(documents: Documents) -> list[Picture]:
+    """Draw what there is, in the order in which a report shows it."""
+    found = matrices(documents)
+    jobs = (
+        *map(_of_matrix, found),
+        _cost(documents),
+        _rooflines(documents),
+        _grids(documents),
+        _answers(documents),
+        _reliability(documents),
+        _guesses(documents),
+    )
+    return [picture for job in jobs for picture in _as_far_as_drawn(job)]
+
+
+def _as_far_as_drawn(job: Iterator[Picture]) -> Iterator[Picture]:
+    """What can be drawn of some pictures up to the first that cannot, which is said."""
+    try:
+        yield from job
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        note(f"a picture is left out: its results do not hold what it shows ({error!r})")
+
+
+def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
+    caption = caption_of_many(list(matrix.sets.values()))
+    whose = f"{matrix.model}, {matrix.dtype}"
+    bars = "; ".join(
+        f"{title}: " + ", ".join(_spoken(one["contenders"])) for title, one in matrix.sets.items()
+    )
+    drawings = [
+        ("speed", "how many times as fast as HF greedy, by set", bars, speedup_svg),
+        ("lengths", "tokens a pass ends in", "Histograms, one a set.", lengths_svg),
+        (
+            "stages",
+            "where the time of a new token goes",
+            "Stacked bars: prefill, drafting, the model's passes and the rest, by decoder and set.",
+            stages_svg,
+        ),
+    ]
+    for name, title, alt, draw in drawings:
+        if (svg := draw(matrix)) is not None:
+            whole = f"{whose}: {title}"
+            yield Picture(f"{matrix.stem}-{name}", "matrix", matrix.stem, whole, alt, caption, svg)
+
+
+def _spoken(contenders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, figures in contenders.items():
+        if name != BASELINE and "ratio_generate" in figures:
+            yield f"{name_of(name)} {figures['ratio_generate']:.2f}"
+
+
+def _cost(documents: Documents) -> Iterator[Picture]:
+    curves = curves_of(list(documents.values()))
+    if not curves:
+        return
+    measured = [
+        one for one in documents.values() if one["kind"] == "speed" and "milliseconds" in one
+    ]
+    alt = "; ".join(
+        f"{curve.name}: a pass of {max(curve.milliseconds)} rows takes "
+        f"{curve.milliseconds[max(curve.milliseconds)] / curve.milliseconds[1]:.2f} times one's"
+        for curve in curves
+    )
+    title = "what a pass costs by its rows"
+    yield Picture(
+        "pass-cost", "roofline", "", title, alt, caption_of_many(measured), cost_svg(curves)
+    )
+
+
+def _rooflines(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "roofline" and one["contexts"]:
+            title = f"passes against the memory's bandwidth: {one['settings']['model']}"
+            alt = "Milliseconds of a pass by its rows, one line a way of running it."
+            yield Picture(stem, "roofline", stem, title, alt, caption_of(one), roofline_svg(one))
+
+
+def _grids(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        kind = one["kind"]
+        for title, points in sets_of(one).items() if kind in GRID_AXES and "grid" in one else ():
+            svg = grid_svg(kind, points)
+            if svg is not None:
+                (_, across), (_, down) = GRID_AXES[kind]
+                alt = f"Heat maps: {down} downwards, {across} across. The figures are in its table."
+                yield Picture(
+                    f"{stem}-{title}",
+                    kind,
+                    stem,
+                    f"{title}: {down} x {across}",
+                    alt,
+                    caption_of(one),
+                    svg,
+                )
+
+
+def _answers(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "rag_speedup":
+            title = "where the time of an answer goes"
+            alt = "Stacked bars: from embedding the question to the last pass, one a way."
+            svg = answer_stages_svg(one)
+            yield Picture(stem, "rag_speedup", stem, title, alt, caption_of(one), svg)
+
+
+def _reliability(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        if one["kind"] == "reliability":
+            title = "estimated chances against the share accepted, by source"
+            alt = "Calibration errors: " + ", ".join(
+                f"{source} {figures['calibration_error']}"
+                for source, figures in one["sources"].items()
+            )
+            svg = reliability_svg(one["sources"])
+            yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
+
+
+def _guesses(documents: Documents) -> Iterator[Picture]:
+    for stem, one in documents.items():
+        kind, caption = one["kind"], caption_of(one)
+        if kind in ("space_reader", "space_scratch"):
+            title = f"tokens a pass by mask tokens, beside copying: {one['settings']['model']}"
+            alt = "; ".join(_spoken_guesses(name, found) for name, found in one["sets"].items())
+            yield Picture(stem, kind, stem, title, alt, caption, masks_svg(one["sets"]))
+        if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
+            title = "tokens a pass over the training of an adapter, by mask tokens"
+            first, last = one["curve"][0], one["curve"][-1]
+            alt = "; ".join(
+                f"after {at['step']} steps {at['tokens_per_pass']}" for at in (first, last)
+            )
+            svg = curves_svg(one["curve"])
+            yield Picture(f"{stem}-steps", kind, stem, title, alt, caption, svg)
+
+
+def _spoken_guesses(name: str, figures: Mapping[str, Any]) -> str:
+    told = (f"k = {k} {one['tokens_per_pass']:.2f}" for k, one in papers(figures["greedy"]).items())
+    return f"{name}: {', '.join(told)}"

@@ -1,0 +1,704 @@
+"""Tables: each kind of result in Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Document = dict[str, Any]
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a table: the titles of its columns, and the cells of each row."""
+    lines = [_line(titles), "|---" * len(titles) + "|", *map(_line, rows)]
+    return "\n".join(lines)
+
+
+def ratio_cell(figures: Mapping[str, Any], label: str, digits: int = 2) -> str:
+    """A ratio with its interval, or nothing where it was not measured."""
+    if label not in figures:
+        return ""
+    low, high = (f"{bound:.{digits}f}" for bound in figures[f"{label}_interval"])
+    return f"{figures[label]:.{digits}f} ({low} to {high})"
+
+
+def _line(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", r"\|") for cell in cells)  # a bar would end the cell
+    return f"| {' | '.join(escaped)} |"
+
+
+NAMES = {
+    "ours": "ours, copying",
+    "ours_tree": "ours, trees",
+    "ours_full": "ours, trees and memory",
+    "ours_warm": "ours, memory warm",
+    "ours_space": "ours, trees, memory and SPACE",
+    "ours_recycling": "ours, trees and recycling",
+    "ours_paper": "ours, LLMA's settings",
+    "ours_plain": "ours, plain",
+    "ours_exact": "ours, exact",
+    "ours_exact_plain": "ours, exact and plain",
+    "generate": "`model.generate`",
+    "generate_lookup": "`model.generate`, prompt lookup",
+    "generate_static": "`model.generate`, static cache, compiled",
+}
+
+
+def speed_table(document: dict[str, Any]) -> str:
+    """Lay out a speed result: one row a contender, decoding first, then prefill included."""
+    peaks = any("peak_bytes" in figures for figures in document["contenders"].values())
+    static = any("ratio_static" in figures for figures in document["contenders"].values())
+    titles = [
+        *("decoder", "tokens/s", "x plain", "x `generate`", *["x static cache"] * static),
+        *("x copying", "acceptance length", "efficiency", "with prefill: tokens/s", "x plain"),
+        *("x `generate`", "same tokens", *["peak memory"] * peaks),
+    ]
+    rows = []
+    for name, figures in document["contenders"].items():
+        whole = figures["end_to_end"]
+        same = figures["identical_to_generate"]
+        cells = [
+            NAMES.get(name, name),
+            f"{figures['tokens_per_second']:.1f}",
+            ratio_cell(figures, "ratio"),
+            ratio_cell(figures, "ratio_generate"),
+            *[ratio_cell(figures, "ratio_static")] * static,
+            ratio_cell(figures, "ratio_copying"),
+            f"{figures['acceptance_length']:.2f}",
+            ratio_cell(figures, "efficiency"),
+            f"{whole['tokens_per_second']:.1f}",
+            ratio_cell(whole, "ratio"),
+            ratio_cell(whole, "ratio_generate"),
+            "" if same is None else f"{100 * same:.0f} %",
+            *[f"{figures.get('peak_bytes', 0) / 1e9:.1f} GB"] * peaks,
+        ]
+        rows.append(cells)
+    return f"{table(titles, rows)}\n\n{seconds_table(document)}"
+
+
+def seconds_table(document: dict[str, Any]) -> str:
+    """Lay out where the time went, in seconds over all runs."""
+    remembering = any("remember" in one["seconds"] for one in document["contenders"].values())
+    stages = [
+        *("prefill", "draft", "verify", "model", *["remember"] * remembering, "other", "forcing")
+    ]
+    rows = []
+    for name, figures in document["contenders"].items():
+        seconds = figures["seconds"]
+        cells = [f"{seconds[stage]:.2f}" if stage in seconds else "" for stage in stages]
+        rows.append([NAMES.get(name, name), *cells])
+    return table(["seconds", *stages], rows)
+
+
+def frameworks_table(document: dict[str, Any]) -> str:
+    """Lay out how fast an answer is inside a framework's chain, against outside."""
+    names = {
+        "bare": "`LLM.generate`",
+        "langchain": "LangChain chain",
+        "llama_index": "LlamaIndex query engine",
+    }
+    rows = [
+        [
+            names[name],
+            f"{1000 * figures['seconds']:.0f}",
+            ratio_cell(figures, "ratio"),
+            f"{figures['same_text']} of {figures['examples']}",
+        ]
+        for name, figures in document["contenders"].items()
+    ]
+    return table(["asked through", "ms an answer", "speed x `LLM.generate`", "same text"], rows)
+
+
+def indexing_table(document: dict[str, Any]) -> str:
+    """Lay out what indexing a folder took, and a query on it."""
+    figures = document["figures"]
+    cells = {
+        "files": f"{figures['files']:,}",
+        "passages": f"{figures['passages']:,}",
+        "from nothing": f"{figures['first_seconds']:.0f} s",
+        "of it embedding": f"{100 * figures['embed_share']:.0f} %",
+        "peak memory": f"{figures['peak_mb']:.0f} MB",
+        "unchanged": f"{figures['unchanged_seconds']:.1f} s",
+        "one edit": f"{figures['edit_seconds']:.1f} s",
+        "a query, loaded": f"{figures['query_ms_median']:.0f} ms",
+    }
+    return table(list(cells), [list(cells.values())])
+
+
+def registry_table(document: dict[str, Any]) -> str:
+    """Lay out what registering texts took, and finding them in prompts: one row a prompt's size."""
+    titles = [
+        *("texts", "register one", "prompt", "passages in it", "match", "99 of 100", "slowest"),
+        *("collecting garbage", "found", "besides"),
+    ]
+    rows = [
+        [
+            f"{figures['texts']:,} {figures['kind']}",
+            f"{figures['register_us_median']:.0f} µs",
+            f"{prompt['characters']:,} characters",
+            f"{found['passages']} {shown}",
+            f"{found['match_ms_median']:.2f} ms",
+            f"{found['match_ms_p99']:.2f} ms",
+            f"{found['match_ms_worst']:.2f} ms",
+            f"{found['collected_ms_worst']:.2f} ms",
+            f"{100 * found['recall']:.1f} %",
+            str(found["extra"]),
+        ]
+        for figures in document["figures"]
+        for prompt in figures["prompts"]
+        for shown, found in ((shown, prompt[shown]) for shown in ("whole", "cut"))
+    ]
+    return table(titles, rows)
+
+
+def never_slower_table(document: dict[str, Any]) -> str:
+    """Lay out what drafting costs where nothing is copied: one row a set."""
+    titles = [
+        *("set", "requests", "x plain", "slowest", "modelled time / plain", "highest"),
+        *("acceptance length", "rows a pass", "drafting a pass"),
+    ]
+    rows = [
+        [
+            title,
+            str(figures["requests"]),
+            ratio_cell(figures, "ratio", 3),
+            f"{figures['ratio_worst']:.2f}",
+            f"{figures['modelled']:.3f}",
+            f"{figures['modelled_worst']:.3f}",
+            f"{figures['acceptance_length']:.2f}",
+            f"{figures['rows_per_pass']:.1f}",
+            f"{figures['draft_us_per_pass']:.0f} µs",
+        ]
+        for title, figures in document["sets"].items()
+    ]
+    asked = document["asked"]
+    wanted = (
+        f"Asked: a median of {asked['ratio']} or more, its lower bound {asked['ratio_low']} or "
+        f"more, a modelled time of {asked['modelled']} or less."
+    )
+    return f"{table(titles, rows)}\n\n{wanted}"
+
+
+def batch_table(document: dict[str, Any]) -> str:
+    """Lay out how much sooner answers are there that share passes: one row a size."""
+    titles = [
+        *("sequences", "together: tokens/s", "tokens a pass", "x one by one", "x together, plain"),
+        *("x `generate`, padded", "plain x `generate`, padded"),
+    ]
+    rows = []
+    for size, figures in document["sizes"].items():
+        together, over = figures["contenders"]["together"], figures["together_over"]
+        ratios = [over["one_by_one"], over["together_plain"], over["generate"]]
+        cells = [
+            size,
+            f"{together['tokens_per_second']:.1f}",
+            f"{together['tokens_per_pass']:.1f}",
+            *(_spread(one) for one in (*ratios, figures["plain_over_generate"])),
+        ]
+        rows.append(cells)
+    return table(titles, rows)
+
+
+PASS_WAYS = {
+    "compiled": "graphs, compiled",
+    "graphs": "graphs",
+    "launched": "launched one by one",
+    "transformers": "transformers' own pass",
+}
+
+
+def roofline_table(document: dict[str, Any]) -> str:
+    """Lay out what passes take against the bandwidth's limit: one row a context and way."""
+    titles = [
+        *("context", "passes", "limit, one row", "t(1)", "of the limit", "t(64) / t(1)"),
+        *("beside the device, a step", "peak memory"),
+    ]
+    rows = []
+    for context, figures in document["contexts"].items():
+        for way, found in figures["ways"].items():
+            cells = [
+                f"{int(context):,}",
+                PASS_WAYS[way],
+                f"{1e3 * figures['limit_seconds']:.2f} ms",
+            ]
+            rows.append([*cells, *_roofline_cells(found)])
+    gigabytes = document["bandwidth_bytes_per_second"] / 1e9
+    told = (
+        f"Memory is read at {gigabytes:,.0f} GB/s as measured; a pass reads "
+        f"{document['weight_bytes'] / 1e9:.2f} GB of weights and the states of its context."
+    )
+    return f"{table(titles, rows)}\n\n{told}"
+
+
+def _roofline_cells(found: dict[str, Any]) -> list[str]:
+    if "error" in found:
+        return [found["error"], "", "", "", ""]
+    step, peak = found.get("step"), found["peak_bytes"]
+    return [
+        f"{found['milliseconds']['1']:.2f} ms",
+        f"{100 * found['share_of_limit']:.0f} %",
+        f"{found['most_rows_over_one']:.2f}",
+        f"{100 * step['beside_device']:.1f} %" if step else "",
+        f"{peak / 1e9:.1f} GB" if peak is not None else "",
+    ]
+
+
+def _spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def lossless_table(document: dict[str, Any]) -> str:
+    """Lay out a lossless result: one row a task, type of numbers and decoder."""
+    shown = table(
+        [
+            *("task", "dtype", "decoder", "answers", "identical", "acceptance length"),
+            "largest gap of logits at a first difference",
+        ],
+        [
+            [
+                figures["task"],
+                figures["dtype"],
+                NAMES.get(figures["found"], figures["found"]),
+                str(figures["answers"]),
+                str(figures["identical"]),
+                f"{figures['acceptance_length']:.2f}",
+                largest_gap(figures),
+            ]
+            for figures in document["comparisons"]
+        ],
+    )
+    lacking = document.get("lacking", {})
+    told = [f"{dtype} cannot be computed here: {reason}." for dtype, reason in lacking.items()]
+    return "\n\n".join([shown, *told])
+
+
+def exactness_table(document: dict[str, Any]) -> str:
+    """Lay out which decoders gave the same answers, and what their modes cost."""
+    pairs = table(
+        ["decoder", "compared with", "answers", "identical", "largest top-2 gap at a difference"],
+        [
+            [
+                NAMES[pair["found"]],
+                NAMES[pair["wanted"]],
+                str(pair["answers"]),
+                str(pair["identical"]),
+                largest_gap(pair),
+            ]
+            for pair in document["pairs"]
+        ],
+    )
+    costs = table(
+        ["costs", "against", "decoding", "prefill", "passes"],
+        [
+            [
+                NAMES[cost["decoder"]],
+                NAMES[cost["against"]],
+                ratio_cell(cost, "decode_seconds"),
+                ratio_cell(cost, "prefill_seconds"),
+                f"{cost['passes']:.2f}",
+            ]
+            for cost in document["costs"]
+        ],
+    )
+    told = "Costs are times those of the other: seconds and passes a token, seconds of a prompt."
+    return "\n\n".join([pairs, costs, told])
+
+
+READER_NOTE = (
+    "The bundled reader quotes one sentence and names its passage, or says that the passages do "
+    "not tell, which takes nine tokens. On code, chats and most summaries that is all it says, so "
+    "these rows tell how short answers are decoded and nothing about longer ones."
+)
+
+
+def generation_table(document: dict[str, Any]) -> str:
+    """Lay out a model's own answers: a row for each kind of prompt, task and decoder."""
+    titles = [
+        *("kind", "task", "prompts", "tokens an answer", "decoder", "tokens/s", "x `generate`"),
+        *("x plain", "with prefill: x `generate`", "acceptance length", "identical"),
+        "largest gap of logits at a first difference",
+    ]
+    rows = [row for group in document["groups"] for row in _group_rows(group)]
+    settings = document["settings"]
+    asked = "the model's chat template" if settings["chat_template"] else "plain text"
+    told = [
+        f"Greedy, at most {settings['max_new_tokens']} new tokens, prompts as {asked}. Every task "
+        "begins with nothing learned; a second turn follows `generate`'s first answer."
+    ]
+    left_out = document.get("left_out", {})
+    told += [
+        f"Not asked, as they do not fit: {number} of {task}." for task, number in left_out.items()
+    ]
+    if settings["model"] == "reader":
+        told.append(READER_NOTE)
+    return f"{table(titles, rows)}\n\n{' '.join(told)}"
+
+
+def _group_rows(group: dict[str, Any]) -> list[list[str]]:
+    head = [group["kind"], group["task"], str(group["prompts"]), f"{group['answer_tokens']:.0f}"]
+    same = {one["found"]: one for one in group["same"]}
+    rows: list[list[str]] = []
+    for name, figures in group["contenders"].items():
+        held = same.get(name)
+        rows.append(
+            [
+                *(head if not rows else [""] * len(head)),
+                NAMES.get(name, name),
+                f"{figures['tokens_per_second']:.1f}",
+                ratio_cell(figures, "ratio_generate"),
+                ratio_cell(figures, "ratio"),
+                ratio_cell(figures["end_to_end"], "ratio_generate"),
+                f"{figures['acceptance_length']:.2f}",
+                f"{held['identical']} of {held['answers']}" if held else "",
+                largest_gap(held) if held else "",
+            ]
+        )
+    return rows
+
+
+def largest_gap(figures: dict[str, Any]) -> str:
+    """The largest gap of the two logits at a first difference; not every one may be a near tie."""
+    gaps = [difference["gap"] for difference in figures["differences"]]
+    return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
+
+
+ABLATED = {
+    "full": "all",
+    "longest_only": "only the longest matches",
+    "no_beyond": "no agreement beyond a change",
+    "one_branch": "one branch",
+    "parallel_branches": "branches parting at the root only",
+    "no_calibration": "no calibration",
+    "no_support": "no count of equally long matches",
+    "no_frequent": "no frequent tokens",
+    "no_reference": "not from references",
+    "no_prompt": "not from the rest of the prompt",
+    "no_output": "not from the answer so far",
+    "no_past_prompt": "not from past prompts",
+    "no_past_answer": "not from past answers",
+    "no_successors": "no successors in past requests",
+    "no_past": "no past requests at all",
+}
+REPLAYED = {
+    "ours_64_history": "tree, 64 guesses, past rows known",
+    "ours_64": "tree, 64 guesses",
+    "ours_16": "tree, 16 guesses",
+    "copy": "one copied span",
+    "llma": "LLMA as published",
+    "lookup": "prompt lookup",
+    "suffix": "suffix decoding, past rows known",
+}
+
+
+def replay_table(document: dict[str, Any]) -> str:
+    """Lay out tokens a verify pass: one row a set, one column a drafter."""
+    sets = document["sets"]
+    names = list(next(iter(sets.values())))
+    rows = [[title, *(f"{row[name]:.2f}" for name in names)] for title, row in sets.items()]
+    return table(["set", *(REPLAYED.get(name, name) for name in names)], rows)
+
+
+def ablation_table(document: dict[str, Any]) -> str:
+    """Lay out tokens a pass and differences to the full drafter: one row a variant."""
+    parts = []
+    for label, variants in document["drafters"].items():
+        names = list(next(iter(variants.values())))
+        rows = []
+        for variant, row in variants.items():
+            cells = [f"{row[name]['tokens_per_pass']:.2f}" for name in names]
+            if variant != "full":
+                changes = [row[name]["difference"] for name in names]
+                cells = [f"{c} ({d:+.2f})" for c, d in zip(cells, changes, strict=True)]
+            rows.append([ABLATED.get(variant, variant), *cells])
+        parts.append(table([REPLAYED.get(f"ours_{label}", label), *names], rows))
+    return "\n\n".join(parts)
+
+
+def drafting_table(document: dict[str, Any]) -> str:
+    """Lay out the time of a step that drafts a tree."""
+    titles = ["guesses", "past requests", "a step, median", "95 % below", "first step of a request"]
+    made = []
+    pasts = {"no_past": "none", "past": f"{document['settings']['past_tokens']:,} tokens"}
+    for budget, rows in document["budgets"].items():
+        for label, figures in rows.items():
+            cells = [
+                budget,
+                pasts[label],
+                f"{figures['median_us']:.0f} µs",
+                f"{figures['p95_us']:.0f} µs",
+                f"{figures['first_step_ms']:.1f} ms",
+            ]
+            made.append(cells)
+    first = document["first_draft"]
+    told = (
+        f"The first draft of a process takes {first['compiling_seconds']:.1f} s while it is "
+        f"compiled, once, and {first['compiled_seconds']:.1f} s later; to remember a request takes "
+        f"{document['add_ms']:.1f} ms where so much is remembered."
+    )
+    return f"{table(titles, made)}\n\n{told}"
+
+
+def reliability_table(document: dict[str, Any]) -> str:
+    """Lay out how far estimated chances were right: one row a source."""
+    rows = [
+        [
+            source,
+            f"{figures['guesses']:,}",
+            f"{100 * figures['accepted']:.1f} %",
+            f"{figures['calibration_error']:.4f}",
+            f"{100 * figures['below_constant']:.0f} %",
+        ]
+        for source, figures in document["sources"].items()
+    ]
+    return table(
+        ["guessed from", "guesses", "accepted", "calibration error", "log-loss below a constant's"],
+        rows,
+    )
+
+
+def memory_table(document: dict[str, Any]) -> str:
+    """Lay out how a process grows between two of its requests: one row a setting."""
+    first, last = (
+        f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
+        for at in (0, -1)
+    )
+    titles = [
+        *("setting", f"resident after {first}", f"after {last}", "growth"),
+        *("of it remembered", "of it kept prefixes"),
+    ]
+    rows = []
+    for name, figures in document["processes"].items():
+        readings = figures["readings"]
+        sizes = [
+            readings[0]["resident_bytes"],
+            readings[-1]["resident_bytes"],
+            figures["growth_bytes"],
+            figures["remembered_growth_bytes"],
+            figures["kept_growth_bytes"],
+        ]
+        rows.append([name, *(f"{size / 1e6:.1f} MB" for size in sizes)])
+    return table(titles, rows)
+
+
+def peak_memory_table(document: dict[str, Any]) -> str:
+    """Lay out what each decoder's process held: one row a decoder."""
+    rows = [
+        [
+            NAMES.get(name, name),
+            f"{figures['loaded_bytes'] / 1e6:,.0f} MB",
+            f"{figures['peak_bytes'] / 1e6:,.0f} MB",
+            f"{(figures['peak_bytes'] - figures['loaded_bytes']) / 1e6:,.0f} MB",
+        ]
+        for name, figures in document["contenders"].items()
+    ]
+    return table(["decoder", "before the answer", "at most", "more"], rows)
+
+
+_SHOWN = ("hit@1", "hit@6", "hit@10", "mrr@10", "ndcg@10", "recall@10")
+_MODES = {"dense": "dense", "text": "full-text", "fused": "fused"}
+_ANSWERS = {
+    "answers_held_out": "XQuAD, articles not trained on; the short answer",
+    "answers_demo": "demo; the sentence that answers",
+}
+_WHOSE = {
+    "answer": "what the reader says",
+    "answer_when_found": "of it, where its passages hold the sentence",
+    "quotation": "the sentence itself, the best a quotation can do",
+}
+
+
+def quality_table(document: Document) -> str:
+    """Lay out what search found, then what the reader answered."""
+    parts = []
+    if document["sets"]:
+        titles = ["set", "passages", "questions", "search", *_SHOWN, "fused less this, nDCG@10"]
+        parts += [table(titles, _search_rows(document["sets"])), _LEGEND]
+    if document["answers"]:
+        titles = ["questions", "asked", "scored", "exact match", "F1", "answer contained"]
+        parts.append(table(titles, _answer_rows(document["answers"])))
+        parts.append("\n".join(map(_judged, document["answers"].values())))
+    return "\n\n".join(parts)
+
+
+_LEGEND = """One relevant passage a question, the one it was written on: another that answers it \
+counts as wrong. `msmarco`: the ten passages that a search engine gave for the question, all \
+counted as relevant, for no judgement of them is recorded. SQuAD's questions were written with the \
+passage in sight, so that they share its words; the embedding model was trained on SQuAD, Natural \
+Questions and MS MARCO too, says its model card. In brackets 95 % of the means of other draws of \
+articles."""
+
+
+def _search_rows(sets: Document) -> Iterable[Sequence[str]]:
+    for name, figures in sets.items():
+        for mode, shown in _MODES.items():
+            values = figures["modes"][mode]
+            less = figures["fused_over"].get(mode)
+            yield (
+                name,
+                f"{figures['passages']:,}",
+                f"{figures['questions']:,}",
+                shown,
+                *(f"{values[metric][0]:.3f}" for metric in _SHOWN),
+                _signed(less["ndcg@10"]) if less else "",
+            )
+
+
+def _answer_rows(answers: Document) -> Iterable[Sequence[str]]:
+    for name, figures in answers.items():
+        for whose, shown in _WHOSE.items():
+            scores = figures[whose]
+            if scores:
+                asked = figures["found" if whose == "answer_when_found" else "questions"]
+                cells = (_within(scores[score]) for score in ("exact", "f1", "contains"))
+                yield (_ANSWERS.get(name, name), f"{asked:,}", shown, *cells)
+
+
+def _judged(figures: Document) -> str:
+    right, cited = (f"{figures[name][0]:.1%}".replace("%", " %") for name in ("right", "cited"))
+    refused = ""
+    if figures["unanswerable"]:
+        refused = f"; {figures['refused']} of {figures['unanswerable']} unanswerable refused"
+    return (
+        f"Of {figures['questions']}: right sentence {right}, right file cited {cited}{refused}.\n"
+    )
+
+
+def quality_sweep_table(document: Document) -> str:
+    """Lay out what is chosen and gained, then fusion's weights by offsets, and passage lengths."""
+    rows = [
+        (
+            f"{part}: {name}",
+            _described(one["setting"], document[part]["library"]),
+            *_gained(one["gain"]),
+        )
+        for part in ("fusion", "passages")
+        for name, one in document[part]["chosen"].items()
+    ]
+    titles = ["swept", "chosen by half of the articles", "gain on the other half", "by set"]
+    usual = document["fusion"]["library_over_usual"]
+    gained, by_set = _gained(usual)
+    told = (
+        f"The library's fusion over reciprocal rank fusion with equal weights and 60: {gained};"
+        f" {by_set}. Fusion is judged by nDCG@10, passages by the share of answers that are within"
+        " so many tokens of what is found, titles included. Below, the sets' mean nDCG@10."
+    )
+    parts = (table(titles, rows), told, _weights_table(document, usual["sets"]))
+    return "\n\n".join((*parts, _passages_table(document)))
+
+
+def _described(setting: Document, library: Document) -> str:
+    """What a setting has otherwise than the library."""
+    other = [f"{key} {value}" for key, value in setting.items() if value != library[key]]
+    return ", ".join(other).replace("_", " ") or "the library's"
+
+
+def _gained(gain: Document) -> tuple[str, str]:
+    by_set = (f"{name} {_signed(spread)}" for name, spread in gain["sets"].items())
+    return _signed(gain["mean"]), "; ".join(by_set)
+
+
+def _weights_table(document: Document, sets: Iterable[str]) -> str:
+    """The mean nDCG@10 of sets, by the way of fusing and the dense weight, depths the library's."""
+    library = document["fusion"]["library"]
+    cells: dict[tuple[int, float], list[float]] = defaultdict(list)
+    for entry in document["grid"]:
+        if entry["sweep"] != "fusion" or entry["set"] not in sets:
+            continue
+        if all(entry[key] == library[key] for key in ("dense_depth", "text_depth")):
+            offset = -1 if entry["offset"] is None else entry["offset"]
+            cells[offset, entry["dense_weight"]].append(entry["ndcg@10"])
+    ways, weights = (sorted({key[i] for key in cells}) for i in (0, 1))
+    rows = [
+        (
+            "scores" if way < 0 else f"ranks, offset {way}",
+            *(f"{sum(v) / len(v):.3f}" for v in (cells[way, weight] for weight in weights)),
+        )
+        for way in ways
+    ]
+    return table(["fused by \\ dense weight", *map(str, weights)], rows)
+
+
+def _passages_table(document: Document) -> str:
+    entries = [entry for entry in document["grid"] if entry["sweep"] == "passages"]
+    budgets = document["settings"]["budgets"]
+    titles = ["set", "tokens a passage", "passages", *(f"within {n:,}" for n in budgets), "mean"]
+    rows = (
+        (
+            entry["set"],
+            f"{entry['tokens']}{', overlapping by half' if entry['overlap'] else ''}",
+            f"{entry['passages']:,}",
+            *(f"{entry[f'within_{n}']:.3f}" for n in budgets),
+            f"{entry['worth']:.3f}",
+        )
+        for entry in sorted(entries, key=lambda e: (e["set"], e["overlap"], e["tokens"]))
+    )
+    return table(titles, rows)
+
+
+def _within(spread: Sequence[float]) -> str:
+    value, low, high = spread
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _signed(spread: Sequence[float]) -> str:
+    value, low, high = spread
+    return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+RAG_WAYS = {
+    "bare": "`ragaccel.RAG`",
+    "langchain": "LangChain chain",
+    "llama_index": "LlamaIndex query engine",
+}
+RAG_STAGES = ("embed", "search", "prompt", "prefill", "draft", "verify", "rest")
+_DECODING = {"_plain": "plain", "_again": "accelerated, asked again", "": "accelerated"}
+
+
+def rag_speedup_table(document: dict[str, Any]) -> str:
+    """Lay out a RAG result: a row a way, medians of milliseconds, then means of the stages'."""
+    titles = [
+        *("asked through", "decoding", "first word, ms", "x plain", "answer, ms", "x plain"),
+        *("x `generate`", "tokens a pass", *RAG_STAGES, "same text"),
+    ]
+    rows = [_rag_row(name, figures) for name, figures in document["contenders"].items()]
+    return f"{table(titles, rows)}\n\n{_rag_index(document)}"
+
+
+def _rag_index(document: dict[str, Any]) -> str:
+    index, k = document["index"], document["settings"]["k"]
+    told = f"{index['passages']:,} passages in the index, {k} in a prompt"
+    if "own_found" not in index:
+        return f"{told}."
+    return f"{told}; of those that answers were written from, {index['own_found']:.0%} are found."
+
+
+def _rag_row(name: str, figures: dict[str, Any]) -> list[str]:
+    stages = figures["stages"]
+    return [
+        *_rag_names(name),
+        f"{1000 * figures['first_token_seconds']:,.0f}",
+        _rag_ratio(figures, "ratio_first_token"),
+        f"{1000 * figures['total_seconds']:,.0f}",
+        _rag_ratio(figures, "ratio"),
+        _rag_ratio(figures, "ratio_generate"),
+        f"{figures['acceptance_length']:.2f}",
+        *(f"{1000 * stages[stage]:,.1f}" if stage in stages else "" for stage in RAG_STAGES),
+        f"{figures['same_text']} of {figures['answers']}",
+    ]
+
+
+def _rag_names(name: str) -> tuple[str, str]:
+    if name == "generate":
+        return "the same passages", "`model.generate`"
+    suffix = next(suffix for suffix in _DECODING if name.endswith(suffix))
+    return RAG_WAYS[name.removesuffix(suffix)], _DECODING[suffix]
+
+
+def _rag_ratio(figures: dict[str, Any], label: str) -> str:
+    if label not in figures:
+        return ""
+    low, high = figures[f"{label}_interval"]
+    return f"{figures[label]:.2f} ({low:.2f} to {high:.2f})"

@@ -1,0 +1,531 @@
+"""Broken documents of every format that is read."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import time
+import zipfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.robustness.fuzzer import Hang, describe, run_fuzzer, time_limit
+from eval.runner import note, result
+from ragaccel.errors import RagaccelError
+from ragaccel.retrieval.chunking import split_document
+from ragaccel.retrieval.loaders import READERS, BinaryFileError, DocumentReader
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable
+
+
+TEXT_ENDINGS = (".md", ".rst", ".txt", ".py")
+"""Endings that no reader of its own is for, each with rules of its own."""
+
+
+def endings() -> list[str]:
+    """Every ending that is read by rules of its own, as the package registers them."""
+    return [*TEXT_ENDINGS, *sorted(READERS)]
+
+
+def seed_documents() -> dict[str, bytes]:
+    """A document for every ending; text for one that no document is known of here."""
+    made: dict[Callable[[], bytes], bytes] = {}
+    documents = {}
+    for ending in endings():
+        make = _MAKERS.get(ending, _text)
+        if make not in made:
+            made[make] = make()
+        documents[ending] = made[make]
+    return documents
+
+
+def has_seed(ending: str) -> bool:
+    """Whether there is a document of that very format."""
+    return ending in _MAKERS
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """An archive of files, packed."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def members_of(data: bytes) -> dict[str, bytes]:
+    """The files of an archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def pdf(content: bytes, *, more: bytes = b"", kids: bytes = b"3 0 R", count: int = 1) -> bytes:
+    """A PDF of one page with a stream of drawing commands; ``more`` is said of the stream."""
+    objects = (
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, count),
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
+        b" /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d%s >>\nstream\n%s\nendstream" % (len(content), more, content),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    )
+    made, places = b"%PDF-1.4\n", []
+    for number, thing in enumerate(objects, 1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, thing)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return (
+        made
+        + b"xref\n0 6\n0000000000 65535 f \n"
+        + table
+        + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(made)
+    )
+
+
+def _text() -> bytes:
+    return "Ein Text. Noch einer! Sí? 。日本語。\n\nTwo\n".encode()
+
+
+def _markdown() -> bytes:
+    return (
+        b"---\ntitle: X\n---\n# Head {#a}\n\nText [one](x). Text two.\n\n```py\ncode\n```\n\n"
+        b"<!-- c -->\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nSetext\n======\n\n- item\n1. two\n"
+    )
+
+
+def _rst() -> bytes:
+    return b"Title\n=====\n\nText. More text.\n\nSub\n---\n\n.. code::\n\n   x\n"
+
+
+def _code() -> bytes:
+    return b"def f():\n    return 1\n\nclass A:\n    '''doc'''\n"
+
+
+def _html() -> bytes:
+    return (
+        b"<!doctype html><html><head><title>T</title><meta charset='utf-8'></head><body>"
+        b"<h1>Head</h1><!-- c --><p class=a>Para one &amp; two.</p><pre>code\n x</pre><ul><li>a"
+        b"</li></ul><table><tr><td>1</td><td>2</td></tr></table><script>x()</script></body></html>"
+    )
+
+
+def _csv() -> bytes:
+    return b'name;born;note\nAda;1815;"a;b\nc"\nBob;1900;x\n'
+
+
+def _tsv() -> bytes:
+    return b"name\tborn\nAda\t1815\n"
+
+
+def _json() -> bytes:
+    items = [{"name": "a", "v": [1, 2, None]}, {"id": 3, "t": "l\nm"}]
+    return json.dumps({"title": "x", "items": items, "n": 1.5}).encode()
+
+
+def _json_lines() -> bytes:
+    return b'{"a": 1, "b": "x"}\n[1,2]\n"t"\nnot json\n'
+
+
+def _notebook() -> bytes:
+    code = {"cell_type": "code", "source": "1+1", "outputs": [{"text": ["2"]}]}
+    prose = {"cell_type": "markdown", "source": ["# H\n", "t"]}
+    kernel = {"kernelspec": {"language": "python"}}
+    return json.dumps({"metadata": kernel, "cells": [prose, code]}).encode()
+
+
+def _pdf() -> bytes:
+    return pdf(b"BT /F1 12 Tf 72 720 Td (Hello world. This is) Tj 0 -14 Td (text.) Tj ET")
+
+
+def _docx() -> bytes:
+    import docx
+
+    file, saved = docx.Document(), io.BytesIO()
+    file.add_heading("Head", 1)
+    file.add_paragraph("Para. Two.")
+    table = file.add_table(3, 3)
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "x"
+    file.save(saved)
+    return saved.getvalue()
+
+
+def _pptx() -> bytes:
+    import pptx
+
+    file, saved = pptx.Presentation(), io.BytesIO()
+    slide = file.slides.add_slide(file.slide_layouts[1])
+    slide.shapes.title.text = "T"
+    slide.placeholders[1].text = "one\ntwo"
+    slide.notes_slide.notes_text_frame.text = "note"
+    file.save(saved)
+    return saved.getvalue()
+
+
+def _xlsx() -> bytes:
+    import openpyxl
+
+    book, saved = openpyxl.Workbook(), io.BytesIO()
+    book.active.append(["Name", "Born"])
+    book.active.append(["Ada", 1815])
+    book.active.merge_cells("A3:B4")
+    book.save(saved)
+    return saved.getvalue()
+
+
+_OPEN = "urn:oasis:names:tc:opendocument:xmlns:"
+_ODT = (
+    '<office:text><text:h text:outline-level="1">Head</text:h>'
+    '<text:p>Para<text:s text:c="3"/>one.</text:p><text:list><text:list-item><text:p>a</text:p>'
+    "</text:list-item></text:list><table:table><table:table-row><table:table-cell><text:p>1"
+    "</text:p></table:table-cell></table:table-row></table:table></office:text>"
+)
+_ODP = (
+    '<office:presentation><draw:page><draw:frame presentation:class="title"><draw:text-box>'
+    "<text:p>T</text:p></draw:text-box></draw:frame><text:p>one</text:p></draw:page>"
+    "</office:presentation>"
+)
+_ODS = (
+    '<office:spreadsheet><table:table table:name="S"><table:table-row><table:table-cell>'
+    "<text:p>Name</text:p></table:table-cell><table:table-cell><text:p>Born</text:p>"
+    '</table:table-cell></table:table-row><table:table-row table:number-rows-repeated="2">'
+    '<table:table-cell table:number-columns-repeated="2"><text:p>1</text:p></table:table-cell>'
+    "</table:table-row></table:table></office:spreadsheet>"
+)
+
+
+def _open_document(body: str) -> bytes:
+    names = "".join(
+        f' xmlns:{name}="{_OPEN}{name}:1.0"' for name in ("office", "text", "table", "presentation")
+    )
+    names += f' xmlns:draw="{_OPEN}drawing:1.0" xmlns:dc="http://purl.org/dc/elements/1.1/"'
+    content = (
+        f"<office:document-content{names}><office:body>{body}</office:body>"
+        "</office:document-content>"
+    )
+    meta = (
+        f"<office:document-meta{names}><office:meta><dc:title>T</dc:title></office:meta>"
+        "</office:document-meta>"
+    )
+    manifest = f'<manifest:manifest xmlns:manifest="{_OPEN}manifest:1.0"/>'
+    members = {
+        "mimetype": "application/vnd.oasis.opendocument.text",
+        "content.xml": content,
+        "meta.xml": meta,
+        "META-INF/manifest.xml": manifest,
+    }
+    return zipped({name: text.encode() for name, text in members.items()})
+
+
+def _epub() -> bytes:
+    container = (
+        b'<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+        b'<rootfile full-path="book.opf"/></rootfiles></container>'
+    )
+    package = (
+        b'<package xmlns="http://www.idpf.org/2007/opf"'
+        b' xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata><dc:title>T</dc:title></metadata>'
+        b'<manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest>'
+        b'<spine><itemref idref="a"/></spine></package>'
+    )
+    return zipped(
+        {
+            "mimetype": b"application/epub+zip",
+            "META-INF/container.xml": container,
+            "book.opf": package,
+            "a.xhtml": _html(),
+        }
+    )
+
+
+def _rtf() -> bytes:
+    return (
+        rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}\pard\f0 One \'e9 \u233? {\b two}.\par"
+        rb"{\*\generator x;}{\pict\bin3 abc} three\tab four\par}"
+    )
+
+
+_MAKERS: dict[str, Callable[[], bytes]] = {
+    ".md": _markdown,
+    ".rst": _rst,
+    ".txt": _text,
+    ".py": _code,
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".json": _json,
+    **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
+    ".ipynb": _notebook,
+    ".pdf": _pdf,
+    ".docx": _docx,
+    ".pptx": _pptx,
+    **dict.fromkeys((".xlsx", ".xlsm"), _xlsx),
+    ".odt": partial(_open_document, _ODT),
+    ".odp": partial(_open_document, _ODP),
+    ".ods": partial(_open_document, _ODS),
+    ".epub": _epub,
+    ".rtf": _rtf,
+}
+
+
+LIMIT_SECONDS = 10.0
+LIMIT_MEGABYTES = 1000
+_EACH = 1000
+_OVER = {"takes more than": "over", "crashes on it": "raw", "does not start": "raw"}
+_BYTES = (
+    *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n" * 5, b"\x1b", b"\x0c"),
+    *(b"<" * 9, b"[" * 300, b'{"a":' * 300, b"{" * 300, b"```", b"~~~", b"<!--", b"-->", b"#" * 9),
+    *(
+        b"|" * 40,
+        b"---\n",
+        b'"',
+        b"'",
+        b",",
+        b"\\ud800",
+        b"\\'zz",
+        b"\\bin999999999 ",
+        b"\\u-99999?",
+    ),
+    *(b"1e999", b"NaN", b"-0", b"9" * 400, b"&#x110000;", b"&#0;", b"&a;", b"<pre>", b"<title>"),
+    *(b"<tr><td>", b'w:val="99999999"', b'"1048576"', b"\xf0\x9f\x92\xa9", b"\xe3\x80\x82"),
+    *(
+        b"\xe2\x80\xa8",
+        b"\xc2\x85",
+        b"\xe2\x80\xae",
+        b"../",
+        b"0 0 R",
+        b"stream\n",
+        b"<</Kids[2 0 R]>>",
+    ),
+)
+_NUMBERS = (b"0", b"-1", b"1", b"7", b"65536", b"99999999", b"1e9", b"x", b"", b"continue", b"nan")
+_WHOLE = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"9999")
+
+
+def changed_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Change, insert, delete, repeat or cut off some bytes."""
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        size = len(data)
+        at = rng.randrange(size) if size else 0
+        kind = rng.random()
+        if kind < 0.25:
+            data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+        elif kind < 0.45:
+            data = data[:at] + rng.choice(_BYTES) + data[at:]
+        elif kind < 0.58:
+            data = data[:at] + data[at + rng.choice((1, 2, 8, 64, 512)) :]
+        elif kind < 0.72:
+            other = rng.randrange(size) if size else 0
+            data = data[:at] + data[other : other + rng.choice((1, 8, 64, 512))] + data[at:]
+        elif kind < 0.76:
+            data = _other_number(data, at, rng)
+        elif kind < 0.82 and size:
+            data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        elif kind < 0.9:
+            data = data[:at] + rng.choice(_WHOLE) + data[at + 4 :]
+        elif kind < 0.95:
+            data = data[:at] + data[at : at + 64] * rng.choice((10, 100)) + data[at:]
+        else:
+            data = data[:at]
+    return data
+
+
+def _other_number(data: bytes, start: int, rng: random.Random) -> bytes:
+    """Say another number, or name, where the first one after a place stands: XML stays XML."""
+    found = re.compile(rb'(?<=")[\w.-]+(?=")|\d+').search(data, start)
+    if not found:
+        return data
+    return data[: found.start()] + rng.choice(_NUMBERS) + data[found.end() :]
+
+
+def changed_members(data: bytes, rng: random.Random) -> bytes:
+    """Change what is inside an archive, so that the archive itself stays whole."""
+    members = members_of(data)
+    texts = [name for name in members if name.endswith((".xml", ".rels", ".opf", ".xhtml"))]
+    chosen = rng.choice(texts or list(members))
+    changed = {}
+    for name, content in members.items():
+        if rng.random() < 0.01:
+            continue
+        told = f"../../{name}" if rng.random() < 0.01 else name
+        changed[told] = changed_bytes(content, rng) if name == chosen else content
+    return zipped(changed)
+
+
+def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[str, bytes]:
+    """The name and the bytes of one broken document, the same every time."""
+    rng = random.Random(f"{seed}/{number}")
+    ending = rng.choice(list(seeds))
+    data = seeds[ending]
+    if data.startswith(b"PK") and rng.random() < 0.8:
+        data = changed_members(data, rng)
+    else:
+        data = changed_bytes(data, rng)
+    if rng.random() < 0.05:
+        ending = rng.choice(list(seeds))
+    return f"a{ending}", data
+
+
+def outcome(reader: DocumentReader, name: str, data: bytes) -> str:
+    """What becomes of a document: ok, binary, refused, or which promise it breaks and how."""
+    try:
+        with time_limit(LIMIT_SECONDS):
+            document = reader.read(data, name)
+            for passage in split_document(document, _count):
+                if document.text[passage.start : passage.end] != passage.text:
+                    return "raw: a passage is not what stands in the text"
+                (passage.title + passage.text).encode()
+    except BinaryFileError:
+        return "binary"
+    except RagaccelError as error:
+        kind = next((kind for text, kind in _OVER.items() if text in str(error)), "refused")
+        return kind if kind == "refused" else f"{kind}: {error}"
+    except Hang:
+        return "hang"
+    except Exception as error:
+        return f"raw: {describe(error)}"
+    return "ok"
+
+
+def _count(texts: list[str]) -> list[int]:
+    return [text.count(" ") + 1 + len(text) // 20 for text in texts]
+
+
+class Peak:
+    """The most memory that this process and the one beside it took above what they held before."""
+
+    def __init__(self, reader: DocumentReader) -> None:
+        self._reader = reader
+        self._held: dict[int, int] = {}
+        self.is_measured = forget_peak(os.getpid())
+
+    def begin(self) -> None:
+        """Measure from here."""
+        self._held = {
+            pid: _kilobytes(pid, "VmRSS") for pid in self._processes() if forget_peak(pid)
+        }
+
+    def megabytes(self) -> int:
+        """What was taken since; of a process that began since, all that it took."""
+        if not self.is_measured:
+            return 0
+        taken = [_kilobytes(pid, "VmHWM") - self._held.get(pid, 0) for pid in self._processes()]
+        return max(0, *taken) // 1024
+
+    def _processes(self) -> list[int]:
+        beside = self._reader._process._process
+        return [os.getpid(), *([beside.pid] if beside is not None else [])]
+
+
+def forget_peak(pid: int) -> bool:
+    """Let the peak of a process's memory begin anew; return whether the system could."""
+    try:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _kilobytes(pid: int, name: str) -> int:
+    """One figure of the memory of a process; 0 where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    _, _, after = status.partition(f"{name}:")
+    return int(after.split(None, 1)[0]) if after else 0
+
+
+class Found:
+    """What became of documents: how many of each outcome, the broken promises, the most taken."""
+
+    def __init__(self, formats: Iterable[str]) -> None:
+        self.counts: dict[str, Counter[str]] = {ending: Counter() for ending in formats}
+        self.broken: list[dict[str, Any]] = []
+        self.slowest = 0.0
+        self.largest: dict[str, Any] = {"megabytes": 0}
+
+    def add(self, number: int, name: str, outcome: str, seconds: float, megabytes: int) -> None:
+        """Add one document."""
+        if megabytes > LIMIT_MEGABYTES:
+            outcome = f"over: it takes {megabytes} MB ({outcome})"
+        kind, _, _ = outcome.partition(":")
+        self.counts[name[1:]][kind] += 1
+        if kind in ("raw", "hang", "over"):
+            self.broken.append({"number": number, "name": name, "outcome": outcome[:300]})
+        self.slowest = max(self.slowest, seconds)
+        if megabytes > self.largest["megabytes"]:
+            self.largest = {"megabytes": megabytes, "number": number, "name": name}
+
+    def count(self, kind: str) -> int:
+        """How many documents broke a promise in one way."""
+        return sum(item["outcome"].startswith(kind) for item in self.broken)
+
+
+def read_all(options: argparse.Namespace, seeds: dict[str, bytes], found: Found) -> bool:
+    """Read so many broken documents; return whether their memory was measured."""
+    with DocumentReader() as reader:
+        reader._process.read(
+            seeds[".csv"], "a.csv"
+        )  # the process beside this one is there from now on
+        peak = Peak(reader)
+        for number in range(options.first, options.first + options.count):
+            name, data = broken_document(number, options.seed, seeds)
+            peak.begin()
+            began = time.perf_counter()
+            told = outcome(reader, name, data)
+            seconds = time.perf_counter() - began
+            found.add(number, name, told, seconds, peak.megabytes())
+            if (number + 1) % _EACH == 0:
+                note(f"{number + 1} documents, {len(found.broken)} promises broken")
+        return peak.is_measured
+
+
+def fuzz(options: argparse.Namespace) -> dict[str, Any]:
+    """Read so many broken documents; lay out what became of each, and what the largest took."""
+    seeds = seed_documents()
+    found = Found(seeds)
+    started = time.perf_counter()
+    is_measured = read_all(options, seeds, found)
+    return result(
+        "fuzz_documents",
+        {"count": options.count, "seed": options.seed, "first": options.first},
+        formats=endings(),
+        without_seed=[ending for ending in endings() if not has_seed(ending)],
+        counts={ending: dict(sorted(counts.items())) for ending, counts in found.counts.items()},
+        raw_errors=found.count("raw"),
+        hangs=found.count("hang"),
+        over_limits=found.count("over"),
+        peak_mb=found.largest["megabytes"] if is_measured else None,
+        largest=found.largest if is_measured else None,
+        slowest_seconds=round(found.slowest, 2),
+        broken=found.broken,
+        seconds=round(time.perf_counter() - started, 1),
+    )
+
+
+def run_fuzz_documents(arguments: list[str] | None = None) -> None:
+    """Broken documents: is each read and cut, or refused by an error of ours, in little time?
+
+        python -m eval fuzz_documents --out eval/results
+
+    A small document of every format that the package reads is changed at random, byte by byte or
+    inside the files of its archive, sometimes given another format's name, and then read as a
+    folder's files are: text in this process, all else in the one beside it. Three things are
+    promised: no error but ours and no crash of a library, nothing over 10 seconds, nothing over a
+    gigabyte of memory; and passages are what stands in the text. It exits with 1 if one is broken;
+    ``--first N --count 1`` tries one document again.
+
+    What a document takes is the most that either process held while it was read, less what it held
+    before: Linux keeps such a peak, and begins it anew when asked. Elsewhere memory is not
+    measured.
+    """
+    run_fuzzer(
+        "documents", run_fuzz_documents.__doc__, fuzz, arguments, count=30_000, first=0, seed=1
+    )

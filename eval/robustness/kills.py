@@ -1,0 +1,718 @@
+"""Kills: processes killed in the middle of writing. Torch is imported where it is needed alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from eval.robustness.stand_ins import HashEmbedder
+from ragaccel.cli.history import ANSWERED, History
+from ragaccel.errors import RagaccelError
+from ragaccel.passage import Passage
+from ragaccel.retrieval import indexing as folder_run
+from ragaccel.retrieval.collection import Collection
+from ragaccel.retrieval.indexing import index_folder
+from ragaccel.retrieval.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_WORDS = [f"word{number}" for number in range(500)]
+_MOST_IN_A_ROW = 4  # runs of one build that are killed before one is let end
+_SHOWN = 5
+
+
+class Trial:
+    """One kind of work that is killed again and again, and what must hold after each kill.
+
+    Args:
+        folder: Where it may write.
+        seed: Of the work, and of the moments of the kills.
+    """
+
+    shortest, longest = 0.0, 0.1  # seconds until a kill
+    name, what = "file", "what is written"
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.place = folder, folder / self.name
+        self.rng = random.Random(seed)
+        self.log = folder / "acknowledged"
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    def prepare(self) -> None:
+        """Do once what comes before all."""
+
+    def reset(self) -> None:
+        """Do what comes before a kill, and is not killed."""
+
+    def work(self) -> None:
+        """Work, in the process that is killed; call :meth:`acknowledge` for what is done."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Look at what a kill left: it is there, it can be read, and :meth:`compare` is content."""
+        records = self.acknowledged()
+        if not self.place.exists():
+            if records or self.must_exist():
+                self.lose(f"nothing is left of {self.what}")
+            return
+        with self.finding():
+            self.compare(records)
+
+    def must_exist(self) -> bool:
+        """Whether something was there before the work."""
+        return False
+
+    def compare(self, records: list[Any]) -> None:
+        """Compare what is there with what was noted: :meth:`lose` says what is wrong."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Look at what all kills left."""
+
+    def run(self, count: int) -> dict[str, Any]:
+        """Kill so many processes; return what was counted and what was lost."""
+        self.prepare()
+        while self.counts["kills"] < count and not self.counts["failed"]:
+            self.reset()
+            self.kill()
+        self.end()
+        return {**self.counts, "problems": self.problems[:_SHOWN]}
+
+    def kill(self) -> bool:
+        """Kill one process at some moment, and check; False if it had ended by then."""
+        self.log.unlink(missing_ok=True)
+        status = run_apart(self.work, self.rng.uniform(self.shortest, self.longest))
+        if not os.WIFSIGNALED(status):
+            self.counts["failed" if status else "ended before"] += 1
+            if status:
+                self.problems.append("the work failed by itself, without a kill")
+            return False
+        self.counts["kills"] += 1
+        self.check()
+        return True
+
+    def acknowledge(self, what: object) -> None:
+        """Note, in the process that is killed, that something is done."""
+        handle = os.open(self.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(handle, (json.dumps(what) + "\n").encode())
+        os.close(handle)
+
+    def acknowledged(self) -> list[Any]:
+        """Everything that the killed process noted."""
+        lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
+        self.counts["acknowledged"] += len(lines)
+        return [json.loads(line) for line in lines]
+
+    def lose(self, what: str) -> None:
+        """Count something as lost."""
+        self.counts["lost"] += 1
+        self.problems.append(f"after kill {self.counts['kills']}: {what}")
+
+    @contextmanager
+    def finding(self) -> Iterator[None]:
+        """Count as lost what cannot be read any more."""
+        try:
+            yield
+        except (RagaccelError, sqlite3.Error, OSError) as error:
+            self.lose(f"{self.what} cannot be read: {error}")
+
+    def require_sound(self) -> None:
+        """Ask SQLite whether the file is whole."""
+        with closing(sqlite3.connect(self.place)) as connection:
+            whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            if not whole or connection.execute("PRAGMA foreign_key_check").fetchall():
+                self.lose(f"SQLite finds {self.what} damaged")
+
+    def require_sound_store(self) -> None:
+        """Ask SQLite, and the store itself, whether the file is whole."""
+        self.require_sound()
+        with Store(self.place) as store:
+            for problem in store.check():
+                self.lose(problem)
+
+
+def run_apart(work: Callable[[], None], seconds: float | None = None) -> int:
+    """Run something in a forked process, killed after a time; return its status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+        os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)  # a process that has ended is there until it is waited for
+    return os.waitpid(child, 0)[1]
+
+
+# Indexing
+
+
+class Build(Trial):
+    """An index made from nothing."""
+
+    name, what = "index.db", "the index"
+    changes = rebuilds = False
+
+    @override
+    def prepare(self) -> None:
+        folder_run._BATCH_PASSAGES = 16  # many small transactions: more moments to be killed in
+        self.docs = self.folder / "docs"
+        self.embedder = HashEmbedder(seconds_a_text=0.0008)
+        self._write_documents()
+        self.before: Any = ({}, {})
+        if self.changes or self.rebuilds:
+            run_apart(self.work)
+            self.before = self._contents()
+            self._keep()
+        if self.changes:
+            self._change_documents()
+        if self.rebuilds:
+            self.embedder = HashEmbedder("another embedder", 0.0008)
+        self.wanted, self.longest = self._clean_build()
+
+    @override
+    def reset(self) -> None:
+        if self.counts["in a row"] >= _MOST_IN_A_ROW:
+            self._let_end()
+        if not self.counts["in a row"]:
+            self._put_back()
+
+    @override
+    def kill(self) -> bool:
+        killed = super().kill()
+        if killed:
+            self.counts["in a row"] += 1
+        else:
+            self._let_end()
+        return killed
+
+    @override
+    def end(self) -> None:
+        if self.counts["in a row"]:
+            self._let_end()
+        del self.counts["in a row"]
+
+    @override
+    def work(self) -> None:
+        with Store(self.place) as store:
+            transaction = store.transaction
+
+            @contextmanager
+            def acknowledged() -> Iterator[Any]:
+                with transaction() as connection:
+                    yield connection
+                files = store.files().items()
+                self.acknowledge({path: record.sha256 for path, record in files})
+
+            store.transaction = acknowledged
+            index_folder(store, self.embedder, self.docs, rebuild=self.rebuilds)
+
+    @override
+    def must_exist(self) -> bool:
+        return bool(self.before[0])
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound_store()
+        files, passages = self._contents()
+        if self.rebuilds:
+            if (files, passages) not in (self.before, self.wanted):
+                self.lose("neither the old index nor the new one is there")
+            return
+        for path, sha256 in (records[-1] if records else self.before[0]).items():
+            self._check_file(path, sha256, files, passages)
+        for path in files.keys() - self.before[0].keys() - self.wanted[0].keys():
+            self.lose(f"{path} is there and should never have been")
+
+    def _check_file(self, path: str, sha256: str, files: Any, passages: Any) -> None:
+        """A file is as it was acknowledged, or as it is to be in the end; never half."""
+        allowed = [self.wanted]
+        if self.before[0].get(path) == sha256:
+            allowed.append(self.before)
+        if not any(
+            (files.get(path), passages.get(path)) == (whole[0].get(path), whole[1].get(path))
+            for whole in allowed
+        ):
+            self.lose(f"{path} is not whole, or older than was acknowledged")
+
+    def _let_end(self) -> None:
+        """Let a run end; the index must be what one made from nothing is."""
+        self.counts["in a row"] = 0
+        self.counts["runs let end"] += 1
+        if run_apart(self.work):
+            self.lose("the next run fails")
+            return
+        with self.finding():
+            self.require_sound_store()
+            if self._contents() != self.wanted:
+                self.lose("the next run ends in another index than one made from nothing")
+        kept = {"index.db", "index.db-wal", "index.db-shm", "index.db.lock"}
+        self.counts["left behind"] += len(
+            [path for path in self.folder.glob("index.db*") if path.name not in kept]
+        )
+
+    def _contents(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """What an index holds: the sha256 of every file, and the passages of every file."""
+        passages: dict[str, Any] = {}
+        with closing(sqlite3.connect(f"{self.place.as_uri()}?mode=ro", uri=True)) as connection:
+            files = dict(connection.execute("SELECT path, sha256 FROM file"))
+            for path, *row in connection.execute(
+                "SELECT f.path, p.passage_id, p.start, p.end, p.title, p.text, p.text_hash,"
+                " p.vector FROM passage AS p JOIN file AS f ON f.id = p.file_id ORDER BY 1, 3, 2"
+            ):
+                passages.setdefault(path, []).append(row)
+        return files, passages
+
+    def _clean_build(self) -> tuple[Any, float]:
+        """What the index is to be in the end, made from nothing; and how long a run takes."""
+        self._remove()
+        rebuilds, self.rebuilds = self.rebuilds, False
+        run_apart(self.work)
+        wanted = self._contents()
+        self.rebuilds = rebuilds
+        self._put_back()
+        started = time.perf_counter()
+        run_apart(self.work)
+        return wanted, 1.02 * (time.perf_counter() - started)
+
+    def _remove(self) -> None:
+        for path in self.folder.glob("index.db*"):
+            path.unlink()
+
+    def _keep(self) -> None:
+        with closing(sqlite3.connect(self.place)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        shutil.copy(self.place, self.folder / "kept")
+
+    def _put_back(self) -> None:
+        self._remove()
+        if (self.folder / "kept").exists():
+            shutil.copy(self.folder / "kept", self.place)
+
+    def _write_documents(self) -> None:
+        for number in range(120):
+            path = self.docs / f"d{number % 7}" / f"f{number}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            texts = [self._text(40) for _ in range(self.rng.randint(1, 9))]
+            path.write_text(f"# File {number}\n\n" + "\n\n".join(texts) + "\n")
+
+    def _change_documents(self) -> None:
+        """Delete 15 of 100 files, change 35 and add 20 in all."""
+        for path in sorted(self.docs.rglob("*.md")):
+            chance = self.rng.random()
+            if chance < 0.15:
+                path.unlink()
+            elif chance < 0.5:
+                path.write_text(path.read_text() + f"\n\n{self._text(30)}\n")
+        for number in range(20):
+            (self.docs / f"new{number}.md").write_text(f"# New\n\n{self._text(90)}\n")
+
+    def _text(self, words: int) -> str:
+        return " ".join(self.rng.choices(_WORDS, k=words)) + "."
+
+
+class Update(Build):
+    """An index brought up to date: files gone, changed and new."""
+
+    changes = True
+
+
+class Rebuild(Build):
+    """An index made anew with another embedder."""
+
+    rebuilds = True
+
+
+# Other things that are written
+
+
+class Collected(Trial):
+    """Passages put into a collection, dropped, and all cleared, one operation after the other."""
+
+    longest = 0.5
+    name, what = "collection.db", "the collection"
+
+    @override
+    def reset(self) -> None:
+        for path in self.folder.glob("collection.db*"):
+            path.unlink()
+        self.seed = self.rng.random()
+
+    def _operations(self) -> Iterator[tuple[str, Any, dict[str, str]]]:
+        """Yield operations with their argument, and what is in the collection after each."""
+        rng, state = random.Random(self.seed), dict[str, str]()
+        while True:
+            chance = rng.random()
+            if chance < 0.65 or not state:
+                names = [f"p{rng.randrange(400)}" for _ in range(rng.randint(1, 20))]
+                put = {name: f"text {rng.random()}" for name in names}
+                state = {**state, **put}
+                yield "put", put, state
+            elif chance < 0.97:
+                gone = rng.sample(sorted(state), min(len(state), rng.randint(1, 15)))
+                state = {name: text for name, text in state.items() if name not in gone}
+                yield "drop", gone, state
+            else:
+                state = {}
+                yield "clear", None, state
+
+    @override
+    def work(self) -> None:
+        embedder = HashEmbedder()
+        with Collection(self.place) as collection:
+            self.acknowledge(0)
+            for number, (operation, argument, _) in enumerate(self._operations(), 1):
+                if operation == "put":
+                    passages = [
+                        Passage(name, text, path=f"doc{len(name)}")
+                        for name, text in argument.items()
+                    ]
+                    vectors = embedder.embed_documents(list(argument.values()))
+                    collection.put(passages, vectors, [{"n": number}] * len(passages))
+                elif operation == "drop":
+                    collection.drop(argument)
+                else:
+                    collection.clear()
+                self.acknowledge(number)
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound_store()
+        found = self._found()
+        done = records[-1] if records else 0
+        states = [{}] if done == 0 else []
+        for number, (_, _, state) in enumerate(self._operations(), 1):
+            if number in (done, done + 1):
+                states.append(state)
+            if number > done:
+                break
+        if found not in states:
+            self.lose(f"what it holds is neither operation {done}'s nor the next one's")
+
+    def _found(self) -> dict[str, str]:
+        """What is in the collection, searched for once."""
+        with Collection(self.place) as collection:
+            found = {item.passage.passage_id: item.passage.text for item in collection}
+            if found:
+                vector = HashEmbedder().embed_query(next(iter(found.values())))
+                if collection.search(vector, 1)[0].passage.score < 0.98:
+                    self.lose("a passage is not found by its own text")
+        return found
+
+
+class Asked(Trial):
+    """Questions and answers written into the history."""
+
+    longest = 0.08
+    name, what = "history.db", "the history"
+
+    @override
+    def work(self) -> None:
+        history = History(self.place)
+        conversation = history.open_conversation("documents")
+        while True:
+            turn = history.begin(conversation, "a question")
+            self.acknowledge([turn, "", "unfinished"])
+            history.finish(turn, f"answer {turn}", ANSWERED, {"x": 1})
+            self.acknowledge([turn, f"answer {turn}", ANSWERED])
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        self.require_sound()
+        with closing(sqlite3.connect(self.place)) as connection:
+            has_turns = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'turn'"
+            ).fetchone()
+            rows = "SELECT id, answer, state FROM turn" if has_turns else "SELECT 1 WHERE 0"
+            found = {row[0]: list(row[1:]) for row in connection.execute(rows)}
+        for turn, *written in records:
+            is_last = written[-1] == "unfinished" and turn in found
+            if found.get(turn) != written and not is_last:
+                self.lose(f"turn {turn} was {written} and is {found.get(turn)}")
+
+
+class Numbered(Trial):
+    """Numbers written one after the other, each in place of the one before."""
+
+    def writer(self) -> Callable[[int], object]:
+        """Open what is written to; return what writes a number."""
+        raise NotImplementedError
+
+    def read(self) -> int | None:
+        """Read the number that is there, and look at what stands around it."""
+        raise NotImplementedError
+
+    @override
+    def work(self) -> None:
+        number, write = self.read() or 0, self.writer()
+        while True:
+            number += 1
+            write(number)
+            self.acknowledge(number)
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        found = self.read()
+        if records and found not in (records[-1], records[-1] + 1):
+            self.lose(f"{self.what}: {found} is there, {records[-1]} was acknowledged")
+
+    @override
+    def end(self) -> None:
+        """Count the unfinished files that even another writing leaves."""
+        self.writer()(0)
+        self.counts["left behind"] = len(list(self.folder.rglob(".ragaccel-*.part")))
+
+
+class Remembered(Numbered):
+    """A memory saved after every request, whose number is that of the requests in it."""
+
+    longest = 0.25
+    name, what = "memory.bin", "the memory"
+
+    @override
+    def prepare(self) -> None:
+        self._remember(self._opened(None), 0)  # compiles what it needs, before any fork
+
+    @override
+    def reset(self) -> None:
+        if self.counts["kills"] % 20 == 0:  # lest it grow
+            self.place.unlink(missing_ok=True)
+
+    def _opened(self, place: Path | None) -> Any:
+        from ragaccel.drafting.memory import Memory
+
+        return Memory(path=place, fingerprint="model", vocab_size=60)
+
+    def _remember(self, memory: Any, number: int) -> None:
+        rng = random.Random(number)
+        prompt, answer = ([rng.randrange(60) for _ in range(size)] for size in (50, 30))
+        memory.of("mine").remember(prompt, answer)
+
+    @override
+    def writer(self) -> Callable[[int], object]:
+        memory = self._opened(self.place)
+
+        def write(number: int) -> None:
+            self._remember(memory, number)
+            memory.save()
+
+        return write
+
+    @override
+    def read(self) -> int | None:
+        memory = self._opened(self.place)
+        if memory.load_error:
+            self.lose(f"the memory is refused: {memory.load_error}")
+        return int(memory.of("mine").history.num_requests)
+
+
+class Checkpoints(Trial):
+    """Training runs with a checkpoint after every step, which go on where they were killed."""
+
+    name, what = "out-run", "the last checkpoint"
+
+    @override
+    def prepare(self) -> None:
+        import torch
+
+        from eval.robustness.stand_ins import save_tiny_model
+        from ragaccel.training.config import make_recipe
+
+        torch.set_num_threads(1)
+        self.model, self.samples = self.folder / "model", self.folder / "samples.jsonl"
+        save_tiny_model(self.model)
+        rows = [{"prompt": f"light {n}", "answer": f"is {n} of {n * n}"} for n in range(12)]
+        self.samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.recipe = make_recipe(num_masks=2, rank=2, row_tokens=80, steps=50, save_every=1)
+        self.wanted: dict[int, Any] = {}
+        started = time.perf_counter()
+        self._train("whole", self._remember)
+        self.shortest = 0.5 * (self.first_saved - started)
+        self.longest = time.perf_counter() - started
+
+    def _remember(self, step: int, network: Any) -> None:
+        if not self.wanted:
+            self.first_saved = time.perf_counter()
+        self.wanted[step] = {
+            name: one.detach().clone() for name, one in network.trained_parameters().items()
+        }
+
+    def _train(self, name: str, saved: Callable[[int, Any], None]) -> None:
+        from ragaccel.training.trainer import Job, Listener, train_space
+
+        class Saved(Listener):
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+                saved(state.global_step, kwargs["model"])
+
+        job = Job(self.samples, self.folder / name, model=self.model, max_evaluated=0, device="cpu")
+        train_space(job, self.recipe, Saved())
+
+    @override
+    def reset(self) -> None:
+        if (self.folder / "out" / "space.safetensors").exists():
+            self._check_end()
+            for name in ("out", self.name):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    @override
+    def work(self) -> None:
+        self._train("out", lambda step, _: self.acknowledge(step))
+
+    @override
+    def compare(self, records: list[Any]) -> None:
+        folders = {int(one.name[11:]): one for one in self.place.glob("checkpoint-*")}
+        last = max(folders, default=0)
+        if records and last not in (records[-1], records[-1] + 1):
+            self.lose(f"the checkpoint is of step {last}, not of {records[-1]} or the next one")
+        for step, folder in folders.items():
+            self._check_one(folder, step)
+
+    def _check_one(self, folder: Path, step: int) -> None:
+        """See that every file is whole, and what the run without a stop had."""
+        import torch
+        from safetensors.torch import load_file
+
+        try:
+            found = load_file(folder / "model.safetensors")
+            for name in ("optimizer.pt", "scheduler.pt"):
+                torch.load(folder / name, weights_only=True)
+            state = json.loads((folder / "trainer_state.json").read_text())
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise OSError(str(error)) from error
+        self.counts["checkpoints read"] += 1
+        wanted = self.wanted[step]
+        if state["global_step"] != step or found.keys() != wanted.keys():
+            self.lose(f"checkpoint {step} is of two steps")
+        elif not all(torch.equal(found[name], wanted[name]) for name in wanted):
+            self.lose(f"checkpoint {step} is not what a run without a stop has")
+
+    def _check_end(self) -> None:
+        """See that a run that was killed ends in the adapter of one that was not."""
+        self.counts["runs let end"] += 1
+        whole, out = (self.folder / name / "space.safetensors" for name in ("whole", "out"))
+        if whole.read_bytes() != out.read_bytes():
+            self.lose("the adapter is not that of a run without a stop")
+
+    @override
+    def end(self) -> None:
+        """Let the last run end; count what it leaves beside its last checkpoint."""
+        run_apart(self.work)
+        self._check_end()
+        self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1
+
+
+KINDS: dict[str, type[Trial]] = {
+    "build": Build,
+    "update": Update,
+    "rebuild": Rebuild,
+    "collection": Collected,
+    "memory": Remembered,
+    "history": Asked,
+    "checkpoints": Checkpoints,
+}
+
+
+def run_kill_trials(arguments: list[str] | None = None) -> None:
+    """Trials of ``eval kills``, one kind in a process of its own, which forks what it kills.
+
+        python -m eval kill_trials history --count 20
+
+    It prints one JSON document. Torch and numba are imported by the kinds that need them alone.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m eval kill_trials", description=run_kill_trials.__doc__
+    )
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    started = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="ragaccel-kills-"))
+    try:
+        found = KINDS[options.kind](folder, options.seed).run(options.count)
+    finally:
+        shutil.rmtree(folder)
+    json.dump({**found, "seconds": round(time.perf_counter() - started, 1)}, sys.stdout)
+
+
+COUNTS = {
+    "build": 150,
+    "update": 150,
+    "rebuild": 155,
+    "collection": 270,
+    "memory": 150,
+    "history": 150,
+    "checkpoints": 125,
+}
+
+
+def kill_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the trials of each kind in a process of its own, one after the other."""
+    from eval.runner import ROOT, note, result
+
+    found: dict[str, dict[str, Any]] = {}
+    for kind in options.kinds:
+        count = options.count or COUNTS[kind]
+        command = [sys.executable, "-m", "eval", "kill_trials", kind]
+        command += ["--count", str(count), "--seed", str(options.seed)]
+        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            raise ValueError(f"the trials of {kind} failed by themselves; see above")
+        found[kind] = json.loads(ended.stdout)
+        note(f"{kind}: {json.dumps(found[kind])}")
+    total = {key: sum(one.get(key, 0) for one in found.values()) for key in ("kills", "lost")}
+    failed = sum(one.get("failed", 0) for one in found.values())
+    return result("kills", {"seed": options.seed}, kinds=found, **total, failed=failed)
+
+
+def run_kills(arguments: list[str] | None = None) -> None:
+    """Kills: processes killed in the middle of writing, and whether anything acknowledged is lost.
+
+        python -m eval kills --out eval/results
+
+    An index built, brought up to date and made anew, a collection, a memory, the history and
+    checkpoints of a training run: each in a process that is killed (SIGKILL) at a random moment,
+    1,150 times in all. After each kill everything that the process had noted as done must be there,
+    in a file that is whole; interrupted builds must end in what an index made from nothing holds.
+    What the system has not yet brought to the disk is not at stake: only processes die, the machine
+    does not. It exits with 1 if anything was lost.
+    """
+    from eval.runner import in_folder, measured, new_parser
+
+    parser = new_parser("kills", run_kills.__doc__)
+    parser.add_argument(
+        "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="which [all]"
+    )
+    counts = ", ".join(f"{kind} {count}" for kind, count in COUNTS.items())
+    parser.add_argument("--count", type=int, help=f"kills of each kind [{counts}]")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills [1]")
+    parser.add_argument("--out", type=Path, help="folder or file of the result")
+    options = parser.parse_args(arguments)
+    options.out = in_folder(options.out, "kills.json")
+    document = measured("kills", kill_all, options)
+    print(
+        json.dumps({key: document[key] for key in ("kinds", "kills", "lost", "failed")}, indent=1)
+    )
+    sys.exit(bool(document["lost"] or document["failed"]))

@@ -1,0 +1,408 @@
+"""Tenants: many requests at one time, and who was handed whose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.runner import measured, new_parser, note, result
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from ragaccel import LLM
+
+
+FILE = "handbook.md"
+CHUNKS = 4  # of a tenant's file: two are shown whole, one in part, one not at all
+WORDS = 30  # of a chunk, besides the clause
+SHOWN = 22  # words of the chunk that is shown in part
+CLAUSE = [f"clause{number:02}" for number in range(24)]
+END, MARK = "</s>", "ANSWER"
+TENANT = re.compile(r"tenant\d+")
+MODES = {
+    "namespaces": "each tenant has a namespace",
+    "shared": "no namespace is named",
+    "no memory": "no namespace is named, and memory is off",
+}
+WAYS = ("langchain threads", "langchain asyncio", "llama-index threads", "llama-index asyncio")
+KINDS = ("references", "passages", "citations", "drafts")
+# What has to be 0 in each mode; drafts out of a memory that all share are counted only.
+PROMISES = {
+    "namespaces": ("references", "passages", "citations", "drafts"),
+    "shared": ("references", "passages", "citations"),
+    "no memory": ("references", "passages", "citations", "drafts"),
+}
+
+
+def words_of(tenant: str, chunk: int) -> list[str]:
+    """The words of a chunk, which nobody else has."""
+    return [f"{tenant}c{chunk}w{number:02}" for number in range(WORDS)]
+
+
+def chunks_of(tenant: str) -> list[str]:
+    """The chunks of a tenant's file; the first is the clause, which all have word for word."""
+    return [" ".join(words_of(tenant, chunk) if chunk else CLAUSE) for chunk in range(CHUNKS)]
+
+
+def answer_to(tenant: str) -> list[str]:
+    """What a tenant's requests are answered with: shown words, hidden ones and the clause."""
+    shown, cut, hidden = (words_of(tenant, chunk) for chunk in (1, 2, 3))
+    return [*CLAUSE, *shown[3:25], *cut[5:], *hidden[:20]]
+
+
+class World:
+    """The tenants, a model that can speak of them, and whose each of its tokens is."""
+
+    def __init__(self, num_tenants: int) -> None:
+        self.tenants = [f"tenant{number:03}" for number in range(num_tenants)]
+        own = {
+            t: [t, *(word for c in range(CHUNKS) for word in words_of(t, c))] for t in self.tenants
+        }
+        words = ["<unk>", END, MARK, "question", "of", *CLAUSE]
+        words += [word for tenant in self.tenants for word in own[tenant]]
+        self.ids = {word: number for number, word in enumerate(words)}
+        self.owner = {self.ids[word]: tenant for tenant in own for word in own[tenant]}
+        self.named = {self.ids[tenant] for tenant in self.tenants}
+        self.scripts = {
+            tenant: [self.ids[word] for word in [*answer_to(tenant), END]]
+            for tenant in self.tenants
+        }
+
+    def say(self, ids: Any, scores: Any) -> Any:
+        """Force the script of the tenant whose request this is; a pure logits processor."""
+        row = ids[0].tolist()
+        at = len(row) - 1 - row[::-1].index(self.ids[MARK])
+        script = self.scripts[self.tenant_of(row)]
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, script[min(len(row) - 1 - at, len(script) - 1)]] = 0.0
+        return forced
+
+    def tenant_of(self, token_ids: Any) -> str:
+        """Whose request these are the tokens of: they end with the question."""
+        return next(self.owner[token] for token in reversed(token_ids) if token in self.named)
+
+    def load(self) -> LLM:
+        """Make a tiny model with these words, which remembers as many namespaces as tenants."""
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+        from ragaccel import LLM, Memory
+
+        made = Tokenizer(models.WordLevel(self.ids, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END)
+        tokenizer.chat_template = (
+            "{% for message in messages %}{{ message.content }}{% endfor %} " + MARK
+        )
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=len(self.ids), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+            eos_token_id=self.ids[END], bos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+        memory = Memory(256 << 20, len(self.tenants) + 1, vocab_size=len(self.ids))
+        model = LlamaForCausalLM(config).eval()
+        return LLM(model, tokenizer, memory=memory, token_budget=24, keep_costs=False)
+
+
+class Seen:
+    """What was seen of all requests: foreign things, and what each had of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.foreign: Counter[str] = Counter()
+        self.own: Counter[str] = Counter()
+        self.answers = self.wrong = 0
+        self._lock = threading.Lock()
+        self._looked_at: set[int] = set()
+
+    def draft(self, session: Any, tree: Any) -> None:
+        """Look at a draft, and at the references of its request."""
+        request, owner = session.request, self.world.owner
+        tenant = self.world.tenant_of(request.prompt_ids)
+        strange = [token for token in tree.token_ids[1:] if owner.get(token, tenant) != tenant]
+        with self._lock:
+            self.own["draft tokens"] += len(tree) - 1
+            self.foreign["drafts"] += bool(strange)
+            if id(session) in self._looked_at:
+                return
+            self._looked_at.add(id(session))
+            for reference in request.references:
+                named = TENANT.match(reference.passage_id)
+                owners = {owner.get(token, tenant) for token in reference.token_ids}
+                strange = (named is not None and named.group() != tenant) or owners - {tenant}
+                self.foreign["references"] += bool(strange)
+                self.own["references"] += not strange
+
+    def answer(self, answer: Any) -> None:
+        """Look at an answer, with the passages that it was given."""
+        words = answer.text.split()
+        tenant = next((w for w in map(TENANT.match, words) if w is not None), None)
+        name = "" if tenant is None else tenant.group()
+        passages, spans = answer.passages, answer.copied_spans
+        with self._lock:
+            self.answers += 1
+            self.wrong += not name or words != answer_to(name)
+            self.foreign["passages"] += sum(not p.passage_id.startswith(name) for p in passages)
+            self.foreign["citations"] += sum(not s.passage_id.startswith(name) for s in spans)
+            self.own["passages"] += sum(p.passage_id.startswith(name) for p in passages)
+            self.own["citations"] += sum(s.passage_id.startswith(name) for s in spans)
+            self.own["cited words"] += sum(
+                len(answer.text[span.start : span.end].split())
+                for span in spans
+                if span.passage_id.startswith(name)
+            )
+            self.own["copied tokens"] += answer.stats.accepted_tokens
+            self.own["passes"] += answer.stats.verify_passes
+
+
+@contextmanager
+def watching(seen: Seen) -> Iterator[None]:
+    """Let every draft of every session be seen, and every answer."""
+    from ragaccel.answer import Answer
+    from ragaccel.decoding.session import Session
+
+    draft, make = Session.draft, Answer.of
+    alive: list[Any] = []  # so that no two sessions have one id
+
+    def watched(session: Session, budget: int) -> Any:
+        tree = draft(session, budget)
+        alive.append(session)
+        seen.draft(session, tree)
+        return tree
+
+    def made(*given: Any, **more: Any) -> Answer:
+        answer = make(*given, **more)
+        seen.answer(answer)
+        return answer
+
+    Session.draft, Answer.of = watched, made  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Session.draft, Answer.of = draft, make  # type: ignore[method-assign]
+
+
+def langchain_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any], ...]:
+    """Ask through a chain of LangChain: a function for threads, and one for asyncio."""
+    from langchain_core.documents import Document
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import RunnablePassthrough
+    from langchain_ragaccel import ChatRagaccel, collecting_into
+
+    class Finds(BaseRetriever):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any = None) -> list[Document]:
+            del run_manager
+            return [
+                Document(text, id=f"{query}-{n}", metadata={"source": FILE, "start_index": 999 * n})
+                for n, text in enumerate(chunks_of(query))
+            ]
+
+    def joined(documents: list[Document]) -> str:
+        return "\n\n".join(shown([document.page_content for document in documents]))
+
+    prompt = ChatPromptTemplate.from_template("{context}\n\nquestion of {question}")
+    sources = {"context": Finds() | joined, "question": RunnablePassthrough()}
+    model = ChatRagaccel(llm=llm, max_tokens=200, remember=mode != "no memory")
+
+    def chain(tenant: str) -> Any:
+        own = {"namespace": tenant} if mode == "namespaces" else {}
+        return sources | prompt | model.bind(logits_processors=[world.say], **own)
+
+    def inside(tenant: str) -> Any:
+        return collecting_into(namespace=tenant) if mode == "namespaces" else nullcontext()
+
+    def ask(tenant: str) -> None:
+        with inside(tenant):
+            chain(tenant).invoke(tenant)
+
+    async def aask(tenant: str) -> None:
+        with inside(tenant):
+            await chain(tenant).ainvoke(tenant)
+
+    return ask, aask
+
+
+def llama_index_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any], ...]:
+    """Ask through a query engine of LlamaIndex: a function for threads, and one for asyncio."""
+    from llama_index.core.instrumentation.dispatcher import instrument_tags
+
+    def inside(tenant: str) -> Any:
+        if mode != "namespaces":
+            return nullcontext()
+        return instrument_tags({"ragaccel_namespace": tenant})
+
+    def ask(tenant: str) -> None:
+        with inside(tenant):
+            query_engine(world, llm, mode, tenant).query(tenant)
+
+    async def aask(tenant: str) -> None:
+        with inside(tenant):
+            await query_engine(world, llm, mode, tenant).aquery(tenant)
+
+    return ask, aask
+
+
+def query_engine(world: World, llm: LLM, mode: str, tenant: str) -> Any:
+    """Make the query engine of one request of a tenant's."""
+    from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.llms.ragaccel import Ragaccel
+
+    own: dict[str, Any] = {"logits_processors": [world.say]}
+    if mode == "no memory":
+        own["remember"] = False
+    model = Ragaccel(
+        llm=llm,
+        max_new_tokens=200,
+        generate_kwargs=own,
+        namespace=tenant if mode == "namespaces" else "",
+    )
+    Settings.tokenizer = model.tokenize
+    synthesizer = get_response_synthesizer(
+        llm=model, text_qa_template=PromptTemplate("{context_str}\n\nquestion of {query_str}")
+    )
+    finds, shows = node_classes()
+    return RetrieverQueryEngine(finds(), synthesizer, node_postprocessors=[shows()])
+
+
+@cache
+def node_classes() -> tuple[type[Any], type[Any]]:
+    """A retriever that finds a tenant's chunks, and what cuts them to what its prompt shows."""
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
+
+    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=FILE)}
+
+    def node_of(tenant: str, number: int, text: str) -> NodeWithScore:
+        name, at = f"{tenant}-{number}", 999 * number
+        node = TextNode(text=text, id_=name, start_char_idx=at, relationships=source)
+        return NodeWithScore(node=node, score=0.5)
+
+    class Finds(BaseRetriever):
+        def _retrieve(self, query_bundle: Any) -> list[NodeWithScore]:
+            tenant = query_bundle.query_str
+            return [node_of(tenant, *chunk) for chunk in enumerate(chunks_of(tenant))]
+
+    class Shows(BaseNodePostprocessor):
+        def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+            del query_bundle
+            texts = shown([node.node.get_content() for node in nodes])
+            return [NodeWithScore(node=TextNode(text=text), score=0.5) for text in texts]
+
+    return Finds, Shows
+
+
+def shown(texts: list[str]) -> list[str]:
+    """What a prompt shows of what was retrieved: two texts, and the beginning of a third."""
+    return [texts[0], texts[1], " ".join(texts[2].split()[:SHOWN])]
+
+
+def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
+    """Ask so many requests in all four ways at one time; return how many failed, by the error."""
+    failed: Counter[str] = Counter()
+    chain, achain = langchain_of(world, llm, mode)
+    engine, aengine = llama_index_of(world, llm, mode)
+    tenants = [world.tenants[number % len(world.tenants)] for number in range(count)]
+
+    def in_threads(ask: Callable[[str], Any], tenants: list[str]) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            for done in [pool.submit(ask, tenant) for tenant in tenants]:
+                if (error := done.exception()) is not None:
+                    failed[repr(error)[:200]] += 1
+
+    def in_tasks(ask: Callable[[str], Any], tenants: list[str]) -> None:
+        async def gather() -> list[Any]:
+            return await asyncio.gather(*map(ask, tenants), return_exceptions=True)
+
+        for error in asyncio.run(gather()):
+            if error is not None:
+                failed[repr(error)[:200]] += 1
+
+    ways = [(in_threads, chain), (in_tasks, achain), (in_threads, engine), (in_tasks, aengine)]
+    drivers = [
+        threading.Thread(target=drive, args=(ask, tenants[way :: len(ways)]))
+        for way, (drive, ask) in enumerate(ways)
+    ]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    return dict(failed)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Ask all in each mode, and count what was seen."""
+    from ragaccel.drafting.policy import JIT_WARMUP
+    from ragaccel.frameworks.registry import default_registry
+
+    JIT_WARMUP.start()
+    JIT_WARMUP.wait(300)
+    rows = []
+    for mode in options.modes:
+        world = World(options.tenants)
+        llm, seen = world.load(), Seen(world)
+        default_registry().clear()
+        note(f"{mode}: {MODES[mode]}")
+        began = perf_counter()
+        with watching(seen):
+            failed = ask_all(world, llm, mode, options.count)
+        kept = all(seen.foreign[kind] == 0 for kind in PROMISES[mode])
+        rows.append(
+            {
+                "mode": mode,
+                "answers": seen.answers,
+                "wrong answers": seen.wrong,
+                "failed": failed,
+                "foreign": {kind: seen.foreign[kind] for kind in sorted(KINDS)},
+                "own": dict(sorted(seen.own.items())),
+                "promise kept": kept and not failed and not seen.wrong,
+                "seconds": round(perf_counter() - began, 1),
+            }
+        )
+        note(str(rows[-1]))
+    settings = {"count": options.count, "tenants": options.tenants, "ways": list(WAYS)}
+    if options.tree is not None:
+        settings["tree"] = options.tree
+    return result("tenants", settings, modes=rows)
+
+
+def run_tenants(argv: list[str] | None = None) -> int:
+    """Tenants: many requests at one time, through both frameworks, and who was handed whose.
+
+        python -m eval tenants --out eval/results
+
+    Fifty tenants have files of one name, with a clause in them that all have in common. Each
+    request retrieves its own tenant's passages, and a tiny model says what a script says: the
+    clause, what the prompt shows, and what stands beside it in the same file. Every tenant has
+    words of its own, each a token, so that whatever reaches a request of another tenant's is seen:
+    among its references, in its drafts, among the passages and citations of its answer.
+    """
+    parser = new_parser("tenants", run_tenants.__doc__)
+    parser.add_argument("--out", type=Path, help="a folder, or the file to write")
+    parser.add_argument("--count", type=int, default=1000, help="requests of each mode")
+    parser.add_argument("--tenants", type=int, default=50, help="who ask them")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--tree", help="what to call the code that is tried, if not this one")
+    parser.set_defaults(threads=1)
+    options = parser.parse_args(argv)
+    os.environ.setdefault("RAGACCEL_HOME", ".cache/tenants")
+    if options.out is not None and options.out.suffix != ".json":
+        options.out = options.out / "tenants.json"
+    document = measured("tenants", measure, options)
+    return 0 if all(row["promise kept"] for row in document["modes"]) else 1

@@ -1,0 +1,411 @@
+"""Runs: their options, their results on disk as they are made, the machine, and suites of them.
+
+What fails is told at the end and loses no other, and what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eval.data import MissingDataError
+from ragaccel.errors import RagaccelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Document = dict[str, Any]
+
+
+class Ledger:
+    """Rows of one run, in a file of JSON lines whose first line holds the run's settings.
+
+    Without a path the rows are kept in memory alone. A last line cut short by a crash is dropped.
+    ``kept_beside`` opens the one that belongs to a result file.
+
+    Raises:
+        ValueError: the file holds rows made with other settings, and names them; or is damaged.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path, self._settings = path, settings
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = _read(path) if path.exists() else []
+        if known and known[0] != settings:
+            both = {**settings, **known[0]}
+            changed = [key for key in both if known[0].get(key) != settings.get(key)]
+            raise ValueError(
+                f"{path.name} holds rows made with other settings ({', '.join(changed)}): "
+                "delete it, or choose another --out"
+            )
+        self.rows = known[1:]
+        self._rewrite()
+
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        """The rows of contenders, without what a run notes beside them."""
+        return [row for row in self.rows if "contender" in row]
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop all rows but those that are wanted."""
+        kept = [row for row in self.rows if wanted(row)]
+        if len(kept) < len(self.rows):
+            self.rows = kept
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        if self._path is not None:
+            write_whole(self._path, "".join(map(_line, (self._settings, *self.rows))))
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Append rows, at once on disk; those that count only together, in one go."""
+        self.rows += rows
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(map(_line, rows)))
+
+
+def kept_beside(out: Path | None, settings: dict[str, Any]) -> Ledger:
+    """Open the ledger of a result file, or one in memory where no file is wanted."""
+    return Ledger(out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or, where that was cut short, as it was before."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Read all lines; what stands behind the last line's end was cut short."""
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in whole.split("\n") if line]
+    except ValueError as error:
+        raise ValueError(f"{path.name} is damaged ({error}): delete it") from error
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+ROOT = Path(__file__).parents[1]
+_PACKAGES = ("ragaccel", "torch", "transformers", "numpy")
+_LOCAL = (
+    "--data",
+    "--documents",
+    "--other",
+    "--out",
+    "--picture",
+    "--indexes",
+    "--adapter",
+    "--run",
+    "--work",
+)  # options whose values name places on one machine only
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Describe hardware and versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": _memory_gb(),
+        "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+def describe_run(run: str) -> dict[str, Any]:
+    """Tell when, from which commit and by which command a result was made."""
+    return {
+        "command": f"python -m eval {run} {_arguments(sys.argv[1:])}".strip(),
+        "commit": current_commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+@cache
+def current_commit() -> str:
+    """Return the commit of the code, with a plus sign if it was changed since."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return "unknown"
+    changed = _git(
+        "status", "--porcelain", "--", "ragaccel", "eval/*.py", "eval/shapes", "eval/tasks"
+    )
+    return commit + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _arguments(arguments: list[str]) -> str:
+    """Join the arguments, with folders of this machine by their last name only."""
+    shown = list(arguments)
+    for i, argument in enumerate(shown):
+        name, equals, value = argument.partition("=")
+        if name in _LOCAL and equals:
+            shown[i] = f"{name}={_short(value)}"
+        elif i and shown[i - 1] in _LOCAL:
+            shown[i] = _short(argument)
+    return " ".join(shown)
+
+
+def _short(path: str) -> str:
+    full = Path(path).resolve()
+    return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else full.name
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "from source"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gb() -> int | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def new_parser(run: str, doc: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a run, which is described by its docstring's first line."""
+    description = (doc or "").split("\n")[0]
+    return argparse.ArgumentParser(prog=f"python -m eval {run}", description=description)
+
+
+def in_folder(out: Path | None, name: str) -> Path | None:
+    """The file of a result, where its folder alone was named."""
+    return out if out is None or out.suffix == ".json" else out / name
+
+
+def measured(
+    kind: str, measure: Callable[[argparse.Namespace], Document], options: argparse.Namespace
+) -> Document:
+    """Measure on the threads that are asked for; keep the document where ``--out`` says.
+
+    What the caller can mend ends the process with a line that says so.
+    """
+    torch.set_num_threads(getattr(options, "threads", None) or torch.get_num_threads())
+    current_commit()  # of the code that runs, whatever is committed meanwhile
+    try:
+        document = measure(options)
+    except (RagaccelError, FileNotFoundError, ValueError) as error:
+        sys.exit(f"eval {kind}: {error}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def result(
+    kind: str,
+    settings: dict[str, Any],
+    *,
+    device: str = "cpu",
+    **figures: Any,
+) -> Document:
+    """Lay out a result: what was measured, with which settings, where and by which command."""
+    return {
+        "kind": kind,
+        "settings": settings,
+        "machine": describe_machine(device),
+        "run": describe_run(kind),
+        **figures,
+    }
+
+
+def note(text: str) -> None:
+    """Say where the run stands."""
+    print(text, file=sys.stderr, flush=True)
+
+
+CACHE = ROOT / ".cache" / "eval"
+HOURS = 3600.0
+_TAIL = 400  # characters of an error that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One result: the run that makes it, its arguments, its file, the most seconds it takes.
+
+    Where ``fallback`` is given, it is run if this fails.
+    """
+
+    run: str
+    arguments: tuple[str, ...]
+    out: Path
+    seconds: float = 2 * HOURS
+    fallback: Step | None = None
+
+
+def add_places(parser: argparse.ArgumentParser, out: Path | None = None) -> None:
+    """Add the options for the data and the results, as whole paths: steps run in our own folder."""
+    add = parser.add_argument
+    add("--data", type=_whole, help="data folder; also the variable RAGACCEL_DATA")
+    shown = "" if out is None else " (default: %(default)s)"
+    add("--out", type=_whole, default=out, required=out is None, help=f"folder of results{shown}")
+
+
+def _whole(path: str) -> Path:
+    return Path(path).resolve()
+
+
+def run_all(steps: Iterable[Step], title: str) -> None:
+    """Make every result that is not there yet; end with an error that names those that failed."""
+    try:
+        failed = [step.out.name for step in steps if not done(step)]
+    except MissingDataError as error:
+        sys.exit(f"{title}: {error}")
+    if failed:
+        sys.exit(f"{title}: no {', '.join(failed)}: run the same command again to try these only")
+
+
+def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
+    """Make every result, and the report of those there are, whatever failed."""
+    try:
+        run_all(steps, title)
+    finally:
+        failed = run_process("report", [f"--results={out}"], HOURS)
+    if failed:
+        sys.exit(f"{title}: all results are there, but no report of them")
+
+
+def done(step: Step) -> bool:
+    """Whether a result is there, now that it was made if it was not."""
+    if is_whole(step.out):
+        note_step(f"{step.out.name} is there already: skipped")
+        return True
+    step.out.parent.mkdir(parents=True, exist_ok=True)
+    note_step(f"{step.out.name}: python -m eval {step.run} {' '.join(step.arguments)}")
+    try:
+        code = run_process(step.run, step.arguments, step.seconds)
+    except Exception as error:
+        code = repr(error)[-_TAIL:]
+    if code:
+        note_step(f"{step.out.name}: failed, {code}")
+        if step.fallback is not None and done(step.fallback):
+            note_step(f"{step.fallback.out.name} stands in for {step.out.name}")
+    return is_whole(step.out)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and holds JSON to its end."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def run_process(run: str, arguments: Sequence[str], seconds: float) -> int:
+    """Make a run in a fresh process, as an error of the device outlives whoever catches it."""
+    command = [sys.executable, "-m", "eval", run, *arguments]
+    return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
+
+
+def note_step(text: str) -> None:
+    """Say where the run stands."""
+    print(f"eval: {text}", file=sys.stderr, flush=True)
+
+
+MOST_COMMANDS = 2  # more of them say less than they take room
+
+
+def place_of(document: Document) -> str:
+    """Name the hardware that a result is of."""
+    machine = document["machine"]
+    return str(machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads")
+
+
+def caption_of(document: Document) -> str:
+    """Caption one result."""
+    if "run" not in document:
+        command = "python -m eval replay --json eval/results/replay.json"
+        return f"Llama-2 tokens, the first 150 rows of each file: `{command}`"
+    settings, run = document.get("settings", {}), document["run"]
+    kind = f"{settings['dtype']}, " if "dtype" in settings else ""
+    asked = ""
+    if "examples" in settings:
+        asked = f"{settings['examples']} examples x {settings.get('repeats', 1)}; "
+    return (
+        f"{place_of(document)}, {kind}{_versions(document)}; {asked}"
+        f"commit {run['commit']}, {run['date']}: `{run['command']}`"
+    )
+
+
+def caption_of_many(documents: Sequence[Document]) -> str:
+    """Caption what was put together from results of several sets: their one command, if it is one.
+
+    What differs is told for each: machines, commits, numbers of examples.
+    """
+    runs = [one["run"] for one in documents]
+    examples = [one["settings"]["examples"] for one in documents if "examples" in one["settings"]]
+    asked = f"{_joined(map(str, examples))} examples a set; " if examples else ""
+    dates = sorted({run["date"] for run in runs})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    places = _joined((place_of(one) for one in documents), "; ")
+    dtypes = _joined(one["settings"]["dtype"] for one in documents if "dtype" in one["settings"])
+    commands = dict.fromkeys(f"`{_command(one)}`" for one in documents)
+    told = ", ".join(commands) if len(commands) <= MOST_COMMANDS else "commands with each result"
+    return (
+        f"{places}, {dtypes}, {_joined(map(_versions, documents))}; {asked}"
+        f"commit {_joined(run['commit'] for run in runs)}, {days}: {told}"
+    )
+
+
+def _versions(document: Document) -> str:
+    machine = document["machine"]
+    return f"torch {machine['torch']}, transformers {machine['transformers']}"
+
+
+def _command(document: Document) -> str:
+    """The command with ``TASK`` for the set and without its file: many sets then have the same."""
+    task, command = document["settings"].get("task"), document["run"]["command"]
+    command = re.sub(r" --out(=| )\S+", "", command)
+    if not task:
+        return str(command)
+    return re.sub(rf"(--task[= ])\S*{re.escape(task)}(?=\s|$)", r"\1TASK", command)
+
+
+def _joined(values: Iterable[str], between: str = ", ") -> str:
+    return between.join(dict.fromkeys(values))

@@ -1,0 +1,273 @@
+"""Suites: lists of runs that one command makes, one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval.data import DATA_VARIABLE, has_data
+from eval.experiments import speed
+from eval.runner import (
+    CACHE,
+    HOURS,
+    Step,
+    add_places,
+    new_parser,
+    note_step,
+    run_all,
+    run_and_report,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+QUICK_OUT = CACHE / "quick"
+REPLAYED = {  # rows of each set: as many as the minutes allow
+    "llma_count": (),
+    "llma_tables": ("--limit=40",),
+    "llma_sweep": ("--limit=20",),
+    "llma_dialogue": ("--limit=60",),
+    "lookahead_sweep": ("--limit=15",),
+    "lookahead_branches": ("--limit=15",),
+    "lookahead_memory": ("--limit=15",),
+}
+TIMED = ("--models=random:llama-135m", "--limit=3", "--max-new-tokens=64")
+_MINUTES = 60.0
+
+
+def run_quick(arguments: Sequence[str] | None = None) -> None:
+    """Quick: every table of the papers by replay, a small model timed, and the report.
+
+        python -m eval quick --data DATA
+        python -m eval quick                      # without data: what ships under eval/tasks
+
+    Takes less than ten minutes on two cores. Steps are counted on the first rows of every set;
+    seconds are those of the 135M shape on three rows. Results go to ``--out`` and are not mixed
+    with those that the project keeps; what is there already is not made again.
+    """
+    options = parse_quick(arguments)
+    run_and_report(quick_steps(options), "eval quick", options.out)
+
+
+def parse_quick(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("quick", run_quick.__doc__)
+    add_places(parser, QUICK_OUT)
+    add = parser.add_argument
+    add("--threads", type=int, help="processor threads (default: torch's)")
+    return parser.parse_args(arguments)
+
+
+def quick_steps(options: argparse.Namespace) -> Iterator[Step]:
+    """The papers' experiments, replayed; then one set, timed."""
+    data = [f"--data={options.data}"] * (options.data is not None)
+    for name, asked in REPLAYED.items():
+        out = options.out / f"{name.replace('_', '-')}.json"
+        yield Step(name, (*asked, *data, f"--out={out}"), out, 10 * _MINUTES)
+    tasks = ["--tasks=llma"] * has_data(options.data)
+    threads = [f"--threads={options.threads}"] * (options.threads is not None)
+    asked = (f"--out={options.out}", *data, *TIMED, *tasks, *threads)
+    yield from speed.matrix_steps(speed.parse_matrix(asked))
+
+
+FULL_OUT = CACHE / "full"
+SMALL = "--model=random:llama-135m"
+BFLOAT16 = "--dtype=bfloat16"
+ONE_SET = (SMALL, BFLOAT16, "--sets=llma_msmarco_davinci003", "--limit=8")
+SOME_POINTS = ("--n=1,2,3,5", "--k=2,5,10,20,30")
+# The result's name, its run and what is asked of it.
+WITHOUT_DATA = (
+    ("reader-demo", "speed", ("--model=reader", "--task=demo")),
+    ("reader-generation", "generation", ("--model=reader",)),
+    ("reader-lossless", "lossless", ("--dtypes=float64,float32,bfloat16",)),
+    ("reader-memory", "memory", ("--model=reader",)),
+    ("frameworks-reader", "frameworks", ("--model=reader", "--task=demo")),
+    ("rag-speedup-reader", "rag_speedup", ("--model=reader", "--task=handbook")),
+    ("quality", "quality", ()),
+    ("registry", "registry", ()),
+)
+WITH_DATA = (
+    ("replay", "replay", ()),
+    ("ablation", "ablation", ()),
+    ("reliability", "reliability", ()),
+    ("drafting", "drafting", ("--tree",)),
+    ("llma-count", "llma_count", ()),
+    ("llma-tables", "llma_tables", ()),
+    ("llma-sweep", "llma_sweep", ()),
+    ("llma-dialogue", "llma_dialogue", ()),
+    ("lookahead-sweep", "lookahead_sweep", ()),
+    ("lookahead-branches", "lookahead_branches", ()),
+    ("lookahead-memory", "lookahead_memory", ()),
+    ("space-reader", "space_reader", ()),
+    ("llma-tables-llama-135m", "llma_tables", (SMALL, BFLOAT16, "--limit=8")),
+    ("llma-sweep-llama-135m", "llma_sweep", (SMALL, BFLOAT16, "--limit=8", *SOME_POINTS)),
+    ("lookahead-sweep-llama-135m", "lookahead_sweep", (*ONE_SET, "--memory=cold")),
+    ("quality-sweep", "quality", ("--sweep",)),
+    ("rag-speedup-reader-llma", "rag_speedup", ("--model=reader", "--task=llma", "--limit=40")),
+    ("rag-speedup-llama-135m", "rag_speedup", (SMALL, BFLOAT16, "--limit=20")),
+    ("frameworks-llama-135m", "frameworks", (SMALL, "--task=llma", "--limit=6", "--rounds=2")),
+    ("peak-memory-llama-135m", "peak_memory", (SMALL, BFLOAT16, "--task=llma")),
+    ("llama-135m-batch", "batch", (SMALL, BFLOAT16, "--task=llma", "--groups=2")),
+    ("llama-135m-roofline", "roofline", (SMALL, BFLOAT16)),
+    ("never-slower", "never_slower", (SMALL, "--limit=40")),
+    ("reader-exactness-float32", "exactness", ("--task=xquad", "--limit=200")),
+    ("reader-exactness-bfloat16", "exactness", ("--task=xquad", "--limit=200", BFLOAT16)),
+)
+OUT_NAMES = {"replay": "--json"}
+OWN_TEXTS = ("registry",)  # what it calls data are documents
+
+
+def run_full(arguments: Sequence[str] | None = None) -> None:
+    """Full: every result of the report anew, one after the other, by one command. Takes hours.
+
+        python -m eval full --data DATA
+        python -m eval full --data DATA --only matrix,llma        # whose names begin so
+        python -m eval full --data DATA --out eval/results        # those that the project keeps
+
+    Each result is a file and a process of its own: a run that was stopped goes on where it was,
+    what fails is told at the end and loses no other, and what is there already is not made again:
+    delete a file to have it measured anew. The report is written last. Leave the machine alone
+    meanwhile. On a GPU the same is done by ``python -m eval gpu``.
+    """
+    options = parse_full(arguments)
+    wanted = tuple(options.only.split(",")) if options.only else ("",)
+    made = (one for one in full_steps(options) if one.out.stem.startswith(wanted))
+    run_and_report(made, "eval full", options.out)
+
+
+def parse_full(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("full", run_full.__doc__)
+    add_places(parser, FULL_OUT)
+    add = parser.add_argument
+    add("--only", help="comma-separated beginnings of results' names")
+    return parser.parse_args(arguments)
+
+
+def full_steps(options: argparse.Namespace) -> Iterator[Step]:
+    """The matrix, then all else; without a data folder what can do without."""
+    shared = [f"--data={options.data}"] * (options.data is not None)
+    yield from speed.matrix_steps(speed.parse_matrix([f"--out={options.out}", *shared]))
+    wanted = [*WITHOUT_DATA, *WITH_DATA]
+    if not has_data(options.data):
+        note_step("no data folder (--data): what needs it is left out")
+        wanted = [*WITHOUT_DATA]
+    for name, run, asked in wanted:
+        out = options.out / f"{name}.json"
+        where = f"{OUT_NAMES.get(run, '--out')}={out}"
+        data = () if run in OWN_TEXTS else shared
+        yield Step(run, (*asked, *data, where), out, 6 * HOURS)
+
+
+GPU_MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
+GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
+
+
+def run_gpu(arguments: Sequence[str] | None = None) -> None:
+    """GPU: everything that is asked of a data-centre GPU, in order, by one command.
+
+        python -m eval gpu --data DATA --out eval/results
+        python -m eval gpu --device cpu --models random:llama-135m --data DATA --out /tmp/r --quick
+
+    Every result is a file and a process of its own: what fails is told at the end and loses no
+    other, and what is there already is not measured again. Afterwards ``python -m eval report``
+    writes the tables.
+    """
+    options = parse_gpu(arguments)
+    run_all(gpu_steps(options), "eval gpu")
+
+
+def parse_gpu(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser("gpu", run_gpu.__doc__)
+    add_places(parser)
+    add = parser.add_argument
+    add("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out")
+    add("--models", default=GPU_MODELS, help="comma-separated (default: %(default)s)")
+    add("--task", default="llma", help="whose recorded answers are followed")
+    add("--tokenizer", help="in place of the one a shape names")
+    add("--quick", action="store_true", help="a few tokens of two examples, to try it out")
+    return parser.parse_args(arguments)
+
+
+def gpu_steps(options: argparse.Namespace) -> Iterator[Step]:
+    """What is measured, by model: passes, decoding, batches, exactness; matrix; memory; SPACE."""
+    for model in options.models.split(","):
+        yield from gpu_model_steps(model, options)
+    yield from speed.matrix_steps(speed.parse_matrix(matrix_arguments(options)))
+    asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
+    last = options.models.split(",")[-1]  # the smallest
+    yield gpu_step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
+    if has_text(options.data):
+        yield scratch_step(options)
+    else:
+        note_step("no text archives (--data): no model is trained for SPACE")
+
+
+def has_text(data: Path | None) -> bool:
+    """Whether a data folder is named that holds text to train on."""
+    named = data or os.environ.get(DATA_VARIABLE)
+    return named is not None and (Path(named) / "text").is_dir()
+
+
+def scratch_step(options: argparse.Namespace) -> Step:
+    """Train a model and its SPACE adapter, and have it guess ahead."""
+    shape = "tiny" if options.quick else "llama-135m"
+    out = options.out / f"space-scratch-{shape}.json"
+    data = [f"--data={options.data}"] * (options.data is not None)
+    asked = (f"--shape={shape}", f"--device={options.device}", *data, f"--out={out}")
+    return Step("space_scratch", asked, out)
+
+
+def gpu_model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
+    quick, compiled = options.quick, ("--compile",)
+    few = ("--max-new-tokens=8",) if quick else ()
+    task = (f"--task={options.task}",)
+    passes = ("--contexts=64", "--repeats=1", "--steps=16") if quick else ()
+    yield gpu_step("roofline", model, options, passes)
+    limit = ("--limit=2", "--cost-repeats=1") if quick else ("--limit=20",)
+    asked = (*task, *limit, *few)
+    without = gpu_step(
+        "speed", model, options, (*asked, f"--contenders={GPU_DECODERS}"), name="speed-not-static"
+    )
+    names = f"--contenders={GPU_DECODERS},generate_static"
+    yield gpu_step("speed", model, options, (*asked, *compiled, names), fallback=without)
+    sizes = ("--sizes=2", "--groups=1") if quick else ("--sizes=2,4,8,16",)
+    yield gpu_step("batch", model, options, (*task, *sizes, *few, *compiled))
+    yield gpu_step("exactness", model, options, (*task, *limit[:1], *few))
+
+
+def matrix_arguments(options: argparse.Namespace) -> list[str]:
+    """The same models over all sets; to try it out, over the one that is named."""
+    few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8")
+    return [
+        *(f"--models={options.models}", f"--device={options.device}", f"--out={options.out}"),
+        *[f"--data={options.data}"] * (options.data is not None),
+        *[f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None),
+        *(few if options.quick else ()),
+    ]
+
+
+def gpu_step(
+    kind: str,
+    model: str,
+    options: argparse.Namespace,
+    arguments: tuple[str, ...],
+    *,
+    name: str = "",
+    fallback: Step | None = None,
+) -> Step:
+    """Make a step, whose file is named after device, model and kind."""
+    shape = Path(model.rpartition(":")[2]).stem if model.endswith(".json") else model.split(":")[-1]
+    place = "cpu" if options.device == "cpu" else "gpu"
+    out = options.out / f"{place}-{Path(shape).name}-{name or kind}.json"
+    common = [f"--model={model}", f"--device={options.device}", f"--out={out}"]
+    common += [f"--data={options.data}"] * (options.data is not None)
+    common += [f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None)
+    common += ["--dtype=bfloat16"] * (options.device != "cpu")
+    return Step(kind, (*common, *arguments), out, fallback=fallback)
+
+
+def _own_task(options: argparse.Namespace) -> str:
+    """The memory's questions ship, unless the caller brings a file of questions."""
+    return options.task if options.task.endswith(".jsonl") else "demo"

@@ -1,0 +1,218 @@
+"""Tasks: what is asked, by name; one table of their files and of how those are read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.data import DEMOS, Example, alternate, in_data, read_rows, read_unified
+from ragaccel.passage import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FOLDER = Path(__file__).parent
+SPEC_BENCH_CATEGORIES = ("translation", "qa", "math_reasoning", "rag")
+SPEC_BENCH_CHATS = (
+    "mt_bench"  # whatever has none of the categories above: eight more, of ten rows each
+)
+SUMMARIZED = (
+    "incidents/2018-grounding-of-the-petrel.md",
+    "history/keepers-remembered.txt",
+    "equipment/diesel-generators.md",
+    "incidents/2022-storm-hilda.md",
+    "island/birds-and-seals.md",
+    "procedures/landing-by-boat.txt",
+    "history/the-lightvessel-constance.md",
+    "incidents/2020-lantern-fire-at-wether-holm.txt",
+)
+_JOINED_CHARACTERS = 400  # more than 100 tokens of Llama 2 or Qwen
+_XQUAD_FIRST = 2910  # the lines before hold SQuAD questions
+_XQUAD_OTHERS = 3
+_XQUAD_APART = 97  # examples between a question and each of its other paragraphs
+_RANDOM_NUM, _RANDOM_PROMPT, _RANDOM_ANSWER = 100, 256, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A set of examples: its file, and what reads so many of it.
+
+    ``file`` is one of the data folder, or a path to what ships.
+    """
+
+    file: str | Path
+    read: Callable[[Path, int | None], list[Example]] = read_unified
+
+    def load(self, limit: int | None, data: Path | None) -> list[Example]:
+        """Read the first examples; of the data folder where they are not shipped."""
+        path = self.file if isinstance(self.file, Path) else in_data(self.file, data)
+        return self.read(path, limit)
+
+
+def load_task(name: str, limit: int | None = None, data: Path | None = None) -> list[Example]:
+    """Load the examples of a task by its name in the table, or of a JSONL file.
+
+    A file of one's own holds an object a line: ``{id, question, passages: [{title, text}],
+    answer}``, ``{id, prompt, answer}`` or ``{id, turns}``.
+
+    Raises:
+        FileNotFoundError: no such task; names those there are.
+        MissingDataError: its corpus is not at hand; says how to point at it.
+    """
+    if name.endswith(".jsonl"):
+        return read_unified(Path(name), limit)
+    if name in TASKS:
+        return TASKS[name].load(limit, data)
+    raise FileNotFoundError(
+        f"no task {name!r}: take one of {', '.join(sorted(TASKS))}, or a .jsonl file"
+    )
+
+
+def read_gsm8k(path: Path, limit: int | None) -> list[Example]:
+    """Word problems and their solutions step by step, which copy little but numbers."""
+    return [
+        Example(
+            f"gsm8k-{number}",
+            prompt=f"Question: {row['question']}\nAnswer:",
+            answer=row["answer"],
+        )
+        for number, row in enumerate(islice(read_rows(path), limit), start=1)
+    ]
+
+
+def read_humaneval(path: Path, limit: int | None) -> list[Example]:
+    """Python functions from their descriptions, which copy little; consecutive ones joined.
+
+    Most solutions are short, so prompts are joined with prompts and solutions with solutions, until
+    the solutions hold 400 characters: 54 requests of more than 100 tokens each. What is left at the
+    end and too short is dropped.
+    """
+    examples: list[Example] = []
+    together: list[dict[str, Any]] = []
+    for row in read_rows(path):
+        together.append(row)
+        answer = "".join(part["canonical_solution"] for part in together)
+        if len(answer) >= _JOINED_CHARACTERS and (limit is None or len(examples) < limit):
+            prompt = "\n\n".join(part["prompt"] for part in together)
+            examples.append(Example(together[0]["task_id"], prompt=prompt, answer=answer))
+            together = []
+    return examples
+
+
+def read_humaneval_x(path: Path, limit: int | None) -> list[Example]:
+    """One function a request, as SPACE's authors ask for them."""
+    return [
+        Example(row["task_id"], prompt=row["prompt"], answer=row["canonical_solution"])
+        for row in islice(read_rows(path), limit)
+    ]
+
+
+def read_chats(
+    path: Path, limit: int | None, category: Callable[[dict[str, Any]], str]
+) -> list[Example]:
+    """Chats without recorded answers, those of each category in turn; ids begin with it."""
+    return [
+        Example(f"{category(row)}-{row['question_id']}", turns=tuple(row["turns"]))
+        for row in alternate(read_rows(path), category, limit)
+    ]
+
+
+def spec_bench_category(row: dict[str, Any]) -> str:
+    """The category of a row as the benchmark's authors report it."""
+    return row["category"] if row["category"] in SPEC_BENCH_CATEGORIES else SPEC_BENCH_CHATS
+
+
+def read_xquad(path: Path, limit: int | None) -> list[Example]:
+    """People's questions on Wikipedia paragraphs, each among three of other articles.
+
+    Spread over the articles; the paragraph with the answer takes each of four places in turn.
+    """
+    rows = read_unified(path)[_XQUAD_FIRST:]
+    count = len(rows) if limit is None else min(limit, len(rows))
+    chosen = [number * len(rows) // count for number in range(count)]
+    return [_among_others(rows, number, turn) for turn, number in enumerate(chosen)]
+
+
+def _among_others(rows: list[Example], number: int, turn: int) -> Example:
+    example = rows[number]
+    texts = {passage.text for passage in example.passages}
+    others: list[Passage] = []
+    at = number
+    while len(others) < _XQUAD_OTHERS:
+        at += _XQUAD_APART
+        other = rows[at % len(rows)].passages[0]
+        if other.text not in texts:
+            texts.add(other.text)
+            others.append(other)
+    place = turn % (_XQUAD_OTHERS + 1)
+    return replace(example, passages=(*others[:place], *example.passages, *others[place:]))
+
+
+def read_summaries(folder: Path, limit: int | None) -> list[Example]:
+    """Whole documents, to be summarized; no summary is recorded."""
+    return [_summary(folder / name) for name in SUMMARIZED[:limit]]
+
+
+def _summary(path: Path) -> Example:
+    text = path.read_text(encoding="utf-8").strip()
+    title = path.stem.replace("-", " ")
+    return Example(
+        f"summary-{path.stem}",
+        "Summarize this document in about five sentences.",
+        (Passage(f"{path.stem}/1", text, title, end=len(text)),),
+    )
+
+
+def random_tokens(_folder: Path, limit: int | None) -> list[Example]:
+    """Prompts and answers drawn apart, in which nothing can be drafted at all."""
+    num = _RANDOM_NUM if limit is None else min(limit, _RANDOM_NUM)
+    return [Example(f"random-{seed}", draw=partial(_drawn, seed)) for seed in range(1, num + 1)]
+
+
+def _drawn(seed: int, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prompt and answer out of some token ids, the same every time."""
+    rng = random.Random(seed)
+    prompt = tuple(rng.choices(token_ids, k=_RANDOM_PROMPT))
+    return prompt, tuple(rng.choices(token_ids, k=_RANDOM_ANSWER))
+
+
+TASKS = {
+    # what ships
+    "demo": Task(FOLDER / "demo.jsonl"),  # 24 questions on the handbook under demos/
+    "handbook": Task(FOLDER / "handbook.jsonl"),  # 24 tasks on it, answers of several sentences
+    "handbook_answers": Task(FOLDER / "handbook_answers.jsonl"),  # three answers to six of those
+    "code": Task(FOLDER / "code.jsonl"),
+    "chat": Task(FOLDER / "chat.jsonl"),
+    "summaries": Task(DEMOS / "documents", read_summaries),
+    "random_tokens": Task(FOLDER, random_tokens),
+    # LLMA's search questions, ten web passages each, answers by text-davinci-003
+    "llma": Task("rag/llma_msmarco_davinci003.jsonl"),
+    # one Wikipedia passage, long answers by people that stay close to it
+    "clapnq": Task("rag/clapnq_dev.jsonl"),
+    # turns of conversations on about three passages, answers by mixtral-8x7b
+    "mtrag": Task("rag/mtrag_un.jsonl"),
+    # three answers to each turn, by people, llama-3.1-405b and gpt-4o; answers to one task stand
+    # together, their ids ``conversation<::>turn/who answered``
+    "mtrag_answers": Task("rag/mtrag_human_answers.jsonl"),
+    # sections of one abstract, its authors' conclusion in words of their own
+    "pubmedqa": Task("rag/pubmedqa_long.jsonl"),
+    # a question on a meeting, the part of its transcript, a summary by people
+    "qmsum": Task("rag/sum_qmsum_valtest_goldspan.jsonl"),
+    # one abstract each, a summary of one sentence by people
+    "scitldr": Task("rag/sum_scitldr_dev.jsonl"),
+    "xquad": Task("rag/squad_like.jsonl", read_xquad),
+    "gsm8k": Task("prompts/gsm8k_test.jsonl", read_gsm8k),
+    "humaneval": Task("prompts/humaneval.jsonl", read_humaneval),
+    "humaneval_x": Task("prompts/humaneval_x_python.jsonl", read_humaneval_x),
+    # chats of two turns, eight categories in turn
+    "mt_bench": Task(
+        "prompts/mt_bench.jsonl", partial(read_chats, category=lambda row: row["category"])
+    ),
+    # Spec-Bench without its summaries; what is asked about retrieved texts holds them in its
+    # message, so that there are no passages to copy from but the prompt
+    "spec_bench": Task("rag/spec_bench.jsonl", partial(read_chats, category=spec_bench_category)),
+}
