@@ -70,7 +70,7 @@ def test_several_sequences_share_a_static_pass():
     assert run_together(engine, requests, drafters) == expected
 
 
-@pytest.mark.parametrize("most", [0, 5])
+@pytest.mark.parametrize("max_moves", [0, 5])
 def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, max_moves):
     for module in (graphs, static_pass):
         monkeypatch.setattr(module, "MAX_MOVES", max_moves)
