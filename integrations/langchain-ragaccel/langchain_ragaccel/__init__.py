@@ -1,10 +1,10 @@
-"""ragaccel in LangChain: chat models, LLMs, retrievers and stores that answer from documents.
+"""ragaccel for LangChain: chat models, LLMs, retrievers and vector stores.
 
 >>> from langchain_ragaccel import ChatRagaccel
 >>> ChatRagaccel().invoke("…")
 
-Names are loaded when they are first used. Importing this registers one callback handler for
-retrievers' results, so that what any retriever finds can be copied from and cited.
+Classes are imported at first use. Importing the package registers one callback handler, which
+collects the documents of every retriever so that answers can copy and cite them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checking: what options cannot be together, told when an object is made."""
+"""The options, calls and answers that ``ChatRagaccel`` and ``RagaccelLLM`` share."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-DEFAULT_MAX_TOKENS = 256  # of an answer, by ``LLM.generate``
+DEFAULT_MAX_TOKENS = 256  # the default of ``LLM.generate``
 
 
 def check_options(options: ModelOptions) -> None:
-    """Check what an object was made with, besides single numbers.
+    """Check the options that pydantic's fields cannot check by themselves.
 
     Raises:
-        ConfigurationError: something is of another kind, or goes with nothing else given.
+        ConfigurationError: An option has the wrong type, or two options contradict each other.
     """
     check_stops(options.stop)
     check_registry(options.registry)
@@ -59,20 +59,21 @@ def check_options(options: ModelOptions) -> None:
 
 
 def check_stops(stop: Sequence[str] | str | None) -> None:
-    """Refuse an empty stop string, at which an answer would end before it begins."""
+    """Refuse an empty stop string: it would end every answer at once."""
     if stop is not None and (stop == "" or ("" in stop and not isinstance(stop, str))):
-        raise ConfigurationError("stop holds an empty string: leave it out")
+        raise ConfigurationError("stop contains an empty string: remove it")
 
 
 def check_registry(registry: Any) -> None:
-    """Refuse what is no registry."""
+    """Raise ConfigurationError unless ``registry`` is None or a ``ReferenceRegistry``."""
     if registry is None:
         return
     from ragaccel.frameworks import ReferenceRegistry
 
     if not isinstance(registry, ReferenceRegistry):
         raise ConfigurationError(
-            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(registry).__name__}"
+            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not "
+            f"{type(registry).__name__}"
         )
 
 
@@ -81,14 +82,15 @@ def _check_llm(options: ModelOptions) -> None:
 
     if not isinstance(options.llm, LLM):
         raise ConfigurationError(
-            f"llm is a ready ragaccel.LLM, not {type(options.llm).__name__}: a name goes to model="
+            f"llm must be a ragaccel.LLM, not {type(options.llm).__name__}: "
+            "pass a model's name as model="
         )
     names = (*LOADING_OPTIONS, "model_kwargs")
     given = [name for name in names if getattr(options, name) not in (None, {})]
     if given:
         raise ConfigurationError(
-            f"llm= is loaded already and takes no {', '.join(given)}: give them to LLM.load, or a "
-            "model= instead of llm="
+            f"llm= is already loaded and takes no {', '.join(given)}: pass them to LLM.load, or "
+            "pass model= instead of llm="
         )
 
 
@@ -107,31 +109,31 @@ ALIASES = {
     "format": "response_format",
     "num_return_sequences": "n",
 }
-"""Names of other classes and libraries for what is named otherwise here."""
+"""Names that other classes and libraries use, and the names used here."""
 
 REPLACEMENTS = {
-    "max_length": "max_tokens counts the answer alone",
-    "response_format": "it is for calls of a chat model: bind(response_format=...), or "
+    "max_length": "use max_tokens, which counts the answer alone",
+    "response_format": "pass it to a call of a chat model: bind(response_format=...), or use "
     "with_structured_output(schema)",
-    "model_kwargs": "it is for the constructor: options of loading",
+    "model_kwargs": "pass it to the constructor: it holds loading options",
 }
-"""What to use in place of names that are known in another place."""
+"""What to use in place of a name that a call does not take."""
 
 GENERATION_SETTINGS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria", "n",
 })  # fmt: skip
-"""Settings of a call that choose its answer."""
+"""Settings of a call that affect the answer."""
 
 CACHE_NEUTRAL_SETTINGS = frozenset({
     "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
     "adjacent_chunks", "max_reference_tokens", "timeout", "stream", "stream_usage",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
-"""Settings of a call that never change an answer to the same prompt.
+"""Settings of a call that never change the answer to a given prompt.
 
-A model with a documents-only template has its prompt from some of them: ``prompt_dependencies``
-tells caches of that.
+Some of them change the prompt itself if the model's template is documents-only;
+``prompt_dependencies`` adds those to cache keys.
 """
 
 _LLM_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
@@ -148,37 +150,37 @@ _OBJECT_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """One call: settings for the LLM, and where its references come from."""
+    """The options of one call: settings for ``LLM.generate`` and the sources of references."""
 
     settings: dict[str, Any]
     references: tuple[Any, ...]
     registry: ReferenceRegistry | None
-    """One that was given."""
+    """The registry passed to the call or to the object."""
     uses_auto_references: bool
-    """Whether references are looked for unasked."""
+    """Whether to search for registered passages in the prompt."""
     namespace: str
     adjacent_chunks: bool
     max_reference_tokens: int
     timeout: float | None
     uses_run_tree: bool
     count: int = 1
-    """How many answers there shall be."""
+    """Number of answers."""
     includes_usage: bool = True
-    """Whether streams tell token counts."""
+    """Whether streams report token counts."""
     response_format: ResponseFormat | None = None
-    """What the text of the answer has to be."""
+    """The format that the answer's text must have."""
     started: float = field(default_factory=monotonic)
     caller: Caller = field(default_factory=Caller)
 
     def for_run(self, run_manager: Any, caller: Caller | None = None) -> CallOptions:
-        """Return this call as one run's, by its manager or by whoever is known to ask."""
+        """Return a copy for one run, whose caller is ``caller`` or the run manager's."""
         if caller is None:
             caller = current_caller() if run_manager is None else caller_from_callbacks(run_manager)
         return replace(self, caller=caller)
 
     @property
     def visible_references(self) -> VisibleReferences | None:
-        """The registered references it may use; None where they are not looked for."""
+        """Return the references the call may search, or None if it searches none."""
         if not self.uses_auto_references:
             return None
         from ragaccel.frameworks import visible_references
@@ -188,10 +190,12 @@ class CallOptions:
 
 
 def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The same under the names used here, without what asks for nothing, such as a penalty of 0.
+    """Translate aliases to the names used here, and drop settings without effect.
+
+    A setting without effect is, for example, a penalty of 0.
 
     Raises:
-        TypeError: one thing is given under two names.
+        TypeError: One setting is given under two names.
     """
     named: dict[str, Any] = {}
     for name, value in kwargs.items():
@@ -199,23 +203,23 @@ def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
             continue
         own = ALIASES.get(name, name)
         if own in named or (own != name and own in kwargs):
-            raise TypeError(f"{owner} got {own} twice: as {name} as well")
+            raise TypeError(f"{owner} got {own} twice: also as {name}; pass it once")
         named[own] = value
     return named
 
 
 def check_names(kwargs: Mapping[str, Any], owner: str, allowed: frozenset[str]) -> None:
-    """Raise TypeError for what no call can set; the message says what to use instead."""
+    """Raise TypeError for names that no call takes, and say what to use instead."""
     check_arguments(f"a call of {owner}", normalize_names(kwargs, owner), allowed, REPLACEMENTS)
 
 
 def make_call(
     options: ModelOptions, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
 ) -> CallOptions:
-    """Put together what one call asks for, from its own settings and the object's.
+    """Merge a call's own settings with those of the object; the call's take precedence.
 
     Raises:
-        ConfigurationError: another model than the object's, or references that are no list.
+        ConfigurationError: A setting is invalid, or the call names another model.
     """
     own = normalize_names(kwargs, type(options).__name__)
     _check_model(options, own.pop("model", None))
@@ -250,32 +254,34 @@ def _num_answers(answers: Any, settings: Mapping[str, Any]) -> int:
     if answers in (None, 1):
         return 1
     if not isinstance(answers, int) or answers < 1:
-        raise ConfigurationError(f"n is a whole number of answers, 1 or more, not {answers!r}")
+        raise ConfigurationError(f"n must be a whole number of 1 or more, not {answers!r}")
     if not settings.get("temperature"):
         raise ConfigurationError(
-            f"n={answers} answers with temperature=0 would be the same: set a temperature above 0"
+            f"n={answers} answers with temperature=0 would be identical: set a temperature above 0"
         )
     return answers
 
 
 def check_stream(call: CallOptions) -> None:
-    """Refuse several answers where their pieces would come one among another."""
+    """Raise ConfigurationError if a stream is asked for more than one answer."""
     if call.count > 1:
-        raise ConfigurationError(f"a stream is one answer, not n={call.count}: use generate")
+        raise ConfigurationError(
+            f"a stream gives one answer, not n={call.count}: use generate instead"
+        )
 
 
 def _check_model(options: ModelOptions, requested: Any) -> None:
     if requested not in (None, options.model, options.model_name):
         raise ConfigurationError(
-            f"this object answers with {options.model_name!r} and cannot switch to {requested!r} "
-            f"in a call: make another, {type(options).__name__}(model={requested!r})"
+            f"a call cannot switch from {options.model_name!r} to {requested!r}: "
+            f"create {type(options).__name__}(model={requested!r})"
         )
 
 
 def _check_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(
-            f"timeout must be above 0 seconds, not {seconds}: None is no limit"
+            f"timeout must be above 0 seconds, not {seconds}: pass None for no limit"
         )
     return seconds
 
@@ -287,7 +293,7 @@ def _check_max_reference_tokens(tokens: int) -> int:
 
 
 def wants_auto_references(options: ModelOptions, own: Mapping[str, Any]) -> bool:
-    """Whether a call's references are looked for unasked."""
+    """Return whether a call searches for registered passages in its prompt."""
     from ragaccel.frameworks import auto_references_enabled
 
     requested = own.get("auto_references")
@@ -296,38 +302,38 @@ def wants_auto_references(options: ModelOptions, own: Mapping[str, Any]) -> bool
 
 
 def registry_for(options: ModelOptions, own: Mapping[str, Any]) -> ReferenceRegistry | None:
-    """The registry that a call or its object was given."""
+    """Return the registry passed to the call, else that of the object."""
     registry: ReferenceRegistry | None = own.get("registry")
     check_registry(registry)
     return options.registry if registry is None else registry
 
 
 def as_stop_list(stop: Sequence[str] | str | None) -> list[str] | None:
-    """Stop strings as a list, where one alone is meant as well: not its letters."""
+    """Return stop strings as a list; a single string becomes a list of one."""
     return [stop] if isinstance(stop, str) else None if stop is None else list(stop)
 
 
 def as_list(value: Any, name: str) -> tuple[Any, ...]:
-    """What was given under a name as a list: a text would be taken letter by letter."""
+    """Return a list argument as a tuple, and refuse a bare string or object."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
         raise ConfigurationError(
-            f"{name} is a list of texts, documents or passages, not {type(value).__name__}: put it "
-            "into one"
+            f"{name} must be a list of texts, documents or passages, not "
+            f"{type(value).__name__}: wrap it in a list"
         )
     return tuple(value)
 
 
-_MIN_TOKENS_FOR_THREAD = 256  # tokens of an answer with calls: fewer are read at once
-_MAX_THREADS = 16  # answers at one time, as many as a pass takes unless told otherwise
+_MIN_TOKENS_FOR_THREAD = 256  # shorter answers are parsed for tool calls at once
+_MAX_THREADS = 16  # the default batch size of the engine
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, with all that its answer is made from."""
+    """One prompt with everything needed to answer it."""
 
     llm: LLM
     prompt: Any
@@ -335,17 +341,17 @@ class Request:
     settings: dict[str, Any]
     timeout: float | None
     started: float = field(default_factory=monotonic)
-    """When it was asked; finding its references and loading the model are part of its time."""
+    """Start of the call. The timeout includes finding references and loading the model."""
     calling: ToolCalling | None = None
-    """What the answer may call, if anything."""
+    """The tools that the answer may call."""
     response_format: ResponseFormat | None = None
-    """What its text has to be, if anything."""
+    """The format that the answer's text must have."""
     includes_usage: bool = True
-    """Whether the last chunk of a stream has the token counts."""
+    """Whether the last chunk of a stream carries token counts."""
 
     @property
     def remaining_seconds(self) -> float | None:
-        """The seconds that are left of its time; TimeoutError if none are."""
+        """Return the seconds left before the timeout; raise TimeoutError if none are."""
         if self.timeout is None:
             return None
         left = self.started + self.timeout - monotonic()
@@ -354,7 +360,7 @@ class Request:
         return left
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
-        """The answer's content, and the calls in it if it may hold some."""
+        """Split an answer into its text and its tool calls."""
         content: str = answer.text
         calls: list[ToolCall] = []
         if self.calling is not None:
@@ -364,16 +370,16 @@ class Request:
         return self.response_format.read(content, calls, answer.finish_reason)
 
     def stream(self) -> Stream:
-        """Check it; it is answered while this is read."""
+        """Check the request and return a stream that computes the answer while it is read."""
         return self.llm.stream(self.prompt, references=self.references, **self.settings)
 
     def astream(self) -> AsyncStream:
-        """Check it; it is answered while this is awaited."""
+        """Check the request and return a stream that computes the answer while awaited."""
         return self.llm.astream(self.prompt, references=self.references, **self.settings)
 
 
 class _StreamFilter:
-    """What of an answer in progress may be told already: no text that turns out to be a call."""
+    """Holds back the text of a stream that may turn out to be a tool call."""
 
     def __init__(self, request: Request) -> None:
         self._calling, self._emitted = request.calling, ""
@@ -382,7 +388,7 @@ class _StreamFilter:
         self.is_cheap = self._buffers_all or request.calling is None
 
     def filter(self, piece: str, stream: Stream | AsyncStream) -> str:
-        """What may be told now that a piece more is there."""
+        """Return the text that can be emitted after one more piece has arrived."""
         if self._buffers_all:
             return ""
         if self._calling is None:
@@ -393,10 +399,10 @@ class _StreamFilter:
 
 
 def generate_answer(request: Request) -> Answer:
-    """Answer one prompt.
+    """Answer one request.
 
     Raises:
-        TimeoutError: its time is over; so with all of these.
+        TimeoutError: The timeout has passed. The other functions raise it too.
     """
     stream = request.stream()
     with _close_on_timeout(request, stream.close):
@@ -404,7 +410,7 @@ def generate_answer(request: Request) -> Answer:
 
 
 def generate_answers(requests: Sequence[Request]) -> list[Answer]:
-    """Answer several prompts of one LLM, within one time, in passes that they share."""
+    """Answer several requests to one LLM in shared forward passes, within one timeout."""
     if len(requests) <= 1:
         return [generate_answer(request) for request in requests]
     first = requests[0]
@@ -425,7 +431,7 @@ def generate_answers(requests: Sequence[Request]) -> list[Answer]:
 
 
 def stream_answer(request: Request) -> Iterator[str | Answer]:
-    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    """Yield the pieces of an answer, then the ``Answer``; closing the iterator ends it."""
     with request.stream() as stream, _close_on_timeout(request, stream.close):
         stream_filter = _StreamFilter(request)
         for piece in stream:
@@ -435,18 +441,18 @@ def stream_answer(request: Request) -> Iterator[str | Answer]:
 
 
 async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Do in a thread what goes before an answer: texts are matched and tokenized."""
+    """Run blocking work, such as matching and tokenizing texts, in a thread."""
     return await run_in_executor(None, work)
 
 
 async def agenerate_answer(request: Request) -> Answer:
-    """Answer one prompt; if the caller is cancelled, so is the answer."""
+    """Answer one request; cancelling the caller cancels the answer."""
     left, stream = request.remaining_seconds, await run_in_thread(request.astream)
     return await _wait_for(stream.finish(), left, request.timeout)
 
 
 async def agenerate_answers(requests: Sequence[Request]) -> list[Answer]:
-    """Answer several prompts of one LLM, within one time, in passes that they share."""
+    """Answer several requests to one LLM in shared forward passes, within one timeout."""
     if len(requests) <= 1:
         return [await agenerate_answer(request) for request in requests]
     if not _have_same_settings(requests):
@@ -460,7 +466,7 @@ async def agenerate_answers(requests: Sequence[Request]) -> list[Answer]:
 
 
 async def astream_answer(request: Request) -> AsyncGenerator[str | Answer, None]:
-    """Answer one prompt piece by piece, and at the end give the answer; leaving ends it."""
+    """Yield the pieces of an answer, then the ``Answer``; closing the iterator ends it."""
     stream, stream_filter = await run_in_thread(request.astream), _StreamFilter(request)
     try:
         while True:
@@ -476,14 +482,14 @@ async def astream_answer(request: Request) -> AsyncGenerator[str | Answer, None]
 
 
 async def _filter_piece(stream_filter: _StreamFilter, piece: str, stream: AsyncStream) -> str:
-    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    """Filter a piece, in a thread if the answer is long: each time all of it is parsed again."""
     if stream_filter.is_cheap or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
         return stream_filter.filter(piece, stream)
     return await run_in_thread(lambda: stream_filter.filter(piece, stream))
 
 
 def sample_requests(request: Request, count: int) -> list[Request]:
-    """The same prompt ``count`` times, each with a seed of its own; the first with its own."""
+    """Return ``count`` copies of a request with consecutive seeds, from its own upwards."""
     if count == 1:
         return [request]
     seed = request.settings.get("seed") or 0
@@ -516,7 +522,7 @@ async def _wait_for(
 
 @contextmanager
 def _close_on_timeout(request: Request, close: Callable[[], None]) -> Iterator[None]:
-    """Close a request when its time is over, whatever thread computes it; tell it in this one."""
+    """Close the request at its timeout, from a timer thread, and raise TimeoutError here."""
     seconds = request.remaining_seconds
     if seconds is None:
         yield
@@ -532,7 +538,7 @@ def _close_on_timeout(request: Request, close: Callable[[], None]) -> Iterator[N
     timer.start()
     try:
         yield
-    except RuntimeError as error:  # which asking a closed stream for its answer raises
+    except RuntimeError as error:  # raised by a closed stream when asked for its answer
         if timed_out.is_set():
             raise _timeout_error(request.timeout) from error
         raise
@@ -541,14 +547,16 @@ def _close_on_timeout(request: Request, close: Callable[[], None]) -> Iterator[N
 
 
 def _timeout_error(seconds: float | None) -> TimeoutError:
-    return TimeoutError(f"there was no whole answer within timeout={seconds} seconds")
+    return TimeoutError(
+        f"no complete answer within timeout={seconds} seconds: increase timeout or lower max_tokens"
+    )
 
 
 PROVIDER = "ragaccel"
 
 
 def usage_metadata(answer: Answer) -> UsageMetadata:
-    """Tokens read and written."""
+    """Return the token counts of an answer as LangChain's usage metadata."""
     return UsageMetadata(
         input_tokens=answer.usage.prompt_tokens,
         output_tokens=answer.usage.completion_tokens,
@@ -557,7 +565,7 @@ def usage_metadata(answer: Answer) -> UsageMetadata:
 
 
 def token_usage(answers: list[Answer]) -> dict[str, int]:
-    """Tokens read and written by several answers, under the names that LLM outputs have."""
+    """Return the summed token counts of several answers, with the keys of LLM outputs."""
     return {
         name: sum(getattr(answer.usage, name) for answer in answers)
         for name in ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -567,10 +575,13 @@ def token_usage(answers: list[Answer]) -> dict[str, int]:
 def response_metadata(
     answer: Answer, model: str, text: str | None = None, *, calls_tools: bool = False
 ) -> dict[str, Any]:
-    """What ``response_metadata`` holds.
+    """Return the contents of ``response_metadata``.
 
-    ``text`` is what is left of the answer's text, where tool calls were taken out of it; spans
-    are places in that.
+    Args:
+        answer: The answer.
+        model: The model's name.
+        text: The answer's text without tool calls, if it had any. Copied spans refer to it.
+        calls_tools: Whether the answer makes a valid tool call.
     """
     return {
         "model_name": model,
@@ -581,7 +592,7 @@ def response_metadata(
 
 
 def report(answer: Answer, text: str) -> dict[str, Any]:
-    """How an answer was made, and where the words of a text that is left of it stand."""
+    """Return an answer's statistics, and the spans of ``text`` copied from passages."""
     metadata = answer.report(text)
     return {"copied_spans": metadata.pop("citations"), **metadata}
 
@@ -590,13 +601,13 @@ LOADING_OPTIONS = (
     "dtype", "device", "device_map", "capacity", "token_budget", "max_batch", "exact",
     "memory", "space",
 )  # fmt: skip
-"""Options of ``LLM.load``; ``model_kwargs`` go there as well."""
+"""Options passed to ``LLM.load``, next to ``model_kwargs``."""
 
 SAMPLING_OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "n",
 )  # fmt: skip
-"""Options that choose the answer; a call may set them anew."""
+"""Options that affect the answer; a call may override them."""
 
 
 _REPLACEMENTS = {
@@ -604,46 +615,49 @@ _REPLACEMENTS = {
     **dict.fromkeys(
         ("documents", "references", "prediction", "drafter", "logits_processors", "tools",
          "stopping_criteria", "tool_choice", "parallel_tool_calls"),
-        "it is for calls: invoke(..., name=value), or bind(name=value)",
+        "pass it to calls: invoke(..., name=value) or bind(name=value)",
     ),
 }  # fmt: skip
 _SETTING_HINTS = dict.fromkeys(
     (*SAMPLING_OPTIONS, *(other for other, name in ALIASES.items() if name in SAMPLING_OPTIONS)),
-    "it is an argument of its own, not an option of loading",
+    "it is an argument of its own, not a loading option",
 )
 
 
 class ModelOptions(BaseLanguageModel[Any]):
-    """What ``ChatRagaccel`` and ``RagaccelLLM`` have in common.
+    """The options that ``ChatRagaccel`` and ``RagaccelLLM`` share.
 
-    A model is loaded at the first answer, once a process: all objects that name it with the same
-    loading options share it, until the last of them goes. An ``llm`` that is ready is used.
+    The model is loaded at the first answer. All objects in a process with the same model name and
+    loading options share one copy, which is freed with the last of them. Pass ``llm`` to use a
+    ``ragaccel.LLM`` that is already loaded.
     """
 
     model: str | None = None
-    """A name on the hub or a folder; the bundled reader by default. Beside ``llm``: its name."""
+    """A name on the Hugging Face Hub or a folder; by default the bundled reader.
+
+    With ``llm``, the name under which that model is reported."""
     llm: Any = Field(default=None, exclude=True, repr=False)
-    """A ready ``ragaccel.LLM``, instead of one to be loaded."""
+    """A loaded ``ragaccel.LLM`` to use instead of ``model``."""
 
     dtype: str | None = None
     device: str | None = None
     device_map: Any = None
     capacity: int | None = Field(default=None, ge=1)
-    """Most tokens of a prompt with its answer; the model's own limit by default."""
+    """Maximum number of tokens of prompt and answer together; by default the model's limit."""
     token_budget: int | None = None
     max_batch: int | None = Field(default=None, ge=1)
     exact: bool | None = None
     memory: str | None = None
-    """A file in which what earlier requests taught is kept."""
+    """A file that keeps text of earlier requests as a source of draft tokens."""
     space: str | bool | None = None
-    """A SPACE adapter, by its folder or name; True for the model's own. Answers stay the same."""
+    """Folder or name of a SPACE adapter, or True for the model's own. Answers do not change."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of transformers' ``from_pretrained``."""
+    """Further arguments for transformers' ``from_pretrained``."""
 
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """0 (the default) takes the likeliest token."""
+    """Sampling temperature; 0, the default, always picks the likeliest token."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer; 256 by default."""
+    """Maximum number of tokens of an answer; 256 by default."""
     min_tokens: int | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
@@ -652,37 +666,43 @@ class ModelOptions(BaseLanguageModel[Any]):
     repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     n: int | None = Field(default=None, ge=1)
-    """How many answers, sampled with seeds one above the other; 1 by default."""
+    """Number of answers, sampled with consecutive seeds; 1 by default."""
     stop: list[str] | str | None = None
     timeout: float | None = Field(default=None, gt=0)
-    """Most seconds for an answer, after which ``TimeoutError`` is raised."""
+    """Seconds after which an unfinished answer raises ``TimeoutError``."""
 
     namespace: str = ""
-    """Keeps references and what is remembered of one tenant apart."""
+    """Isolates the references and remembered text of one tenant from those of others."""
     remember: bool = True
     registry: Any = Field(default=None, exclude=True, repr=False)
-    """Where references are looked up; ``ragaccel.frameworks.default_registry()`` if None."""
+    """A ``ragaccel.frameworks.registry.ReferenceRegistry`` to search for references.
+
+    None searches what the current run and ``ragaccel.reference_scope`` have retrieved."""
     auto_references: bool = True
-    """Copy from registered texts that occur in the prompt."""
+    """Copy from retrieved passages that occur in the prompt."""
     adjacent_chunks: bool = True
-    """Copy from what stands beside those in the same document as well."""
+    """Copy also from the chunks next to those passages in the same document."""
     max_reference_tokens: int = Field(default=8192, ge=0)
     track: Literal["run-tree"] | None = None
-    """Copy also from what was retrieved for this prompt, though only a summary stands in it."""
+    """``"run-tree"``: copy also from documents whose text is not in the prompt.
+
+    These are the documents retrieved earlier in the same run, for example before a summary."""
 
     streaming: bool | None = None
-    """Tokens to callbacks from answers asked for whole; by itself where any takes them, if None."""
+    """Whether ``invoke`` sends tokens to callbacks.
+
+    None, the default, sends them if a callback handles new tokens."""
     stream_usage: bool | None = None
-    """Token counts at the end of streams; on by default."""
+    """Whether streams end with token counts; on by default."""
     max_retries: int | None = None
-    """Does nothing: there is no network to fail."""
+    """Accepted and ignored: the model runs in this process."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
-    """Does nothing: nobody is asked."""
+    """Accepted and ignored: the model runs in this process."""
 
     settable: ClassVar[frozenset[str]] = (
         GENERATION_SETTINGS | CACHE_NEUTRAL_SETTINGS | {"stop", "model"}
     )
-    """What a call may set, and ``bind``."""
+    """The names that a call and ``bind`` accept."""
 
     _shared_model: SharedModel | None = PrivateAttr(default=None)
 
@@ -691,7 +711,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     @field_validator("model", "memory", "dtype", "device", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> str | None:
-        """Paths and torch's objects become what they are written as, in files and in keys."""
+        """Convert paths, torch dtypes and devices to strings, for serialization and cache keys."""
         return None if value is None else str(value).removeprefix("torch.")
 
     @model_validator(mode="before")
@@ -734,33 +754,33 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Say that objects made from a model's name can be made again from plain values."""
+        """Return True: an object made from a model's name can be rebuilt from plain values."""
         return True
 
     def to_json(self) -> Any:
-        """Serialize what the constructor took, unless that was a ready object."""
+        """Serialize the constructor's arguments, unless ``llm`` or ``registry`` is set."""
         if self.llm is not None or self.registry is not None:
             return self.to_json_not_implemented()
         return super().to_json()
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the options; a ready LLM and a registry are shared."""
+        """Copy the options and share ``llm`` and ``registry``."""
         memo = {} if memo is None else memo
         memo.update({id(shared): shared for shared in (self.llm, self.registry)})
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Refuse to pickle a ready object."""
+        """Return the state to pickle; raise TypeError if ``llm`` or ``registry`` is set."""
         if self.llm is not None or self.registry is not None:
             raise TypeError(
                 f"a {type(self).__name__} made with llm= or registry= cannot be pickled: "
-                "name the model instead, and each process loads its own"
+                "pass the model's name instead, and each process loads its own"
             )
         return super().__getstate__()
 
     @property
     def shared(self) -> SharedModel:
-        """The model that answers, loaded or not: one for all that name it with the same options."""
+        """Return the model, loaded or not, shared by all objects with the same options."""
         if self.llm is None:
             shared = get_shared_model(self.model, **self._loading_options())
         else:
@@ -771,17 +791,17 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     @property
     def model_name(self) -> str:
-        """The model's name, as it stands in every answer's metadata."""
+        """Return the model's name, as reported in every answer's metadata."""
         return self.shared.label
 
     @property
     def ready_llm(self) -> LLM:
-        """The LLM that answers; loaded now if it is not yet."""
+        """Return the ``ragaccel.LLM`` that answers, and load it if necessary."""
         return self.shared.load()
 
     @property
     def identity_params(self) -> dict[str, Any]:
-        """What an answer depends on, and nothing else: speculation never changes one."""
+        """Return the options that an answer depends on; speculation never changes an answer."""
         names = ("dtype", "device", "device_map", "capacity", "exact", *SAMPLING_OPTIONS)
         known = {name: getattr(self, name) for name in names} | {"stop": as_stop_list(self.stop)}
         if self.model_kwargs:
@@ -801,11 +821,11 @@ class ModelOptions(BaseLanguageModel[Any]):
     def call_options(
         self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
     ) -> CallOptions:
-        """What one call asks for: its own settings before this object's.
+        """Merge a call's settings with this object's; the call's take precedence.
 
         Raises:
-            TypeError: something that no call can set.
-            ConfigurationError: something that cannot be.
+            TypeError: The call has an unknown argument.
+            ConfigurationError: A setting is invalid.
         """
         check_names(kwargs, type(self).__name__, self.settable)
         return make_call(self, stop, kwargs)
@@ -813,36 +833,43 @@ class ModelOptions(BaseLanguageModel[Any]):
     async def acall_options(
         self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
     ) -> CallOptions:
-        """:meth:`call_options`, with the model loaded, and the event loop not held up.
+        """Do what :meth:`call_options` does, and load the model off the event loop.
 
-        Who waits for a model takes none of the threads that prepare the prompts of others.
+        Waiting for a model does not occupy the threads that prepare other prompts.
         """
         call = await run_in_thread(lambda: self.call_options(stop, kwargs))
         await self.shared.aload()
         return call
 
     def with_settings(self, kwargs: dict[str, Any]) -> Self:
-        """This object with what a call sets as its own; what is taken over leaves ``given``."""
+        """Return a copy that has a call's sampling options, and remove those from ``kwargs``."""
         settings = normalize_names(kwargs, type(self).__name__).items()
         own = {k: v for k, v in settings if k in SAMPLING_OPTIONS and v is not None}
         for name in [name for name in kwargs if ALIASES.get(name, name) in SAMPLING_OPTIONS]:
             del kwargs[name]
         if kwargs.keys() & {"logits_processors", "stopping_criteria"}:
-            own["cache"] = False  # nothing says what these do
+            own["cache"] = False  # functions have no cache key
         return self.model_copy(update=own) if own else self
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the model's own tokenizer, without special ones."""
+        """Return the token ids of a text, by the model's tokenizer and without special tokens."""
         counted = self.custom_get_token_ids
         return list(self.shared.tokenizer.encode(text)) if counted is None else counted(text)
 
     def bind(self, **kwargs: Any) -> Any:
-        """Set what every call sets; TypeError for what no call can."""
+        """Return a runnable that passes these settings to every call.
+
+        Raises:
+            TypeError: A name is not a setting of a call.
+        """
         check_names(kwargs, type(self).__name__, self.settable)
         return super().bind(**kwargs)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        """What traces call it; both of LangChain's classes have this, and their base has not."""
+        """Return the provider and model name for traces.
+
+        LangChain's chat and LLM base classes both have this method; their common base does not.
+        """
         params: LangSmithParams = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = PROVIDER
         params["ls_model_name"] = kwargs.get("model") or self.model_name
@@ -857,14 +884,14 @@ class ModelOptions(BaseLanguageModel[Any]):
 
 
 def _misplaced_settings(model_kwargs: Any) -> list[str]:
-    """Settings of answers among what goes to ``from_pretrained``, which would not know them."""
+    """Return the generation settings in ``model_kwargs``, which ``from_pretrained`` ignores."""
     return [name for name in model_kwargs or () if name in _SETTING_HINTS]
 
 
 def model_profile(model: SharedModel) -> ModelProfile | None:
-    """What a model can do, by its config and tokenizer; None where they cannot be read.
+    """Return a model's abilities, from its config and tokenizer, or None if it has none to read.
 
-    Why they cannot is told by the first answer: to the framework a profile may be missing.
+    The first answer raises the error; LangChain allows a missing profile.
     """
     try:
         length, calls_tools = model.context_length, model.tokenizer.takes_tools
@@ -880,7 +907,7 @@ def model_profile(model: SharedModel) -> ModelProfile | None:
         "image_outputs": False,
         "audio_outputs": False,
         "tool_calling": calls_tools,
-        "structured_output": False,  # schemas are asked for as tools, and nothing enforces them
+        "structured_output": False,  # schemas are sent as tools, and decoding does not enforce them
     }
     if length:
         profile["max_input_tokens"] = length
@@ -893,7 +920,7 @@ _REGISTRY_IDS: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
 def cache_key(
     identity_params: Mapping[str, Any], stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
 ) -> str:
-    """What an answer is cached under: all that it depends on, and nothing of how it is guessed."""
+    """Return an answer's cache key: everything it depends on, and nothing about speculation."""
     own = normalize_names(kwargs, "a call")
     kept = {
         name: value
@@ -901,29 +928,30 @@ def cache_key(
         if name not in CACHE_NEUTRAL_SETTINGS and value is not None
     }
     if kept.keys() & {"logits_processors", "stopping_criteria"}:
-        kept["once"] = uuid4().hex  # nothing says what these do, so nothing is found again
+        kept["once"] = uuid4().hex  # functions have no key: never cache
     if stop is not None:
         kept["stop"] = as_stop_list(stop)
     return str(sorted({**identity_params, **kept}.items()))
 
 
 def uses_cache(options: ModelOptions) -> bool:
-    """Whether answers are looked up in a cache: the object's own, or LangChain's global one."""
+    """Return whether answers are cached, in the object's own cache or LangChain's global one."""
     if options.cache is None or options.cache is True:
         return get_llm_cache() is not None
     return options.cache is not False
 
 
 def prompt_dependencies(options: ModelOptions, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the prompts of a model that reads apart: what it is given and can look up.
+    """Return the cache-key entries for what a documents-only model's prompt is made of.
 
-    Empty for others, whose prompts are what they are given. No weights are loaded for this. Keys
-    are of this process, since another one's registry holds other texts.
+    Such a prompt contains only the references given and registered. Return an empty dict for other
+    models, whose prompts do not depend on them. The keys are valid in this process only, since a
+    registry is. No weights are loaded.
     """
     try:
         if not options.shared.is_documents_only:
             return {}
-    except RagaccelError:  # the answer will tell
+    except RagaccelError:  # the answer raises it again
         return {}
     own = normalize_names(kwargs, type(options).__name__)
     references = {"references": repr(own.get("references") or [])}
@@ -943,10 +971,10 @@ def prompt_dependencies(options: ModelOptions, kwargs: Mapping[str, Any]) -> dic
 
 
 def should_stream(model: ModelOptions, run_manager: Any) -> bool:
-    """Whether an answer that is asked for whole shall be told of piece by piece.
+    """Return whether ``invoke`` streams its answer to callbacks.
 
-    ``streaming`` says so for an object; where it is not given, handlers that take tokens do, such
-    as those of ``astream_events``. Tracers only keep them, and the whole text says as much.
+    ``streaming`` decides if it is set. Otherwise it streams if a handler takes tokens, such as
+    that of ``astream_events``. Tracers do not count: they record the whole text anyway.
     """
     if run_manager is None or not run_manager.handlers:
         return False

@@ -1,4 +1,4 @@
-"""Collecting: a callback handler that registers what retrievers find, as references."""
+"""Callback handlers that register retrieved documents as references."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Collector(BaseCallbackHandler):
-    """Is told of what retrievers find, and of nothing else."""
+    """A callback handler for the results of retrievers only."""
 
-    # Inline handlers would keep others from being told of completions that are awaited.
+    # An inline handler would delay the other handlers of awaited completions.
     run_inline = False
     ignore_chain = True
     ignore_llm = True
@@ -52,7 +52,7 @@ class _Collector(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Register documents. What goes wrong is logged: no chain shall fail for this."""
+        """Register documents; log errors, so that no chain fails because of them."""
         from ragaccel.frameworks import auto_references_enabled
 
         if self.is_active and auto_references_enabled():
@@ -65,11 +65,11 @@ class _Collector(BaseCallbackHandler):
         try:
             self._register_passage(as_passage(document), is_root=is_root)
         except Exception:
-            logger.warning("a retrieved document was not registered", exc_info=True)
+            logger.warning("a retrieved document was not registered as a reference", exc_info=True)
 
     @property
     def is_active(self) -> bool:
-        """Whether it is to register anything now."""
+        """Whether this handler registers documents now."""
         return True
 
     def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
@@ -77,15 +77,15 @@ class _Collector(BaseCallbackHandler):
 
 
 class ReferenceCollector(_Collector):
-    """Registers the documents of every retriever that it is told of.
+    """A callback handler that registers the documents of all retrievers it receives events from.
 
-    A tenant with a registry of its own collects into it with :func:`collecting_into`. One that is
-    passed to a chain, ``chain.invoke(x, {"callbacks": [ReferenceCollector(registry)]})``, works
-    beside what every chain does for itself.
+    To isolate a tenant, use :func:`collecting_into`. A handler passed to a chain,
+    ``chain.invoke(x, {"callbacks": [ReferenceCollector(registry)]})``, registers documents in
+    addition to what each run collects for itself.
 
     Args:
-        registry: where to; the process's own by default.
-        namespace: whose the documents are.
+        registry: The registry; by default that of the process.
+        namespace: The tenant whose documents these are.
     """
 
     def __init__(self, registry: ReferenceRegistry | None = None, namespace: str = "") -> None:
@@ -97,21 +97,21 @@ class ReferenceCollector(_Collector):
 
     @property
     def destination(self) -> ReferenceRegistry:
-        """Where documents are registered."""
+        """Return the registry that documents go to."""
         from ragaccel.frameworks import default_registry
 
         return default_registry() if self.registry is None else self.registry
 
 
 class _ContextCollector(ReferenceCollector):
-    """The collector of a context, in place of what the runs in it would do.
+    """The collector of a :func:`collecting_into` block, which replaces those of the runs inside.
 
-    Runs that began before still have the earlier one among their handlers.
+    Runs that started before the block still have the earlier collector among their handlers.
     """
 
     @property
     def is_active(self) -> bool:
-        """Whether no other collector has taken its place."""
+        """Whether no other block has replaced this collector."""
         return _COLLECTOR.get() in (self, None)
 
     def _register(self, document: Document, *, is_root: bool) -> None:
@@ -120,46 +120,46 @@ class _ContextCollector(ReferenceCollector):
 
 
 class RunCollector(_Collector):
-    """Keeps what is retrieved below one root run, for the models below it.
+    """Collects the documents retrieved below one root run, for the models below it.
 
-    LangChain hands the handlers of a root run down to all runs below it, through threads, tasks
-    and graphs, and to no other: whoever has this one among its handlers is of the same root. With
-    the last of those runs it is gone, and what was retrieved with it.
+    LangChain passes the handlers of a root run to all runs below it, through threads, tasks and
+    graphs, and to no other run. Runs that have this collector among their handlers therefore have
+    the same root. It is freed with the last of them, together with the documents.
 
-    The exception is a callback manager that a program configures itself: LangChain hands its
-    handlers to every root run that is called with it. A collector of such a manager is found among
-    a run's handlers before any event was sent to it; it is *shared* from then on and keeps nothing,
-    and every root run gets one of its own.
+    A callback manager that a program configures itself is the exception: LangChain passes its
+    handlers to every root run that uses it. Such a collector is among a run's handlers before it
+    has received any event. It is then marked as shared and collects nothing, and every root run
+    gets a new one.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._scope: ReferenceScope | None = None  # most runs retrieve nothing
+        self._scope: ReferenceScope | None = None  # created on demand: most runs retrieve nothing
         self._has_started = self._is_shared = False
 
     @property
     def scope(self) -> ReferenceScope | None:
-        """What was retrieved, if anything was."""
+        """Return what was retrieved, or None if nothing was."""
         return self._scope
 
     @property
     def is_active(self) -> bool:
-        """Whether this is a run's own collector, and no collector of a context is in its place."""
+        """Whether this collector belongs to one run and no :func:`collecting_into` replaces it."""
         return not self._is_shared and _COLLECTOR.get() is None
 
     @property
     def is_shared(self) -> bool:
-        """Whether it came with a manager that several root runs may be called with."""
+        """Whether it belongs to a callback manager that several root runs may use."""
         return self._is_shared
 
     def belongs_to_run(self) -> bool:
-        """Return whether a run has begun with this collector; else note that it is shared."""
+        """Return whether a run has started with this collector; if not, mark it as shared."""
         self._is_shared |= not self._has_started
         return not self._is_shared
 
     def _ignore_event(self) -> bool:
-        # LangChain asks before it sends any event: the first time, the root run begins. To take the
-        # events themselves would cost asyncio a thread for each.
+        # LangChain reads this before it sends an event, the first time when the root run starts.
+        # Handling the events themselves would cost a thread for each under asyncio.
         self._has_started = True
         return True
 
@@ -179,9 +179,9 @@ class RunCollector(_Collector):
         if (here := current_scope()) is not None:
             here.register(passage)
             return
-        # A retriever may be a root only since it was called with callbacks of its own.
+        # A retriever called with its own callbacks is a root run inside of another run.
         owner = next(run_collectors(current_callbacks()), None) if is_root else self
-        if owner is None:  # it is asked by hand: it is not known who will ask next
+        if owner is None:  # called outside of any run
             default_registry().register(passage)
             return
         with _SCOPE_LOCK:
@@ -190,9 +190,9 @@ class RunCollector(_Collector):
 
 
 class _PerRootRunCollector:
-    """Stands where LangChain has the context variable of a handler: a new one for each root run.
+    """Stands in for a handler's context variable and returns a new collector for each root run.
 
-    LangChain adds what it gets from here where no handler is a :class:`_StartedCollector`.
+    LangChain adds the collector to a run that has no handler of :class:`_StartedCollector`.
     """
 
     def get(self) -> RunCollector:
@@ -205,7 +205,7 @@ class _StartedCollectorMeta(type):
 
 
 class _StartedCollector(BaseCallbackHandler, metaclass=_StartedCollectorMeta):
-    """The class of the collectors that belong to a run that has begun."""
+    """The class, by ``isinstance``, of collectors that belong to a started run."""
 
 
 _excluded_documents: WeakValueDictionary[int, Document] = WeakValueDictionary()
@@ -214,9 +214,9 @@ _SCOPE_LOCK = Lock()
 
 
 def exclude_from_collectors(documents: Iterable[Document]) -> None:
-    """Let neither runs nor contexts register documents: their store has, where nobody else looks.
+    """Exclude documents from collection by runs and contexts: their store registered them itself.
 
-    They are known as the objects they are, through chains and retrievers that hand them on.
+    Documents are recognized by identity when chains and retrievers pass them on.
     """
     _excluded_documents.update((id(document), document) for document in documents)
 
@@ -229,17 +229,20 @@ def _is_excluded(document: Document) -> bool:
 def collecting_into(
     registry: ReferenceRegistry | None = None, namespace: str = ""
 ) -> Iterator[ReferenceCollector]:
-    """Register what is retrieved inside of ``with`` here, and in no other place.
+    """Register documents retrieved inside a ``with`` block in this registry only.
 
     >>> with collecting_into(registry, "tenant 7"):
     ...     chain.invoke(question)  # with ChatRagaccel(registry=registry, namespace="tenant 7")
 
-    It holds for the context it is entered in: for what is called from there, for tasks and for
-    LangChain's threads that begin there; not for threads of your own, which enter it themselves.
+    The block covers the context in which it is entered: code called there, and tasks and
+    LangChain's threads started there. Other threads must enter a block of their own.
 
     Args:
-        registry: where to; the process's own by default.
-        namespace: whose the documents are.
+        registry: The registry; by default that of the process.
+        namespace: The tenant whose documents these are.
+
+    Yields:
+        The collector.
     """
     collector = _ContextCollector(registry, namespace)
     before = _COLLECTOR.set(collector)
@@ -252,12 +255,12 @@ def collecting_into(
 def register_search_results(
     passages: Sequence[Passage], callbacks: Any, namespace: str = ""
 ) -> None:
-    """Register what a store found without an event: where its context or its run collects.
+    """Register the results of a direct search, in the current context's or run's registry.
 
     Args:
-        passages: what was found.
-        callbacks: those of the run that asks, if any does.
-        namespace: the store's own, if it has one.
+        passages: The search results.
+        callbacks: The callbacks of the current run, or None.
+        namespace: The store's namespace, or an empty text.
     """
     from ragaccel.frameworks import default_registry
 
@@ -274,22 +277,19 @@ def register_search_results(
 
 
 def current_callbacks() -> Any:
-    """The callbacks of the run that this is called in, where LangChain's context tells."""
+    """Return the callbacks of the current run, from LangChain's context."""
     return (var_child_runnable_config.get() or {}).get("callbacks")
 
 
 def run_collectors(callbacks: Any) -> Iterator[RunCollector]:
-    """The collectors of the root run that handed callbacks down: a manager, or its handlers."""
+    """Yield the root run's collectors among callbacks: a manager, or a list of handlers."""
     for handler in getattr(callbacks, "handlers", callbacks) or ():
         if isinstance(handler, RunCollector) and not handler.is_shared:
             yield handler
 
 
 def install() -> None:
-    """Attach a collector to every root run; done by importing ``langchain_ragaccel``.
-
-    Modules are imported once, and so this is done once.
-    """
+    """Attach a collector to every root run; importing ``langchain_ragaccel`` does this once."""
     register_configure_hook(_COLLECTOR, inheritable=True)
     each: Any = _PerRootRunCollector()
     register_configure_hook(each, inheritable=True, handle_class=_StartedCollector)
@@ -300,7 +300,7 @@ Piece = TypeVar("Piece")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks a model: what its root run retrieved, and the run right above the model's own."""
+    """The caller of a model: what its root run retrieved, and the id of the parent run."""
 
     scopes: tuple[ReferenceScope, ...] = ()
     run: UUID | None = None
@@ -315,10 +315,13 @@ _PROMPT_CALLERS: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
 
 
 def caller_from_callbacks(callbacks: Any) -> Caller:
-    """Return whoever handed callbacks down: a run manager, a manager, a list of handlers or None.
+    """Return the caller that passed callbacks.
 
-    LangChain's own context tells of the run above, too: a call with callbacks of its own, in the
-    middle of a chain or a graph, is handed none of those of the run that makes it.
+    Use LangChain's context as well: a call with its own callbacks inside a chain or a graph does
+    not get those of the calling run.
+
+    Args:
+        callbacks: A run manager, a callback manager, a list of handlers or None.
     """
     here = current_callbacks()
     callbacks = here if callbacks is None else callbacks
@@ -328,22 +331,22 @@ def caller_from_callbacks(callbacks: Any) -> Caller:
 
 
 def caller_from_config(config: RunnableConfig | None) -> Caller:
-    """Return whoever calls with a config."""
+    """Return the caller that passed a config."""
     return caller_from_callbacks((config or {}).get("callbacks"))
 
 
 def callbacks_from_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The callbacks among a call's arguments, where they may be the first or have their name."""
+    """Return the callbacks among a call's arguments: the first one, or by name."""
     return args[0] if args else kwargs.get("callbacks")
 
 
 @contextmanager
 def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
-    """Let :func:`callers_for_prompts` know who asks each of several prompts.
+    """Set the callers that :func:`callers_for_prompts` returns inside the block.
 
     Args:
-        prompts: all of one call.
-        callbacks: those of all prompts, or a list with those of each.
+        prompts: All prompts of one call.
+        callbacks: The callbacks of all prompts, or a list with those of each.
     """
     is_list = isinstance(callbacks, list) and bool(callbacks)
     if is_list and (callbacks[0] is None or isinstance(callbacks[0], list | BaseCallbackManager)):
@@ -363,9 +366,9 @@ def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]
 
 
 def callers_for_prompts(prompts: Sequence[str]) -> list[Caller]:
-    """Return whoever asks each of these prompts, which are all of a call or those not cached.
+    """Return the caller of each prompt; the prompts are those of a call that are not cached.
 
-    Where it is not sure who asks, it is nobody.
+    Return an empty caller if several callers have the same prompt and some are cached.
     """
     by_prompt, remaining = _PROMPT_CALLERS.get(), Counter(prompts)
     callers = {
@@ -378,13 +381,13 @@ def callers_for_prompts(prompts: Sequence[str]) -> list[Caller]:
 
 
 def current_caller() -> Caller:
-    """Return whoever asks now, inside of :func:`use_caller`."""
+    """Return the caller set by :func:`use_caller`."""
     return _CURRENT_CALLER.get()
 
 
 @contextmanager
 def use_caller(caller: Caller) -> Iterator[None]:
-    """Let ``current_caller`` be this one."""
+    """Set the caller that :func:`current_caller` returns inside the block."""
     before = _CURRENT_CALLER.set(caller)
     try:
         yield
@@ -393,7 +396,7 @@ def use_caller(caller: Caller) -> Iterator[None]:
 
 
 def iterate_as_caller(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
-    """Iterate pieces, each made for a caller; between two of them nothing of this is seen."""
+    """Yield pieces, and set the caller only while each piece is computed."""
     with closing(pieces):  # type: ignore[type-var]
         while True:
             with use_caller(caller):
@@ -405,50 +408,50 @@ def iterate_as_caller(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piec
 
 
 class CallerGenerator(AsyncGenerator[Piece, Any]):
-    """KGrams for asyncio, each made for a caller as :func:`iterate_as_caller` does.
+    """The async counterpart of :func:`iterate_as_caller`.
 
-    It is no generator function's, since an event loop that shuts down closes all of those at once,
-    and complains of one that the one around it is closing already.
+    This is a class because an event loop that shuts down closes all native async generators at
+    once, and reports an error for one that an outer generator is already closing.
     """
 
     def __init__(self, caller: Caller, pieces: AsyncGenerator[Piece, Any]) -> None:
         self._caller, self._pieces = caller, pieces
 
     async def asend(self, value: Any) -> Piece:
-        """Go on to the next piece."""
+        """Compute and return the next piece."""
         with use_caller(self._caller):
             return await self._pieces.asend(value)
 
     async def athrow(self, *error: Any) -> Piece:
-        """Raise an error where the pieces are made."""
+        """Raise an error inside the inner generator."""
         with use_caller(self._caller):
             return await self._pieces.athrow(*error)
 
     async def aclose(self) -> None:
-        """End it."""
+        """Close the inner generator."""
         await self._pieces.aclose()
 
 
-_MAX_TREES = 1024  # at one time: the oldest are given up, since some are left before their end
-_MAX_DOCUMENTS = 64  # of one run, the newest
+_MAX_TREES = 1024  # beyond it the oldest go: some runs never end
+_MAX_DOCUMENTS = 64  # of one run; beyond it the oldest go
 
 
 @dataclass(slots=True)
 class _Tree:
-    """The runs below one root, and what was retrieved below each."""
+    """The runs below one root run, and the documents retrieved below each."""
 
     parents: dict[UUID, UUID | None] = field(default_factory=dict)
     documents: dict[UUID, OrderedDict[str, Document]] = field(default_factory=dict)
 
     def ancestors(self, run: UUID | None) -> Iterator[UUID]:
-        """A run and those above it, nearest first."""
+        """Yield a run and the runs above it, nearest first."""
         while run is not None:
             yield run
             run = self.parents.get(run)
 
 
 class RunTree:
-    """Runs that have begun and whose root has not ended. Bounded, and safe from several threads."""
+    """Started runs whose root run has not ended. Bounded and thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -456,11 +459,11 @@ class RunTree:
         self._root_of: dict[UUID, UUID] = {}
 
     def __len__(self) -> int:
-        """Count the runs that are known."""
+        """Return the number of recorded runs."""
         return len(self._root_of)
 
     def start(self, run: UUID, parent: UUID | None) -> None:
-        """Note a run that others may be below."""
+        """Record the start of a run."""
         with self._lock:
             root = run if parent is None else self._root_of.get(parent, run)
             tree = self._trees.setdefault(root, _Tree())
@@ -470,7 +473,7 @@ class RunTree:
                 self._forget(next(iter(self._trees)))
 
     def add_documents(self, run: UUID, documents: Sequence[Document]) -> None:
-        """Note what a run retrieved, for every run above it."""
+        """Record the documents that a run retrieved, for every run above it."""
         with self._lock:
             tree = self._trees.get(self._root_of.get(run, run), _Tree())
             for ancestor in tree.ancestors(tree.parents.get(run)):
@@ -482,7 +485,7 @@ class RunTree:
                     known.popitem(last=False)
 
     def end(self, run: UUID) -> None:
-        """Note that a run ended; with a root all that is known below it is forgotten."""
+        """Record the end of a run; the end of a root run removes all runs below it."""
         with self._lock:
             root = self._root_of.get(run)
             if root is None:
@@ -491,10 +494,12 @@ class RunTree:
                 self._forget(root)
 
     def retrieved_below(self, run: UUID | None) -> list[Document]:
-        """What was retrieved below a run, or the nearest one above it, newest first.
+        """Return documents retrieved below a run, newest first.
+
+        If there are none, return those below the nearest run above it that has any.
 
         Args:
-            run: the one right above an answer's own.
+            run: The parent run of the model's own.
         """
         if run is None:
             return []
@@ -511,10 +516,10 @@ class RunTree:
 
 
 class RunTreeHandler(BaseCallbackHandler):
-    """Notes every run in a ``RunTree``. What goes wrong is logged: no chain shall fail for this."""
+    """A callback handler that records runs in a ``RunTree`` and logs its own errors."""
 
-    # Inline handlers would keep others from being told of completions that are awaited. Agents are
-    # not ignored, since that would hide tools as well.
+    # An inline handler would delay the other handlers of awaited completions. Agents are not
+    # ignored, since that would hide tools as well.
     run_inline = False
     ignore_llm = True
     ignore_chat_model = True
@@ -526,18 +531,18 @@ class RunTreeHandler(BaseCallbackHandler):
         self.tree = tree
 
     def on_chain_start(self, *_: Any, **event: Any) -> None:
-        """Note a run that others may be below."""
+        """Record the start of a run."""
         self._log_errors(lambda: self.tree.start(event["run_id"], event.get("parent_run_id")))
 
     on_tool_start = on_retriever_start = on_chain_start
 
     def on_retriever_end(self, *args: Any, **event: Any) -> None:
-        """Note what was retrieved, and the run's end."""
+        """Record the documents and the end of a retriever's run."""
         self._log_errors(lambda: self.tree.add_documents(event["run_id"], args[0]))
         self.on_chain_end(**event)
 
     def on_chain_end(self, *_: Any, **event: Any) -> None:
-        """Note a run's end, good or bad."""
+        """Record the end of a run, successful or not."""
         self._log_errors(lambda: self.tree.end(event["run_id"]))
 
     on_chain_error = on_tool_end = on_tool_error = on_retriever_error = on_chain_end
@@ -546,22 +551,22 @@ class RunTreeHandler(BaseCallbackHandler):
         try:
             record()
         except Exception:
-            logger.warning("a run was not noted", exc_info=True)
+            logger.warning("a run was not recorded", exc_info=True)
 
 
 _TREE = RunTree()
 _HANDLER: ContextVar[BaseCallbackHandler | None] = ContextVar(
     "ragaccel_run_tree",
-    default=RunTreeHandler(_TREE),  # noqa: B039 - the one of the process
+    default=RunTreeHandler(_TREE),  # noqa: B039 - one for the process
 )
 
 
 @cache
 def install_run_tree() -> None:
-    """Follow every run of the process from now on; once, however often it is asked for."""
+    """Record every run of the process from now on; repeated calls do nothing."""
     register_configure_hook(_HANDLER, inheritable=True)
 
 
 def retrieved_documents(run: UUID | None) -> list[Document]:
-    """What was retrieved on the way to an answer, whose caller's run is this one, if it has one."""
+    """Return the documents retrieved before an answer, given the id of its parent run."""
     return _TREE.retrieved_below(run)

@@ -1,4 +1,4 @@
-"""Replying: an answer as LangChain's message, whole or in chunks."""
+"""``ChatRagaccel``: a local chat model for LangChain."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 
 def chat_result(request: Request, made: Sequence[Answer], model: str) -> ChatResult:
-    """The messages of whole answers; ``model`` is what to call who made them."""
+    """Return complete answers as messages; ``model`` is the name to report."""
     return ChatResult(generations=[_generation(request, one, model) for one in made])
 
 
@@ -99,7 +99,7 @@ def _generation(request: Request, made: Answer, model: str) -> ChatGeneration:
 
 
 def stream_chunks(request: Request, model: str) -> Iterator[Part]:
-    """An answer's chunks, each with what it was made of: the last with the whole answer."""
+    """Yield the chunks of an answer, each with its piece; the last ones with the ``Answer``."""
     emitted = ""
     for part in stream_answer(request):
         for chunk in _chunks(request, part, emitted, model):
@@ -108,7 +108,7 @@ def stream_chunks(request: Request, model: str) -> Iterator[Part]:
 
 
 async def astream_chunks(request: Request, model: str) -> AsyncGenerator[Part, None]:
-    """The same for asyncio; calls are read in a thread."""
+    """Yield what :func:`stream_chunks` does, and parse tool calls in a thread."""
     emitted = ""
     async with aclosing(astream_answer(request)) as made:
         async for part in made:
@@ -128,9 +128,9 @@ async def _achunks(
 def _chunks(
     request: Request, part: str | Answer, emitted: str, model: str
 ) -> Iterator[ChatGenerationChunk]:
-    """A piece; or, after the last one, the calls and all there is to tell of the answer.
+    """Yield the chunk of a piece, or for an ``Answer`` its tool calls and then all metadata.
 
-    That is in one chunk only: chunks are put together by adding up what they tell.
+    Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
     """
     if isinstance(part, str):
         yield ChatGenerationChunk(message=AIMessageChunk(content=part))
@@ -152,10 +152,21 @@ def _chunks(
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):
-    """A local chat model; what its answers repeat of documents is copied, and cited."""
+    """A local chat model that answers faster by copying from documents, and cites them.
+
+    Answers are those of the model alone, token for token. Text that repeats retrieved documents is
+    copied from them and verified in one forward pass; ``response_metadata["ragaccel"]`` says which
+    words come from which document. Documents of any LangChain retriever in the same run are found
+    by themselves. Without ``model`` the small bundled reader answers.
+
+    >>> ChatRagaccel(model="Qwen/Qwen3-4B").invoke("Who keeps the lamp?", documents=[text])
+
+    Calls and ``bind`` also take ``documents`` (shown to the model), ``references`` (only copied
+    from and cited), ``tools``, ``tool_choice``, ``parallel_tool_calls`` and ``response_format``.
+    """
 
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Other names that the model's chat template reads, such as ``enable_thinking``."""
+    """Further variables of the model's chat template, such as ``enable_thinking``."""
 
     settable: ClassVar[frozenset[str]] = ModelOptions.settable | {
         "documents", "chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls",
@@ -182,13 +193,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         self._is_initialized = True
         return self
 
-    if not TYPE_CHECKING:  # it would tell type checkers that any attribute is there
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
 
         def __getattribute__(self, name: str) -> Any:
-            """Find out the profile when it is asked for, and not while the object is made.
+            """Read the profile on first access, not in the constructor.
 
-            It takes the model's config and tokenizer, which take longer to read than making a chat
-            model may, and no validator of the framework's shall wait for it.
+            It needs the model's config and tokenizer, which take too long to read while an object
+            is created and validated.
             """
             found = super().__getattribute__(name)
             if name == "profile" and found is None and self._is_initialized:
@@ -198,7 +209,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Count the tokens of the prompt that the chat template makes of messages and tools."""
+        """Return the number of tokens of the rendered messages and tools."""
         conversation = Conversation(
             as_template_messages(messages), (), as_tools(tools or ()), self.chat_template_kwargs
         )
@@ -212,14 +223,20 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         strict: bool | None = None,  # noqa: ARG002 - nothing enforces a schema
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Let the model call tools, as its chat template and its training have it.
+        """Return a runnable of this model that may call tools.
 
-        ``tool_choice`` is ``"auto"``, ``"none"``, ``"any"`` or a tool's name; a call is forced by
-        beginning the answer with what calls begin with. With ``parallel_tool_calls=False`` the
-        first call of an answer counts.
+        Tools are rendered by the model's chat template, and calls are parsed in its own format.
+
+        Args:
+            tools: Functions, classes, LangChain tools or dicts.
+            tool_choice: ``"auto"``, ``"none"``, ``"any"`` or a tool's name. A call is forced by
+                starting the answer with the text that calls start with.
+            strict: Ignored: decoding does not enforce schemas.
+            **kwargs: Further settings of the calls. With ``parallel_tool_calls=False`` only the
+                first call of an answer counts.
 
         Raises:
-            ConfigurationError: ``tool_choice`` names no tool.
+            ConfigurationError: ``tool_choice`` is not the name of a tool.
         """
         made = as_tools(tools)
         resolve_tool_choice(made, tool_choice)
@@ -237,12 +254,22 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Answer with an object of a schema.
+        """Return a runnable that answers with an object of a schema.
 
-        The schema is a tool that the model is made to call; with ``"json_mode"`` the answer is
-        read as JSON, which the prompt has to ask for. Nothing keeps a model from writing what does
-        not fit, lacks something or is cut off: that is a ``ValueError`` of the parser's that says
-        what, or ``parsing_error`` with ``include_raw``; never None.
+        The schema is sent as a tool that the model must call. With ``"json_mode"`` the answer is
+        parsed as JSON, which the prompt must ask for. Decoding is not constrained: an answer that
+        does not fit, lacks a key or is cut off raises a ``ValueError`` that says why, or is a
+        ``parsing_error`` with ``include_raw``. The result is never None.
+
+        Args:
+            schema: A pydantic class, a ``TypedDict`` or a JSON schema.
+            method: ``"function_calling"``, ``"json_schema"`` (the same) or ``"json_mode"``.
+            include_raw: Return a dict of ``raw``, ``parsed`` and ``parsing_error``.
+            strict: Ignored: decoding does not enforce schemas.
+            **kwargs: Further settings of the calls.
+
+        Raises:
+            ConfigurationError: The method is unknown.
         """
         structured_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         if method == "json_mode":
@@ -253,7 +280,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             )
         else:
             raise ConfigurationError(
-                f"method={method!r}: there are function_calling, json_schema and json_mode"
+                f"method={method!r} is unknown: use function_calling, json_schema or json_mode"
             )
         parser = output_parser_for(schema, from_call=method != "json_mode")
         return with_parser(bound, parser, include_raw=include_raw)
@@ -265,9 +292,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         *args: Any,
         **kwargs: Any,
     ) -> LLMResult:
-        """Answer conversations; arguments are those of the base class.
+        """Answer conversations; take the arguments of the base class.
 
-        That asks for the cache's key on the event loop, so what takes long of it is done before.
+        The base class computes cache keys on the event loop. This method first does the slow part
+        of that in a thread.
         """
         with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
             if uses_cache(self):
@@ -281,9 +309,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         *args: Any,
         **kwargs: Any,
     ) -> LLMResult:
-        """Answer conversations; arguments are those of the base class.
+        """Answer conversations; take the arguments of the base class.
 
-        Who asks is noted, since that does not tell those who stream.
+        Record the caller first, since the base class does not pass it to streams.
         """
         with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
             return super().generate(messages, stop, *args, **kwargs)
@@ -294,7 +322,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        """Answer piece by piece; arguments are those of the base class."""
+        """Yield the answer in chunks; take the arguments of the base class."""
         yield from iterate_as_caller(
             caller_from_config(config), super().stream(input, config, **kwargs)
         )
@@ -305,8 +333,10 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        """Answer piece by piece, for asyncio; arguments are those of the base class."""
-        pieces: Any = super().astream(input, config, **kwargs)  # a generator, though it says less
+        """Yield the answer in chunks; take the arguments of the base class."""
+        pieces: Any = super().astream(
+            input, config, **kwargs
+        )  # a generator, though annotated as an iterator
         return CallerGenerator(caller_from_config(config), pieces)
 
     def _generate(
@@ -384,7 +414,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: Any,
         kwargs: dict[str, Any],
     ) -> Request:
-        """Lay out what is asked, and find what the answer may be copied from."""
+        """Render the prompt, find the references and return the request."""
         model, call = self.shared, call.for_run(run_manager)
         llm = model.load()
         tools = as_tools(kwargs.get("tools") or ())
@@ -398,7 +428,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         ):
             tools = as_tools(
                 [*tools, response_format.tool]
-            )  # one of them is called: a tool, or the answer
+            )  # the model calls a tool or gives the final object
             choice = resolve_tool_choice(tools, "any")
         options = {**self.chat_template_kwargs, **(kwargs.get("chat_template_kwargs") or {})}
         documents = as_passages(kwargs.get("documents"))

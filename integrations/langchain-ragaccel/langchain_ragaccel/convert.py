@@ -1,4 +1,4 @@
-"""Messages: LangChain's messages as the dicts that chat templates read."""
+"""Convert LangChain messages and documents to prompts and references."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ _SKIPPED_BLOCKS = frozenset({
     "tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call",
     "reasoning", "thinking", "redacted_thinking", "reasoning_content",
 })  # fmt: skip
-"""Blocks that are left out: calls stand in ``tool_calls``, and thoughts are not read again."""
+"""Blocks that are skipped: ``tool_calls`` holds the calls, and thoughts are not repeated."""
 
 
 def as_template_messages(messages: Sequence[BaseMessage]) -> list[TemplateMessage]:
-    """Turn messages into the dicts that chat templates read.
+    """Convert messages to the dicts that chat templates take.
 
     Raises:
-        ConfigurationError: a message that is no text, or of no role.
+        ConfigurationError: There are no messages, or one has no text or no role.
     """
     if not messages:
-        raise ConfigurationError("there is no message to answer")
+        raise ConfigurationError("there is no message to answer: pass at least one")
     return [_as_template_message(message) for message in messages]
 
 
 def text_of(messages: Sequence[BaseMessage]) -> str:
-    """All text of the messages, in order: where references are looked for."""
+    """Return the text of all messages, in which references are searched."""
     return "\n\n".join(filter(None, (_text(message) for message in messages)))
 
 
@@ -88,7 +88,7 @@ def _role(message: BaseMessage) -> str:
     for kind, role in _ROLES.items():
         if isinstance(message, kind):
             return role
-    raise ConfigurationError(f"a {type(message).__name__} has no place in a prompt")
+    raise ConfigurationError(f"a {type(message).__name__} has no place in a prompt: leave it out")
 
 
 def _text(message: BaseMessage) -> str:
@@ -105,8 +105,8 @@ def _text_of_block(block: str | Mapping[str, Any]) -> str:
     if kind in _SKIPPED_BLOCKS:
         return ""
     raise ConfigurationError(
-        f"a message holds a block of type {kind!r}: this model reads text only, so leave it out or "
-        "say in words what it holds"
+        f"a message contains a block of type {kind!r}, but this model reads text only: leave it "
+        "out or describe it in words"
     )
 
 
@@ -114,10 +114,10 @@ AnyReference = str | Passage | Reference
 
 
 def as_references(values: Iterable[Any]) -> list[AnyReference]:
-    """Turn what a caller gave into references.
+    """Convert a caller's objects to references.
 
     Raises:
-        ConfigurationError: something that is neither str, Document, Passage nor Reference.
+        ConfigurationError: An object is not a str, Document, Passage or Reference.
     """
     made: list[AnyReference] = []
     for one in values:
@@ -127,16 +127,17 @@ def as_references(values: Iterable[Any]) -> list[AnyReference]:
             made.append(one)
         else:
             raise ConfigurationError(
-                "a reference is a str, Document, Passage or Reference, not " + type(one).__name__
+                "a reference must be a str, Document, Passage or Reference, not "
+                + type(one).__name__
             )
     return made
 
 
 def as_passages(documents: Any) -> tuple[Passage, ...]:
-    """Turn the list of documents that a model is to be shown into passages.
+    """Convert the ``documents=`` of a call to passages.
 
     Raises:
-        ConfigurationError: no list, or something in it without a text.
+        ConfigurationError: The value is not a list, or an item has no text.
     """
     made = [
         Passage(content_id(one), one, end=len(one)) if isinstance(one, str) else one
@@ -145,13 +146,14 @@ def as_passages(documents: Any) -> tuple[Passage, ...]:
     passages = tuple(one for one in made if isinstance(one, Passage))
     if len(passages) < len(made):
         raise ConfigurationError(
-            "a document is a str, Document or Passage: a Reference has no text"
+            "a document must be a str, Document or Passage: a Reference has no text, so pass it as "
+            "references="
         )
     return passages
 
 
 def explicit_references(messages: Iterable[BaseMessage]) -> list[AnyReference]:
-    """The references that a human gave with messages."""
+    """Return the references in human messages' ``additional_kwargs``."""
     found: list[AnyReference] = []
     for message in messages:
         if isinstance(message, HumanMessage):
@@ -161,9 +163,9 @@ def explicit_references(messages: Iterable[BaseMessage]) -> list[AnyReference]:
 
 
 def tool_references(messages: Sequence[BaseMessage]) -> list[AnyReference]:
-    """The documents that tools gave back, the latest tool's first.
+    """Return the documents in tool messages' artifacts, those of the latest tool first.
 
-    Artifacts of tools are other people's objects, so what is no reference there is passed over.
+    Skip artifacts of other types.
     """
     found: list[AnyReference] = []
     for message in reversed(messages):
@@ -177,7 +179,10 @@ def tool_references(messages: Sequence[BaseMessage]) -> list[AnyReference]:
 
 
 def exclude_shown(prompt: Any, references: Sequence[AnyReference]) -> list[AnyReference]:
-    """The references that a prompt does not bring itself; two passages may have one id."""
+    """Return the references that are not passages of the prompt itself.
+
+    Passages are compared by id and text, since two may have the same id.
+    """
     own = {_passage_key(one) for one in prompt.passages} if isinstance(prompt, Prompt) else set()
     return [
         one for one in references if not isinstance(one, Passage) or _passage_key(one) not in own
@@ -196,9 +201,14 @@ def find_references(
     *,
     retrieved: Sequence[AnyReference] = (),
 ) -> list[AnyReference]:
-    """Everything that an answer to this text may be copied from, the surest first.
+    """Return all references for an answer, the most certain first.
 
-    What is ``retrieved`` for it counts like what is found, and ``given`` before all.
+    Args:
+        llm: The LLM that answers.
+        call: The options of the call, with its own references and registry.
+        text: The prompt's text, in which registered passages are searched.
+        given: References passed with the messages; these come first.
+        retrieved: Documents returned by tools; these rank like registered passages.
     """
     explicit, retrieved = [*as_references(call.references), *given], list(retrieved)
     if call.uses_run_tree:
@@ -222,7 +232,7 @@ def find_references(
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """The arguments of a chat template."""
 
     messages: list[TemplateMessage]
     documents: tuple[Passage, ...] = ()
@@ -231,16 +241,16 @@ class Conversation:
 
 
 def render_prompt(model: SharedModel, call: CallOptions, conversation: str | Conversation) -> Any:
-    """Turn a text or a conversation into what ``LLM.generate`` takes.
+    """Render a text or a conversation as a prompt for ``LLM.generate``.
 
-    A text stays as it is, and a conversation goes through the chat template. Documents go where
-    that has a place for them, or numbered into the last message, as many as fit. A model that
-    reads documents and one question and nothing else, as the bundled reader does, is given the
-    passages, registered or given as references, that stand in the text, and its question.
+    Return a text unchanged, and render a conversation with the chat template. Documents go to the
+    template's own field, or numbered into the last message; those that do not fit are dropped. For
+    a documents-only template, such as the bundled reader's, parse the prompt into the given or
+    registered passages that it contains, and its question.
 
     Raises:
-        ConfigurationError: the chat template has no place for something.
-        CapacityError: not one document fits.
+        ConfigurationError: The chat template does not support tools, documents or a message.
+        CapacityError: Not even one document fits.
     """
     llm = model.load()
     if isinstance(conversation, str):
@@ -259,7 +269,7 @@ def render_prompt(model: SharedModel, call: CallOptions, conversation: str | Con
 
 
 def count_tokens(model: SharedModel, conversation: Conversation) -> int:
-    """How many tokens the chat template makes of a conversation."""
+    """Return the number of tokens of a rendered conversation."""
     messages, inputs = _template_inputs(model, conversation)
     return len(model.tokenizer.chat(messages, **inputs))
 
@@ -280,7 +290,7 @@ def _documents_only_prompt(
 def _prompt_with_documents(llm: LLM, call: CallOptions, conversation: Conversation) -> Any:
     *history, last = conversation.messages
     if last["role"] != "user":
-        raise ConfigurationError("documents go with a question: end with a message of the human's")
+        raise ConfigurationError("documents= needs a question: end with a human message")
     return build_prompt(
         llm.tokenizer,
         last["content"],
@@ -291,7 +301,7 @@ def _prompt_with_documents(llm: LLM, call: CallOptions, conversation: Conversati
 
 
 def _max_prompt_tokens(llm: LLM, call: CallOptions) -> int | None:
-    """How long a prompt may be, beside its answer."""
+    """Return the maximum length of the prompt in tokens, or None if there is no limit."""
     if llm.context_length is None:
         return None
     answer: int = call.settings.get("max_new_tokens", DEFAULT_MAX_TOKENS)
@@ -301,7 +311,7 @@ def _max_prompt_tokens(llm: LLM, call: CallOptions) -> int | None:
 def _template_inputs(
     model: SharedModel, conversation: Conversation
 ) -> tuple[list[TemplateMessage], dict[str, Any]]:
-    """Turns that the chat template accepts, and what goes in beside them."""
+    """Return messages that the chat template accepts, and its further arguments."""
     inputs = _template_arguments(model, conversation)
     messages = adapt_messages(
         conversation.messages, lambda some: model.tokenizer.chat_text(some, **inputs)
@@ -314,8 +324,8 @@ def _template_arguments(model: SharedModel, conversation: Conversation) -> dict[
     if conversation.documents:
         if not model.tokenizer.takes_documents:
             raise ConfigurationError(
-                "this model's chat template has no place for documents beside tools or template "
-                "options: write them into a message"
+                "this model's chat template cannot take documents together with tools or template "
+                "options: write the documents into a message"
             )
         inputs["documents"] = [_as_document(passage) for passage in conversation.documents]
     if conversation.tools:

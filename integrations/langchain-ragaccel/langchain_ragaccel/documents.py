@@ -1,4 +1,4 @@
-"""Documents: LangChain's documents as passages, and back."""
+"""Convert LangChain documents to passages and back."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from ragaccel import Passage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MAX_PAGE_DIGITS = 9  # of a page's number: longer ones are none, and of some Python makes no number
+_MAX_PAGE_DIGITS = 9  # longer page numbers are not page numbers, and int() refuses very long ones
 
 
 def as_passage(document: Document) -> Passage:
-    """Turn a document into a passage, with its place in its source where metadata tells it.
+    """Convert a document to a passage, with its position in the source if metadata has one.
 
-    Metadata is other people's: what means nothing there is passed over.
-
-    ``source`` names the document that the passage is a piece of and ``start_index`` where in it
-    the piece begins, as LangChain's text splitters write them.
+    Read ``source`` and ``start_index``, as LangChain's text splitters write them: the source
+    document, and the character at which the passage starts. Ignore metadata with invalid values.
     """
     text, metadata = document.page_content, document.metadata
     start = _non_negative_int(metadata, "start_index") or 0
@@ -39,12 +37,12 @@ def as_passage(document: Document) -> Passage:
 
 
 def as_document(passage: Passage, metadata: dict[str, Any]) -> Document:
-    """Turn a passage into a document with its id."""
+    """Convert a passage to a document with the same id."""
     return Document(id=passage.passage_id, page_content=passage.text, metadata=metadata)
 
 
 def passage_metadata(passage: Passage) -> dict[str, Any]:
-    """What is known of a found passage's place, and its score, as a document's metadata."""
+    """Return a passage's position and score as document metadata."""
     metadata: dict[str, Any] = {
         "score": passage.score,
         "citation": passage.citation,
@@ -58,16 +56,18 @@ def passage_metadata(passage: Passage) -> dict[str, Any]:
 
 
 def content_id(text: str) -> str:
-    """An id for a text that has none: the same for the same text."""
+    """Return an id derived from a text: the same text always has the same id."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _page(metadata: Mapping[str, Any]) -> int | None:
-    """The page, counted from 1: loaders that count from 0 give a label beside it."""
+    """Return the page, counted from 1; loaders that count from 0 also write a label."""
     label = metadata.get("page_label")
     if isinstance(label, str) and label.isdecimal() and len(label) <= _MAX_PAGE_DIGITS:
         return int(label)
-    if label is None and "total_pages" not in metadata:  # as PDF loaders write, which count from 0
+    if (
+        label is None and "total_pages" not in metadata
+    ):  # PDF loaders write it and count pages from 0
         return _non_negative_int(metadata, "page_number") or _non_negative_int(metadata, "page")
     return None
 
@@ -83,4 +83,4 @@ def _score(metadata: Mapping[str, Any]) -> float:
     value = metadata.get("score")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(value) if 0 < value <= sys.float_info.max else 0.0  # of integers there are larger
+    return float(value) if 0 < value <= sys.float_info.max else 0.0  # an int can exceed any float

@@ -1,4 +1,4 @@
-"""Embeddings: the library's embedding models for LangChain."""
+"""ragaccel's embedding models for LangChain."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENTS = {
-    "cache_folder": "name a folder as model=, or fill the local cache first",
-    "encode_kwargs": "vectors are of length 1, and batches are chosen here",
-    "model_kwargs": "a ready ragaccel.Embedder, of any options, is given as embedder=",
-    "model_name": "it is named model here",
-    "query_instruction": "the prompts that the model names for itself are used",
+    "cache_folder": "pass a folder as model=, or download the model to the local cache first",
+    "encode_kwargs": "vectors always have length 1, and the batch size is automatic",
+    "model_kwargs": "pass a ragaccel.Embedder with these options as embedder=",
+    "model_name": "use model=",
+    "query_instruction": "the model's own prompts are used",
 }
 
 
 class RagaccelEmbeddings(BaseModel, Embeddings):
-    """A local embedding model, loaded at its first use; all-MiniLM-L6-v2 without a name.
+    """A local embedding model; all-MiniLM-L6-v2 by default.
 
-    Questions and documents are embedded with the prompts that the model names for them. All of a
-    process that name the same model share it. Safe to call from several threads.
+    The model is loaded at first use and shared by all objects in the process that name it.
+    Questions and documents are embedded with the model's own prompts for each. Thread-safe.
 
     >>> RagaccelEmbeddings().embed_query("Who keeps the lamp?")
     """
@@ -40,7 +40,7 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
     """A sentence-transformers model: its folder, or its name in the local cache."""
 
     embedder: Any = Field(default=None, exclude=True, repr=False)
-    """A ready ``ragaccel.Embedder``, used in place of ``model``."""
+    """A loaded ``ragaccel.Embedder`` to use instead of ``model``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -50,45 +50,45 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
         return values
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse two answers to one question.
+        """Check that not both ``model`` and ``embedder`` are given.
 
         Raises:
-            ConfigurationError: Both a model and an embedder are given.
+            ConfigurationError: Both are given.
         """
         if self.embedder is not None and self.model is not None:
             from ragaccel import ConfigurationError
 
-            raise ConfigurationError("give a model or a ready embedder, not both")
+            raise ConfigurationError("model= and embedder= are both given: pass one of them")
         super().model_post_init(context)
 
     @property
     def fingerprint(self) -> str:
-        """Tells the vectors of this model from those of any other."""
+        """Return a string that identifies the model; different models have different ones."""
         return self.load().fingerprint
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """Return the model's name."""
         if self.embedder is not None:
             return type(self.embedder).__name__
         return str(self.model or "all-MiniLM-L6-v2")
 
     def load(self) -> Embedder:
-        """The embedder itself, as the library takes it.
+        """Return the ``ragaccel.Embedder``, and load it if necessary.
 
         Raises:
-            ModelNotFoundError: There is no such model.
+            ModelNotFoundError: The model does not exist.
         """
         embedder: Embedder = _load_shared(self.model) if self.embedder is None else self.embedder
         return embedder
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embed texts to be found; vectors of length 1."""
+        """Embed documents; the vectors have length 1."""
         vectors: list[list[float]] = self.load().embed_documents(list(texts)).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        """Embed a text to find by; a vector of length 1."""
+        """Embed a question; the vector has length 1."""
         vector: list[float] = self.load().embed_query(text).tolist()
         return vector
 

@@ -1,4 +1,4 @@
-"""RagaccelLLM: a local model that completes texts, for chains that speak to LLMs."""
+"""``RagaccelLLM``: a local text-completion model for LangChain."""
 
 from __future__ import annotations
 
@@ -49,9 +49,12 @@ if TYPE_CHECKING:
 
 
 class RagaccelLLM(ModelOptions, BaseLLM):
-    """A local model that completes texts as they are, without a chat template.
+    """A local model that completes text without a chat template.
 
-    Several prompts at one time share their passes.
+    Answers are those of the model alone, token for token, and faster: text that repeats retrieved
+    documents is copied from them and verified. Several prompts share forward passes.
+
+    >>> RagaccelLLM(model="Qwen/Qwen3-4B").invoke("The tide rises")
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,10 +72,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def generate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
-        """Complete prompts; arguments are those of the base class and what a call may set.
+        """Complete prompts; take the base class's arguments and the settings of a call.
 
-        What a call sets, and what the object stops at, become part of what an answer is cached
-        under, which they are not in the base class.
+        Cache keys contain the call's settings and the object's stop strings; those of the base
+        class do not.
         """
         with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
             model, stops = self._for_call(kwargs), self._effective_stop(stop)
@@ -81,7 +84,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     async def agenerate(
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
-        """Complete prompts as ``generate`` does, for asyncio."""
+        """Complete prompts; see :meth:`generate`."""
         with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
             model = await run_in_thread(lambda: self._for_call(kwargs))
             stops = self._effective_stop(stop)
@@ -95,10 +98,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """Complete inputs in shared passes.
+        """Complete inputs in shared forward passes.
 
-        With ``return_exceptions`` each is a run of its own in a thread, so that one that fails
-        leaves the others their answers.
+        With ``return_exceptions`` each input is a run of its own in a thread, so that a failing
+        one does not affect the others.
         """
         if return_exceptions:
             return Runnable.batch(self, inputs, config, return_exceptions=True, **kwargs)
@@ -112,7 +115,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """Complete inputs in shared passes as ``batch`` does, for asyncio."""
+        """Complete inputs in shared forward passes; see :meth:`batch`."""
         if return_exceptions:
             return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
         return await super().abatch(inputs, config, **kwargs)
@@ -187,7 +190,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
                 yield chunk
 
     def _for_call(self, kwargs: dict[str, Any]) -> Self:
-        """This object as the base class caches its answers: all that counts is its own."""
+        """Return a copy with a call's settings, so that the base class's cache key has them."""
         model = self.with_settings(kwargs)
         if uses_cache(model) and (read := prompt_dependencies(self, kwargs)):
             model = model.model_copy()
@@ -198,11 +201,11 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         return as_stop_list(self.stop if stop is None else stop)
 
     def _requests(self, prompts: list[str], call: CallOptions, run_manager: Any) -> list[Request]:
-        """Find for each prompt what its answers may be copied from."""
+        """Return the requests for several prompts, each with its references."""
         model = self.shared
         if run_manager is not None and len(prompts) == 1:
             callers = [caller_from_callbacks(run_manager)]
-        else:  # the base class tells of the first one's run only
+        else:  # the base class passes only the first prompt's run manager
             callers = callers_for_prompts(prompts)
         requests = [
             self._request(model, call.for_run(None, caller), prompt)
@@ -218,9 +221,9 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         )
 
     def _chunk(self, part: str | Answer) -> GenerationChunk:
-        """A piece; or, after the last one, all there is to tell of the answer: in one chunk only.
+        """Return the chunk of a piece; for an ``Answer``, the last chunk, with all metadata.
 
-        Chunks are put together by adding up what they tell.
+        Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
         """
         if isinstance(part, str):
             return GenerationChunk(text=part)

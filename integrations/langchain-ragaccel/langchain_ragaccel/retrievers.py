@@ -1,4 +1,4 @@
-"""The retriever: an index of your documents, searched by meaning and by words."""
+"""A LangChain retriever over an index of local documents."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENTS = {
-    "search_kwargs": "give its fields by their own names, such as k=3",
-    "search_type": 'mode="dense", "text" or "fused"',
-    "vectorstore": "RagaccelVectorStore(...).as_retriever() makes one of a store",
+    "search_kwargs": "pass its fields by name, such as k=3",
+    "search_type": 'use mode="dense", "text" or "fused"',
+    "vectorstore": "use RagaccelVectorStore(...).as_retriever()",
 }
 
 
 class RagaccelRetriever(BaseRetriever):
-    """Finds passages in an index that ``ragaccel index`` or :meth:`from_folder` made.
+    """Finds passages in an index made by ``ragaccel index`` or :meth:`from_folder`.
 
-    Each comes with its ``id``, and in its metadata ``score``, ``citation`` (``guide.pdf:3``),
-    ``source``, ``start_index``, and ``title``, ``page`` and ``line`` where it has them; pages and
-    lines are counted from 1. The index is followed: what is indexed again is found at once.
+    Each document has an ``id``, and as metadata ``score``, ``citation`` (``guide.pdf:3``),
+    ``source``, ``start_index`` and, if known, ``title``, ``page`` and ``line``. Pages and lines
+    are counted from 1. Changes to the index are visible to the next search.
 
     >>> RagaccelRetriever(index="documents/", k=3).invoke("Who keeps the lamp?")
     """
@@ -46,18 +46,18 @@ class RagaccelRetriever(BaseRetriever):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     index: Any
-    """An index file, or the folder it is in; or anything that has ``search(query, k)``, such as a
-    ``ragaccel.retrieval.CompressingRetriever``."""
+    """An index file or the folder that contains it, or any object with ``search(query, k)``, such
+    as a ``ragaccel.retrieval.compression.CompressingRetriever``."""
 
     k: int = Field(default=6, ge=1)
-    """How many passages; ``invoke(query, k=...)`` asks for another number."""
+    """Number of passages; ``invoke(query, k=...)`` overrides it."""
 
     mode: Literal["fused", "dense", "text"] | None = None
-    """``"dense"``: by meaning (score: cosine); ``"text"``: by words (BM25); ``"fused"``: by both,
-    which is meant by None."""
+    """``"dense"`` searches by vector (score: cosine), ``"text"`` by words (BM25), ``"fused"`` by
+    both; None means ``"fused"``."""
 
     embeddings: RagaccelEmbeddings = Field(default_factory=RagaccelEmbeddings)
-    """What the index was made with; for an index file only."""
+    """The embedding model of the index; only for an index file or folder."""
 
     _source: Any = PrivateAttr()
     _index_path: Path | None = PrivateAttr(default=None)
@@ -74,9 +74,9 @@ class RagaccelRetriever(BaseRetriever):
         """Open the index.
 
         Raises:
-            EmptyIndexError: There is none.
-            IndexUnusableError: It was made with another embedding model.
-            ConfigurationError: It is nothing that can be searched, or not in that mode.
+            EmptyIndexError: There is no index.
+            IndexUnusableError: The index was made with another embedding model.
+            ConfigurationError: ``index`` cannot be searched, or not in this mode.
         """
         super().model_post_init(context)
         if isinstance(self.index, str | Path):
@@ -86,25 +86,25 @@ class RagaccelRetriever(BaseRetriever):
             self._source = self.index
         else:
             raise ConfigurationError(
-                f"index is {self.index!r}: give an index file, its folder, or what has"
+                f"index cannot be {self.index!r}: pass an index file, its folder, or an object with"
                 " search(query, k)"
             )
         if self.mode is not None:
             if "mode" not in inspect.signature(self._source.search).parameters:
                 raise ConfigurationError(
-                    f"{type(self._source).__name__} has no modes: leave it out"
+                    f"{type(self._source).__name__} has no modes: leave mode out"
                 )
             self._options = {"mode": self.mode}
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the options; what is searched is shared."""
+        """Copy the options and share the index."""
         memo = {} if memo is None else memo
         shared = (self._source, self.index, self.embeddings)
         memo.update({id(one): one for one in shared})
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave out an open index: it is opened again from its path."""
+        """Return the state to pickle, without the open index."""
         state = super().__getstate__()
         if self._index_path is not None:
             private = dict(state["__pydantic_private__"] or {})
@@ -113,7 +113,7 @@ class RagaccelRetriever(BaseRetriever):
         return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Open the index again; errors are those of making a retriever."""
+        """Restore the state and open the index; raise the same errors as the constructor."""
         super().__setstate__(state)
         if self._index_path is not None:
             self._source = _open_index(self._index_path, self.embeddings)
@@ -128,15 +128,15 @@ class RagaccelRetriever(BaseRetriever):
         index_kwargs: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> RagaccelRetriever:
-        """Bring the index of a folder up to date, then search it; only what is new is embedded.
+        """Index a folder and return a retriever over it; embed only new and changed files.
 
         Args:
-            folder: Where the documents are.
-            index: The index file; without one it is kept in the folder.
-            embeddings: What embeds the documents, and the questions later.
+            folder: The folder with the documents.
+            index: The index file; by default inside the folder.
+            embeddings: The embedding model for documents and questions.
             index_kwargs: Further arguments of ``ragaccel.index_folder``, such as
                 ``{"include": ["*.txt"]}``.
-            **fields: Those of the retriever, e.g. ``k``.
+            **fields: Fields of the retriever, such as ``k``.
         """
         from ragaccel import Store, index_folder
         from ragaccel.retrieval import default_index_path
@@ -167,7 +167,7 @@ class RagaccelRetriever(BaseRetriever):
         return await run_in_executor(None, self._get_relevant_documents, query, k=k)
 
     def _get_ls_params(self, **_: Any) -> LangSmithRetrieverParams:
-        """What traces call it."""
+        """Return the retriever's and the embedding model's name for traces."""
         params = LangSmithRetrieverParams(
             ls_retriever_name="ragaccel", ls_vector_store_provider="ragaccel"
         )

@@ -1,4 +1,4 @@
-"""Tools: how a model is told of them, and its calls as LangChain's messages hold them."""
+"""Convert tools, tool calls and response formats between LangChain and ragaccel."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ if TYPE_CHECKING:
 
 
 def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools of any kind (functions, classes, LangChain's, dicts) as chat templates read them.
+    """Convert tools (functions, classes, LangChain tools, dicts) to the chat templates' format.
 
     Raises:
-        ConfigurationError: a tool that is no function, such as a search that a provider runs.
+        ConfigurationError: A tool is not a function, such as a search that a provider runs.
     """
     made = [convert_to_openai_tool(tool) for tool in tools]
     for tool in made:
         if not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
             raise ConfigurationError(
-                f"a tool is a function with a name, not {tool!r}: nobody runs others here"
+                f"a tool must be a function with a name, not {tool!r}: "
+                "tools that a provider runs are not supported"
             )
     return made
 
 
 def as_tool_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[InvalidToolCall]]:
-    """Calls as LangChain's messages hold them: those that could be read, and the others."""
+    """Return a message's ``tool_calls`` and ``invalid_tool_calls``."""
     whole = [
         tool_call(name=call.name, args=call.arguments, id=_id(call))
         for call in calls
@@ -70,10 +71,7 @@ def as_tool_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[
 
 
 def as_tool_call_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
-    """Calls as the chunks of a stream hold them.
-
-    A chunk has no place for an error.
-    """
+    """Return tool calls as chunks of a stream, which have no field for errors."""
     return [
         tool_call_chunk(
             name=call.name,
@@ -86,9 +84,10 @@ def as_tool_call_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:
 
 
 def _arguments_text(call: ToolCall) -> str:
-    """A call's arguments; its text if it could not be read, in quotes if LangChain would mend it.
+    """Return a call's arguments as JSON, or its text if it could not be parsed.
 
-    It mends JSON that was cut off, and would make a call of it that the model never made.
+    Quote text that LangChain would repair: it completes truncated JSON, and would make a call that
+    the model never made.
     """
     if call.is_valid:
         return json.dumps(call.arguments, ensure_ascii=False)
@@ -100,32 +99,32 @@ def _arguments_text(call: ToolCall) -> str:
 
 
 def _id(call: ToolCall) -> str:
-    """The id that the model gave, or a new one: of nine letters, which is all that some take."""
+    """Return the call's id, or a new one of nine letters, which every chat template accepts."""
     return call.call_id or uuid4().hex[:9]
 
 
-_TRUNCATION_HINT = "; the answer was cut off at its length: give it more max_tokens"
+_TRUNCATION_HINT = "; the answer was cut off at its length: increase max_tokens"
 
 
 class ToolCallParser(BaseGenerationOutputParser[Any]):
-    """Reads the object out of the call of one tool, and says why where there is none.
+    """Parses the object from a call of one tool, and raises an error if there is no such call.
 
-    LangChain's own parsers answer None where no call could be read.
+    LangChain's own parsers return None in that case.
     """
 
     name: str
-    """The tool's."""
+    """The tool's name."""
     reader: Any
-    """LangChain's parser, which makes the object."""
+    """The LangChain parser that builds the object."""
     required: tuple[str, ...] = ()
-    """The keys that it must have, where no class sees to that."""
+    """Keys that the object must have, if no class checks them."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Read the object.
+        """Parse the object.
 
         Raises:
-            OutputParserException: no such call, or one that cannot be read or lacks something.
-            ValidationError: it does not fit the schema's class.
+            OutputParserException: The call is missing or unreadable, or lacks a required key.
+            ValidationError: The object does not fit the schema's class.
         """
         message = getattr(result[0], "message", None)
         if not isinstance(message, AIMessage) or not any(
@@ -140,16 +139,16 @@ class ToolCallParser(BaseGenerationOutputParser[Any]):
 
 
 class RequiredKeysJsonParser(JsonOutputParser):
-    """Reads an answer as JSON, of which some keys are required at the end."""
+    """Parses an answer as JSON and checks its required keys."""
 
     required: tuple[str, ...] = ()
-    """The keys that it must have."""
+    """Keys that the finished object must have."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Read the object; while it is being written (``partial``) it may lack anything.
+        """Parse the object; with ``partial`` it may be incomplete.
 
         Raises:
-            OutputParserException: no JSON, or a required key is not there.
+            OutputParserException: The answer is not JSON, or a required key is missing.
         """
         found = super().parse_result(result, partial=partial)
         if partial:
@@ -158,7 +157,7 @@ class RequiredKeysJsonParser(JsonOutputParser):
 
 
 def output_parser_for(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
-    """What turns an answer into the schema's object; a dict where the schema is no class."""
+    """Return the parser from an answer to a schema's object, or to a dict without a class."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     if not from_call:
         if is_class:
@@ -175,7 +174,10 @@ def output_parser_for(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
 def with_parser(
     llm: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool
 ) -> Runnable[Any, Any]:
-    """Answers as objects; or as ``raw``, ``parsed`` and ``parsing_error`` beside one another."""
+    """Return a runnable that parses answers.
+
+    With ``include_raw`` it returns a dict of ``raw``, ``parsed`` and ``parsing_error``.
+    """
     if not include_raw:
         return llm | parser
     right = RunnablePassthrough.assign(
@@ -187,10 +189,10 @@ def with_parser(
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the text of an answer has to be: a JSON object, perhaps of a schema.
+    """The required format of an answer's text: a JSON object, optionally of a schema.
 
-    A schema is a tool that the model is made to call; its arguments become the text. Nothing
-    constrains decoding: what does not fit is an error once the answer is there.
+    A schema is sent as a tool that the model must call, and the call's arguments become the text.
+    Decoding is not constrained: an answer that does not fit raises an error when it is complete.
     """
 
     tool: dict[str, Any] | None = None
@@ -199,10 +201,10 @@ class ResponseFormat:
     def read(
         self, content: str, calls: Sequence[ToolCall], finish_reason: str
     ) -> tuple[str, list[ToolCall]]:
-        """Return the object as text; or the calls of other tools, if the answer makes any.
+        """Return the object as text, or no text and the calls of other tools if there are any.
 
         Raises:
-            OutputParserException: no such object, or one that lacks something.
+            OutputParserException: There is no such object, or it lacks a required key.
         """
         name = self.tool["function"]["name"] if self.tool else None
         others = [call for call in calls if call.name != name]
@@ -217,7 +219,8 @@ class ResponseFormat:
             if not own:
                 written = "".join([content, *(call.text for call in calls)])
                 raise OutputParserException(
-                    f"the model wrote no {name}, the response_format{why}", llm_output=written
+                    f"the answer has no object of the response_format {name}{why}",
+                    llm_output=written,
                 )
             found = own[0]
         missing = [key for key in self.required if key not in found]
@@ -229,13 +232,13 @@ class ResponseFormat:
 
 
 def parse_response_format(value: Any) -> ResponseFormat | None:
-    """Read ``response_format``; None where any text will do.
+    """Parse a ``response_format``; return None for plain text.
 
-    It is ``{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}``, a schema or a
+    Accept ``{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}``, a schema or a
     class; ``{"type": "json_object"}`` or ``"json"``; ``{"type": "text"}`` or None.
 
     Raises:
-        ConfigurationError: it is none of these, or a schema of something else than an object.
+        ConfigurationError: The value is none of these, or the schema is not one of an object.
     """
     if value in (None, "", "text") or value == {"type": "text"}:
         return None
@@ -247,8 +250,8 @@ def parse_response_format(value: Any) -> ResponseFormat | None:
     schema = named.get("schema", named) if isinstance(named, Mapping) else None
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise ConfigurationError(
-            'response_format is {"type": "json_schema", "json_schema": {"name": ..., "schema": '
-            '{"type": "object", ...}}} or {"type": "json_object"}, not '
+            'response_format must be {"type": "json_schema", "json_schema": {"name": ..., '
+            '"schema": {"type": "object", ...}}} or {"type": "json_object"}, not '
             f"{value!r}"
         )
     assert isinstance(named, Mapping)
@@ -266,18 +269,18 @@ def _parse_json_object(content: str, why: str) -> dict[str, Any]:
         found = parse_json_markdown(content)
     except ValueError as error:
         raise OutputParserException(
-            f"the model wrote no JSON{why}: nothing makes it, so the prompt has to ask for it",
+            f"the answer is not JSON{why}: ask for JSON in the prompt, since nothing enforces it",
             llm_output=content,
         ) from error
     if not isinstance(found, dict):
         raise OutputParserException(
-            f"the model wrote JSON that is no object{why}", llm_output=content
+            f"the answer is JSON but not an object{why}", llm_output=content
         )
     return found
 
 
 def _required_keys(schema: Any) -> tuple[str, ...]:
-    """The keys that an object of a schema must have."""
+    """Return the keys that a schema requires."""
     if isinstance(schema, dict):
         function = schema.get("function", schema)
         required = function.get("parameters", function).get("required") or ()
@@ -285,7 +288,9 @@ def _required_keys(schema: Any) -> tuple[str, ...]:
     if not isinstance(schema, type):
         return ()
     required = convert_to_openai_tool(schema)["function"]["parameters"].get("required") or ()
-    own = getattr(schema, "__required_keys__", frozenset(required))  # LangChain takes all of them
+    own = getattr(
+        schema, "__required_keys__", frozenset(required)
+    )  # LangChain lists every key as required
     return tuple(name for name in required if name in own)
 
 
@@ -300,7 +305,7 @@ def _require_keys(found: Any, required: tuple[str, ...], message: Any) -> Any:
 
 
 def _explain_failure(message: Any) -> str:
-    """What an answer that was no good tells of itself."""
+    """Return the parse errors of a message and, if it was cut off, a hint; else an empty text."""
     if not isinstance(message, AIMessage):
         return ""
     errors = [call.get("error") for call in message.invalid_tool_calls]

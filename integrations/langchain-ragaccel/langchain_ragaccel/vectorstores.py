@@ -1,4 +1,4 @@
-"""Filtering: conditions on documents, written as a dictionary or as a function."""
+"""A LangChain vector store in one SQLite file, and its metadata filters."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ Condition = Callable[[Document], bool]
 
 
 def as_condition(filter: Filter | None) -> Condition | None:  # noqa: A002
-    """Turn a filter into a condition on a document; None if there is none.
+    """Convert a filter to a condition on a document; return None for None.
 
-    ``{"source": "log.pdf"}`` asks for equal metadata, ``{"year": {"$gte": 1874}}`` compares
-    (``$eq $ne $gt $gte $lt $lte $in $nin``, ``$exists``), ``$and``, ``$or`` and ``$not`` combine.
-    What metadata lacks, or cannot be compared, meets no condition but ``$ne``, ``$nin`` and
-    ``{"$exists": False}``.
+    ``{"source": "log.pdf"}`` requires equal metadata, ``{"year": {"$gte": 1874}}`` compares
+    (``$eq $ne $gt $gte $lt $lte $in $nin``, ``$exists``), and ``$and``, ``$or`` and ``$not``
+    combine filters. Metadata that is missing or cannot be compared meets only ``$ne``, ``$nin``
+    and ``{"$exists": False}``.
 
     Raises:
-        ConfigurationError: It is neither a dictionary of such kind nor a function.
+        ConfigurationError: The filter is not a function or a dictionary of this form.
     """
     if filter is None or callable(filter):
         return filter
     if not isinstance(filter, Mapping):
-        raise ConfigurationError(f"a filter is a dictionary or a function, not {filter!r}")
+        raise ConfigurationError(f"a filter must be a dictionary or a function, not {filter!r}")
     conditions = [_metadata_condition(name, expected) for name, expected in filter.items()]
     return lambda document: all(holds(document.metadata) for holds in conditions)
 
@@ -67,7 +67,7 @@ def _metadata_condition(name: str, expected: Any) -> Callable[[Mapping[str, Any]
         holds = _joint_condition(expected)
         return lambda metadata: not holds(metadata)
     if name.startswith("$"):
-        raise ConfigurationError(f"a filter combines by $and, $or and $not, not by {name}")
+        raise ConfigurationError(f"a filter cannot combine by {name}: use $and, $or or $not")
     if not (isinstance(expected, Mapping) and any(str(key).startswith("$") for key in expected)):
         return lambda metadata: name in metadata and metadata[name] == expected
     tests = [_comparison(key, value) for key, value in expected.items()]
@@ -76,7 +76,7 @@ def _metadata_condition(name: str, expected: Any) -> Callable[[Mapping[str, Any]
 
 def _joint_condition(expected: Any) -> Callable[[Mapping[str, Any]], bool]:
     if not isinstance(expected, Mapping):
-        raise ConfigurationError(f"a part of a filter is a dictionary, not {expected!r}")
+        raise ConfigurationError(f"a part of a filter must be a dictionary, not {expected!r}")
     conditions = [_metadata_condition(name, value) for name, value in expected.items()]
     return lambda metadata: all(holds(metadata) for holds in conditions)
 
@@ -91,20 +91,20 @@ def _comparison(key: str, value: Any) -> Callable[[Mapping[str, Any], str], bool
         values = _require_list(key, value)
         return lambda metadata, name: name in metadata and metadata[name] in values
     if key not in _ORDERS:
-        raise ConfigurationError(f"{key} is no comparison: use one of {', '.join(_COMPARISONS)}")
+        raise ConfigurationError(f"{key} is not a comparison: use one of {', '.join(_COMPARISONS)}")
     return lambda metadata, name: name in metadata and _compare(key, metadata[name], value)
 
 
 def _compare(key: str, held: Any, value: Any) -> bool:
     try:
         return bool(_ORDERS[key](held, value))
-    except TypeError:  # a text and a number have no order
+    except TypeError:  # a text and a number cannot be compared
         return False
 
 
 def _require_list(key: str, value: Any) -> AnyCollection[Any]:
     if isinstance(value, str | Mapping) or not isinstance(value, AnyCollection):
-        raise ConfigurationError(f"{key} takes a list, not {value!r}")
+        raise ConfigurationError(f"{key} needs a list, not {value!r}")
     return list(value)
 
 
@@ -122,10 +122,10 @@ def as_where(
     filter: Filter | None = None,  # noqa: A002
     **kwargs: object,
 ) -> Callable[[StoredPassage], bool] | None:
-    """Turn a filter on documents into a condition on what is stored.
+    """Convert a filter on documents to a condition on stored passages.
 
     Raises:
-        TypeError: Something else was given to a search.
+        TypeError: The search has an unknown argument.
     """
     if kwargs:
         raise TypeError(
@@ -142,7 +142,7 @@ def as_where(
 def register(
     found: Iterable[StoredPassage], registry: ReferenceRegistry | None, namespace: str
 ) -> None:
-    """Register what was found: where a store says, or else where its context or run collects."""
+    """Register found passages in ``registry``, else in the current context or run."""
     if not auto_references_enabled():
         return
     passages = [item.passage for item in found]
@@ -153,23 +153,25 @@ def register(
 
 
 def _id(given: object, document: Document) -> str:
-    """An id as a text: 0 is one, and what is empty is none."""
+    """Return the given id, else the document's, else a new one, as text; 0 is an id."""
     return next(
         (str(name) for name in (given, document.id) if name not in (None, "")), str(uuid4())
     )
 
 
 def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) -> list[Document]:
-    """Give every document an id: the one given for it, else its own, else a new one.
+    """Return copies of documents with ids: the given one, else the document's, else a new one.
 
     Raises:
-        ConfigurationError: There are not as many ids as documents, or a text is no Unicode.
+        ConfigurationError: The numbers of ids and documents differ, or a text has a lone surrogate.
     """
     documents = list(documents)
     for document in documents:
         _require_unicode(document.page_content)
     if ids is not None and len(ids) != len(documents):
-        raise ConfigurationError(f"{len(ids)} ids for {len(documents)} documents: one each")
+        raise ConfigurationError(
+            f"{len(ids)} ids for {len(documents)} documents: pass one id for each"
+        )
     given = ids or [None] * len(documents)
     return [
         document.model_copy(update={"id": _id(name, document)})
@@ -178,39 +180,35 @@ def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) ->
 
 
 def _require_unicode(text: str) -> None:
-    """Refuse what cannot be stored before it is embedded."""
+    """Refuse a text that cannot be stored, before it is embedded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigurationError(
-            f"a text holds {text[error.start]!r}, half a character, as broken PDFs do: replace it,"
-            " e.g. by text.encode(errors='replace').decode()"
+            f"a text contains {text[error.start]!r}, a lone surrogate, as broken PDFs produce them:"
+            " replace it, e.g. by text.encode(errors='replace').decode()"
         ) from None
 
 
 def as_id_list(ids: Sequence[str]) -> list[str]:
-    """A list of ids, as texts; one alone is meant as well: not its letters."""
+    """Return ids as a list of texts; a single id becomes a list of one."""
     return [ids] if isinstance(ids, str) else [str(name) for name in ids]
 
 
 def reject_arguments(kwargs: Mapping[str, object]) -> None:
-    """Refuse what a vector store may be given and this one does not know, as Python itself would.
-
-    Raises:
-        TypeError: With its name.
-    """
+    """Raise TypeError for unknown keyword arguments, worded as Python does."""
     if kwargs:
         raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
 
 
 def text_batches(documents: Sequence[Document], size: int | None) -> Iterator[list[str]]:
-    """Yield the texts of documents, so many at a time; all at once without a size.
+    """Yield the texts of documents in batches of ``size``, or all at once without a size.
 
     Raises:
-        ConfigurationError: The size is none.
+        ConfigurationError: The size is below 1.
     """
     if size is not None and size < 1:
-        raise ConfigurationError(f"batch_size is {size}: give 1 or more, or None for all at once")
+        raise ConfigurationError(f"batch_size is {size}: pass 1 or more, or None for one batch")
     size = size or max(1, len(documents))
     for first in range(0, len(documents), size):
         yield [document.page_content for document in documents[first : first + size]]
@@ -231,7 +229,7 @@ MODES = ("dense", "text", "fused")
 
 
 class CollectionSearch(VectorStore):
-    """A vector store that searches a collection, and registers what it finds."""
+    """A vector store that searches a ``ragaccel.Collection`` and registers the results."""
 
     collection: Collection
     embedding: Embeddings
@@ -241,12 +239,12 @@ class CollectionSearch(VectorStore):
     def similarity_search(
         self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
     ) -> list[Document]:
-        """Find the k documents that bear most on a question, best first.
+        """Return the k most relevant documents for a question, best first.
 
         Args:
             query: The question.
-            k: How many; fewer come back when there are no more.
-            mode: ``"dense"``: by the vectors; ``"text"``: by words (BM25); ``"fused"``: by both.
+            k: Maximum number of documents.
+            mode: ``"dense"`` searches by vector, ``"text"`` by words (BM25), ``"fused"`` by both.
             **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
         vector = self.embedding.embed_query(query) if _needs_vector(mode) else []
@@ -255,31 +253,31 @@ class CollectionSearch(VectorStore):
     async def asimilarity_search(
         self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
     ) -> list[Document]:
-        """:meth:`similarity_search`, awaited."""
+        """Await :meth:`similarity_search`."""
         vector = await self.embedding.aembed_query(query) if _needs_vector(mode) else []
         return await run_in_executor(None, self._search_by_mode, mode, query, vector, k=k, **kwargs)
 
     def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
-        """Find the k documents nearest to a question with their cosines, the nearest first."""
+        """Return the k documents nearest to a question with their cosines, nearest first."""
         vector = self.embedding.embed_query(query)
         return self.similarity_search_with_score_by_vector(vector, k, **kwargs)
 
     async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
-        """:meth:`similarity_search_with_score`, awaited."""
+        """Await :meth:`similarity_search_with_score`."""
         vector = await self.embedding.aembed_query(query)
         return await self.asimilarity_search_with_score_by_vector(vector, k, **kwargs)
 
     def similarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> Scored:
-        """Find the k documents nearest to a vector with their cosines, the nearest first.
+        """Return the k documents nearest to a vector with their cosines, nearest first.
 
         Args:
             embedding: The vector.
-            k: How many; fewer come back only when there are no more.
-            **kwargs: ``filter``: metadata to be equal, ``{"source": "log.pdf"}``, or compared,
-                ``{"year": {"$gte": 1874}}``, or a function of the document; all that
-                :func:`langchain_ragaccel.vectorstores.as_condition` takes.
+            k: Number of documents; fewer are returned only if fewer match.
+            **kwargs: ``filter``: metadata that must be equal, ``{"source": "log.pdf"}``, or
+                compare, ``{"year": {"$gte": 1874}}``, or a function of the document; see
+                :func:`langchain_ragaccel.vectorstores.as_condition`.
         """
         found = self.collection.search(embedding, k, where=as_where(**kwargs))
         return list(
@@ -293,28 +291,31 @@ class CollectionSearch(VectorStore):
     async def asimilarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> Scored:
-        """:meth:`similarity_search_with_score_by_vector`, awaited."""
+        """Await :meth:`similarity_search_with_score_by_vector`."""
         search = self.similarity_search_with_score_by_vector
         return await run_in_executor(None, search, embedding, k, **kwargs)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, **kwargs: Any
     ) -> list[Document]:
-        """Find the k documents nearest to a vector, the nearest first."""
+        """Return the k documents nearest to a vector, nearest first."""
         found = self.similarity_search_with_score_by_vector(embedding, k, **kwargs)
         return [document for document, _ in found]
 
     def max_marginal_relevance_search(
         self, query: str, *args: Any, **kwargs: Any
     ) -> list[Document]:
-        """Find near documents that do not say the same; arguments as for the one by vector."""
+        """Return near but diverse documents.
+
+        Further arguments are those of :meth:`max_marginal_relevance_search_by_vector`.
+        """
         vector = self.embedding.embed_query(query)
         return self.max_marginal_relevance_search_by_vector(vector, *args, **kwargs)
 
     async def amax_marginal_relevance_search(
         self, query: str, *args: Any, **kwargs: Any
     ) -> list[Document]:
-        """:meth:`max_marginal_relevance_search`, awaited."""
+        """Await :meth:`max_marginal_relevance_search`."""
         vector = await self.embedding.aembed_query(query)
         search = self.max_marginal_relevance_search_by_vector
         return await run_in_executor(None, search, vector, *args, **kwargs)
@@ -327,13 +328,13 @@ class CollectionSearch(VectorStore):
         lambda_mult: float = 0.5,
         **kwargs: Any,
     ) -> list[Document]:
-        """Find k documents near to a vector that do not say the same (maximal marginal relevance).
+        """Return k documents near a vector but unlike each other (maximal marginal relevance).
 
         Args:
             embedding: The vector.
-            k: How many.
-            fetch_k: The nearest that they are chosen from.
-            lambda_mult: 1 looks at nearness alone, 0 only at how unlike they are.
+            k: Number of documents.
+            fetch_k: Number of nearest documents to choose from.
+            lambda_mult: Weight of similarity against diversity, from 0 (only diversity) to 1.
             **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
         """
         where = as_where(**kwargs)
@@ -355,7 +356,10 @@ class CollectionSearch(VectorStore):
         )
 
     def _registered_documents(self, found: list[StoredPassage]) -> list[Document]:
-        """What was found as documents, registered; a search by hand is no event to listen to."""
+        """Register results and return them as documents.
+
+        A direct search sends no retriever event, so nothing else registers them.
+        """
         register(found, self.registry, self.namespace)
         return self._documents(found)
 
@@ -367,48 +371,53 @@ class CollectionSearch(VectorStore):
 
     @property
     def _has_own_registry(self) -> bool:
-        """Whether what is found is registered in a place of its own, and in no other."""
+        """Whether results are registered only in this store's own registry or namespace."""
         return self.registry is not None or bool(self.namespace)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """A cosine below 0 is as far away as one of 0."""
+        """Return the function from cosine to relevance, which clips at 0."""
         return partial(max, 0.0)
 
 
 def _needs_vector(mode: str) -> bool:
     if mode not in MODES:
-        raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(MODES)}")
     return mode != "text"
 
 
 _NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")
 _REPLACEMENTS = {
-    "collection_name": "one file holds one collection: path=",
-    "connection": "the store is one file of this machine: path=",
-    "embedding_function": "it is named embedding here, and comes first",
-    "persist_directory": "one file is all there is: path=",
+    "collection_name": "use path=: one file holds one collection",
+    "connection": "use path=: the store is one local file",
+    "embedding_function": "use embedding=, the first argument",
+    "persist_directory": "use path=: the store is one local file",
 }
 
 
 class RagaccelVectorStore(CollectionSearch):
-    """Documents with their vectors in one SQLite file, searched in memory by FAISS.
+    """A vector store in one SQLite file, searched in memory by FAISS.
 
-    Adding under a known id replaces; every change is kept when the call returns. Threads may share
-    one, and processes the file. Metadata must be sayable in JSON. What is found is registered, so
-    that a ``ChatRagaccel`` or ``RagaccelLLM`` copies from it where it stands in a prompt.
+    Adding a document with a known id replaces it. Changes are on disk when a call returns. Threads
+    may share one store, and processes one file. Metadata must be JSON-serializable. Search results
+    are registered, so that ``ChatRagaccel`` and ``RagaccelLLM`` copy and cite those that occur in
+    a prompt.
 
     >>> store = RagaccelVectorStore.from_texts(["The lamp burns oil."], RagaccelEmbeddings())
     >>> store.similarity_search("What does the lamp burn?")
 
     Args:
-        embedding: Makes the vectors.
-        path: The file, made if there is none; None: a temporary one, gone with this object.
-        collection: A ready ``ragaccel.Collection``, in place of ``path``.
-        fingerprint: Names the embedding model, so that a file with vectors of another is refused;
-            known by itself of :class:`RagaccelEmbeddings`.
-        registry: Where what is found is registered; that of :func:`collecting_into`, or else the
-            process's own, by default.
-        namespace: Whose it is.
+        embedding: The embedding model.
+        path: The file, created if missing. None uses a temporary file, deleted with this object.
+        collection: An open ``ragaccel.Collection``, instead of ``path``.
+        fingerprint: Identifies the embedding model; a file with vectors of another model is
+            refused. :class:`RagaccelEmbeddings` provides it by default.
+        registry: The registry for search results. By default that of :func:`collecting_into`,
+            else the current run's, else the process's.
+        namespace: The tenant whose results these are.
+
+    Raises:
+        ConfigurationError: ``collection`` and ``path`` or ``fingerprint`` are both given.
+        IndexUnusableError: The file has vectors of another embedding model.
     """
 
     def __init__(
@@ -424,7 +433,9 @@ class RagaccelVectorStore(CollectionSearch):
     ) -> None:
         check_arguments(type(self).__name__, others, _NAMES, _REPLACEMENTS)
         if collection is not None and (path is not None or fingerprint):
-            raise ConfigurationError("a ready collection has its own path and fingerprint")
+            raise ConfigurationError(
+                "collection= has its own path and fingerprint: leave out path= and fingerprint="
+            )
         if isinstance(embedding, RagaccelEmbeddings) and not fingerprint:
             fingerprint = embedding.fingerprint
         self.embedding = embedding
@@ -444,12 +455,12 @@ class RagaccelVectorStore(CollectionSearch):
         return copy(self)
 
     def close(self) -> None:
-        """Let go of the file; a temporary one is deleted."""
+        """Close the file; delete it if it is temporary."""
         self.collection.close()
 
     @property
     def embeddings(self) -> Embeddings:
-        """What makes the vectors."""
+        """Return the embedding model."""
         return self.embedding
 
     # Changing
@@ -462,13 +473,15 @@ class RagaccelVectorStore(CollectionSearch):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Add documents, or replace those of the same ids, all or none; return their ids.
+        """Add documents, or replace those with the same ids, and return the ids.
+
+        Either all documents are stored or none.
 
         Args:
-            documents: With ids of their own, or without.
-            ids: Theirs, which go before; where there is neither, one is made.
-            batch_size: How many are embedded at once.
-            **kwargs: Refused: a name written wrong shall not pass unseen.
+            documents: The documents.
+            ids: Their ids, instead of ``document.id``. Documents without an id get a new one.
+            batch_size: Number of texts to embed at once; by default all.
+            **kwargs: Raise TypeError.
         """
         reject_arguments(kwargs)
         named = with_ids(documents, ids)
@@ -485,7 +498,7 @@ class RagaccelVectorStore(CollectionSearch):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """:meth:`add_documents`, awaited."""
+        """Await :meth:`add_documents`."""
         reject_arguments(kwargs)
         named = with_ids(documents, ids)
         vectors: list[list[float]] = []
@@ -501,7 +514,7 @@ class RagaccelVectorStore(CollectionSearch):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """:meth:`add_documents`, of texts and their metadata."""
+        """Add texts with their metadata; see :meth:`add_documents`."""
         return super().add_texts(list(texts), metadatas, ids=ids, **kwargs)
 
     async def aadd_texts(
@@ -512,13 +525,14 @@ class RagaccelVectorStore(CollectionSearch):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """:meth:`add_texts`, awaited."""
+        """Await :meth:`add_texts`."""
         return await super().aadd_texts(list(texts), metadatas, ids=ids, **kwargs)
 
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
-        """Take documents out by their ids, those that are there; everything without ids.
+        """Delete documents by their ids, or all documents if ``ids`` is None.
 
-        What was found of them before stays registered; ``registry.clear`` forgets that.
+        Unknown ids are ignored. Results of earlier searches stay registered until
+        ``registry.clear()``.
         """
         reject_arguments(kwargs)
         if ids is None:
@@ -528,7 +542,7 @@ class RagaccelVectorStore(CollectionSearch):
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Documents by their ids, in the order given; those that are not there are left out."""
+        """Return documents by their ids, in the order given, without unknown ones."""
         return self._documents(self.collection.get(as_id_list(ids)))
 
     # Making
@@ -543,7 +557,7 @@ class RagaccelVectorStore(CollectionSearch):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store and add texts to it; further arguments are those of the constructor."""
+        """Create a store and add texts; further arguments are those of the constructor."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store

@@ -155,7 +155,7 @@ def test_settings_of_a_call_override_the_objects(bare, chat, texts):
         chat.bind(foo=1)
     with pytest.raises(TypeError, match="a call of ChatRagaccel takes no foo"):
         chat.invoke(QUESTIONS[0], foo=1)
-    with pytest.raises(ConfigurationError, match="cannot switch"):
+    with pytest.raises(ConfigurationError, match="cannot switch from"):
         chat.invoke(QUESTIONS[0], model="other")
 
 
@@ -280,9 +280,9 @@ def test_documents_go_into_the_prompt_and_come_back_as_citations(bare, chat):
     prompt = found.usage_metadata["input_tokens"]
     assert prompt > chat.invoke("What rises?").usage_metadata["input_tokens"] + 20
     for alone in (text, document):
-        with pytest.raises(ConfigurationError, match="documents is a list of texts"):
+        with pytest.raises(ConfigurationError, match="documents must be a list of texts"):
             chat.invoke("What rises?", documents=alone)
-    with pytest.raises(ConfigurationError, match="end with a message of the human"):
+    with pytest.raises(ConfigurationError, match="end with a human message"):
         chat.invoke([("user", "a"), ("ai", "b")], documents=[document])
 
 

@@ -70,15 +70,15 @@ def test_no_filter_is_no_condition():
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("source", "a dictionary or a function"),
-        ({"year": {"$near": 1}}, r"\$near is no comparison"),
-        ({"year": {"$gt": 1, "plain": 2}}, "plain is no comparison"),
-        ({"$xor": []}, r"not by \$xor"),
-        ({"$and": {"year": 1}}, r"\$and takes a list"),
+        ("source", "must be a dictionary or a function"),
+        ({"year": {"$near": 1}}, r"\$near is not a comparison"),
+        ({"year": {"$gt": 1, "plain": 2}}, "plain is not a comparison"),
+        ({"$xor": []}, r"cannot combine by \$xor"),
+        ({"$and": {"year": 1}}, r"\$and needs a list"),
         ({"$and": ["year"]}, "a part of a filter"),
         ({"$not": ["year"]}, "a part of a filter"),
-        ({"year": {"$in": 1}}, r"\$in takes a list"),
-        ({"year": {"$in": "1874"}}, r"\$in takes a list"),
+        ({"year": {"$in": 1}}, r"\$in needs a list"),
+        ({"year": {"$in": "1874"}}, r"\$in needs a list"),
     ],
 )
 def test_a_filter_that_means_nothing_is_refused(given, problem):

@@ -117,7 +117,7 @@ def test_call_arguments_are_refused_by_the_constructor():
         ChatRagaccel(response_format={"type": "json_object"})
     with pytest.raises(TypeError, match=r"references: .*calls"):
         ChatRagaccel(references=["x"])
-    with pytest.raises(TypeError, match="response_format: it is for calls of a chat"):
+    with pytest.raises(TypeError, match="response_format: pass it to a call of a chat"):
         RagaccelLLM().invoke("x", format="json")
 
 
@@ -148,9 +148,9 @@ def test_invalid_n_is_refused(kind):
     model = kind(llm=tiny_llm(), max_tokens=4)
     with pytest.raises(ConfigurationError, match="n=2 answers with temperature=0"):
         model.generate([_asked(kind)], n=2)
-    with pytest.raises(ConfigurationError, match="n is a whole number"):
+    with pytest.raises(ConfigurationError, match="n must be a whole number"):
         model.generate([_asked(kind)], n=1.5, temperature=1.0)
-    with pytest.raises(ConfigurationError, match="a stream is one answer, not n=2"):
+    with pytest.raises(ConfigurationError, match="a stream gives one answer, not n=2"):
         next(iter(model.stream("Who?", n=2, temperature=1.0)))
 
 

@@ -23,14 +23,17 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
         ({"min_tokens": 10, "max_tokens": 3}, r"min_tokens \(10\) is more than max_tokens \(3\)"),
         ({"min_tokens": 300}, r"min_tokens \(300\) is more than max_tokens \(256\)"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"stop": ""}, "stop holds an empty string"),
-        ({"stop": ["a", ""]}, "stop holds an empty string"),
+        ({"stop": ""}, "stop contains an empty string"),
+        ({"stop": ["a", ""]}, "stop contains an empty string"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": -1}, "timeout"),
         ({"max_reference_tokens": -1}, "max_reference_tokens"),
         ({"capacity": 0}, "capacity"),
-        ({"registry": 5}, "registry is a ragaccel.frameworks.ReferenceRegistry, not int"),
-        ({"llm": "gpt"}, "llm is a ready ragaccel.LLM, not str: a name goes to model="),
+        (
+            {"registry": 5},
+            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not int",
+        ),
+        ({"llm": "gpt"}, "llm must be a ragaccel.LLM, not str: pass a model's name as model="),
     ],
 )
 def test_an_invalid_option_is_refused_by_the_constructor(kind, options, told):
@@ -51,7 +54,7 @@ def test_an_invalid_option_is_refused_by_the_constructor(kind, options, told):
 )
 def test_a_ready_llm_takes_no_options_of_loading(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f"llm= is loaded already and takes no {name}"):
+    with pytest.raises(ValueError, match=f"llm= is already loaded and takes no {name}"):
         ChatRagaccel(llm=tiny_llm(), **options)
     assert ChatRagaccel(llm=tiny_llm(), model="mine").model_name == "mine"
 
@@ -60,7 +63,7 @@ def test_an_invalid_option_is_refused_by_a_call():
     chat = ChatRagaccel(llm=tiny_llm(), max_tokens=2)
     with pytest.raises(ConfigurationError, match="timeout must be above 0 seconds, not 0"):
         chat.invoke("Who?", timeout=0)
-    with pytest.raises(ConfigurationError, match="registry is a ragaccel"):
+    with pytest.raises(ConfigurationError, match="registry must be a ragaccel"):
         chat.invoke("Who?", registry=5)
     with pytest.raises(ConfigurationError, match="max_reference_tokens must be 0 or more"):
         chat.invoke("Who?", max_reference_tokens=-1)

@@ -109,9 +109,9 @@ def test_references_can_be_given_and_switched_off(quoting):
     assert copied(chat.invoke(WICK, auto_references=False)) == []
     off = ChatRagaccel(llm=quoting, registry=default_registry(), auto_references=False)
     assert copied(off.invoke(WICK)) == []
-    with pytest.raises(ConfigurationError, match="references is a list"):
+    with pytest.raises(ConfigurationError, match="references must be a list"):
         chat.invoke(asked, references=WICK)
-    with pytest.raises(ConfigurationError, match="references is a list"):
+    with pytest.raises(ConfigurationError, match="references must be a list"):
         chat.invoke([HumanMessage(asked, additional_kwargs={"references": WICK})])
     with pytest.raises(ConfigurationError, match="not int"):
         chat.invoke(asked, references=[7])

@@ -77,10 +77,10 @@ def test_a_json_object_is_requested_by_the_prompt(given):
 @pytest.mark.parametrize(
     ("written", "given", "why"),
     [
-        ("It is three metres.", "json", "wrote no JSON"),
-        ("[1, 2]", "json", "no object"),
-        ("It is three metres.", SCHEMA, "wrote no swell"),
-        ('3, "place": ', SCHEMA, "wrote no swell"),
+        ("It is three metres.", "json", "is not JSON"),
+        ("[1, 2]", "json", "not an object"),
+        ("It is three metres.", SCHEMA, "no object of the response_format swell"),
+        ('3, "place": ', SCHEMA, "no object of the response_format swell"),
         (' {"metres": 3}}\n</tool_call>', SCHEMA, "lacks place"),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_text_format_changes_nothing(chat):
 
 def test_an_invalid_response_format_is_refused_before_loading():
     for wrong in ("xml", 3, {"type": "json_schema"}, {"type": "array", "items": {}}):
-        with pytest.raises(ConfigurationError, match="response_format is "):
+        with pytest.raises(ConfigurationError, match="response_format must be "):
             ChatRagaccel(model="no/such-model").invoke("x", response_format=wrong)
     with pytest.raises(ConfigurationError, match="no place for tools"):
         ChatRagaccel(llm=tiny_llm()).invoke("x", response_format=SCHEMA)

@@ -224,7 +224,7 @@ def test_an_unreadable_call_raises_a_parsing_error(schema):
     with pytest.raises(OutputParserException, match="called no"):
         list(cut.with_structured_output(schema).stream("How high?"))
     short = ChatRagaccel(llm=cut.llm, max_tokens=4).with_structured_output(schema)
-    with pytest.raises(OutputParserException, match="more max_tokens"):
+    with pytest.raises(OutputParserException, match="increase max_tokens"):
         short.invoke("How high?")
 
 
@@ -312,5 +312,5 @@ def test_a_scripted_model_calls_nothing_without_tools():
 @pytest.mark.parametrize("choice", [None, "any", "search"])
 @pytest.mark.parametrize("tool", [{"type": "web_search_preview"}, {"type": "function"}])
 def test_tools_that_a_provider_runs_are_refused_when_bound(choice, tool):
-    with pytest.raises(ConfigurationError, match="a function with a name"):
+    with pytest.raises(ConfigurationError, match="must be a function with a name"):
         ChatRagaccel(llm=scripted_llm()).bind_tools([tool], tool_choice=choice)
